@@ -15,8 +15,8 @@ import pytest
 
 from parlay import AsyncLLM, RequestOutput, SamplingParams
 from parlay.config import ServerConfig
+from parlay.server.admission import Admission
 from parlay.server.app import create_app
-from parlay.server.gate import Gate
 from parlay.server.keys import read_keys
 from parlay.server.listen import Server
 from parlay.server.remote.client import EngineClient
@@ -55,12 +55,12 @@ class Live:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.gate = Gate(self.config.max_open, self.config.max_open_per_key)
+        self.admission = Admission(self.config.max_open, self.config.max_open_per_key)
         keys = read_keys(self.config)
         methods = ("none", "ngram")
-        more = {"keys": keys, "gate": self.gate, "methods": methods, "log": self.log.append, **self._more}
+        more = {"keys": keys, "admission": self.admission, "methods": methods, "log": self.log.append, **self._more}
         app = create_app(self.engine, self.config, **more)
-        server = Server(app, self.config, self.gate)
+        server = Server(app, self.config, self.admission)
         self.server = server
         await server.serve()
 
@@ -84,6 +84,13 @@ def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
     lines = [line[6:] for line in answer.text.split("\n") if line.startswith("data: ")]
     assert answer.url.path == "/v1/responses" or lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
+
+
+class NoEngine:
+    """An engine that is never asked for tokens."""
+
+    model_name, model_names = "none", ("none",)
+    numerics_id, max_model_len, state = "none", 8, "ready"
 
 
 class House:

@@ -184,7 +184,7 @@ def test_cancelling_aborts(make: MakeAsync) -> None:
                 await task
             assert answer(await last(llm, PROMPT, PARAMS))
             assert not llm._llm.engine.busy
-            assert not llm._link.server._told
+            assert not llm._link.server._open
             assert llm._llm.engine.stats.emitted < 112
 
     asyncio.run(main())
@@ -198,7 +198,7 @@ def test_leaving_the_loop_aborts(make: MakeAsync) -> None:
             await outputs.aclose()
             await last(llm, PROMPT, PARAMS)
             assert not llm._streams
-            assert not llm._link.server._told
+            assert not llm._link.server._open
 
     asyncio.run(main())
 
@@ -254,7 +254,7 @@ def test_a_request_that_fails_on_the_way_says_why(make: MakeAsync) -> None:
             asked = last(llm, PROMPT, bad), last(llm, PROMPT, PARAMS)
             failed, good = await asyncio.gather(*asked, return_exceptions=True)
             assert not llm._streams
-            assert not llm._link.server._told
+            assert not llm._link.server._open
             return failed, good
 
     failed, good = asyncio.run(main())

@@ -8,8 +8,8 @@ from parlay.config import modernise
 from parlay.config.speculative import DEFAULT, Speculation
 from parlay.errors import ParlayError
 from parlay.link.engine import AsyncEngine, State
+from parlay.link.engine_server import introduce
 from parlay.link.protocol import Outputs, Stop
-from parlay.link.serving import introduce
 from parlay.link.thread import ThreadLink
 from parlay.llm import LLM
 from parlay.types.stats import StatsSnapshot

@@ -76,16 +76,6 @@ def prompts(offline: LLM) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def test_models(client: openai.OpenAI, offline: LLM) -> None:
-    (model,) = client.models.list()
-    assert (model.id, model.object, model.owned_by) == (MODEL, "model", "parlay")
-    assert client.models.retrieve(MODEL) == model
-    assert model.parlay["methods"] == ["none", "ngram"]  # type: ignore[attr-defined]
-    assert model.max_model_len == offline.engine.max_model_len  # type: ignore[attr-defined]
-    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
-        client.models.retrieve("other")
-
-
 @pytest.mark.parametrize("form", ["text", "texts", "ids", "several_ids"])
 @pytest.mark.parametrize("name", [*ASKED, *WHOLE_ONLY])
 def test_answers_are_the_offline_ones(client: openai.OpenAI, offline: LLM, name: str, form: str) -> None:

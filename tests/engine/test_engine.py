@@ -165,7 +165,9 @@ def _check_metrics(answer: CompletionOutput) -> None:
     assert m.emitted - m.accepted in (m.steps, m.steps - 1)
     unfollowed = answer.sources[-1] != "target"
     assert m.emitted - m.accepted == m.steps - unfollowed
-    assert m.mean_acceptance_length == (1 + (m.accepted - unfollowed) / m.drafts if m.drafts else 1)
+    assert m.tokens_per_draft == (1 + (m.accepted - unfollowed) / m.drafts if m.drafts else 1)
+    with pytest.warns(DeprecationWarning, match="tokens_per_draft"):
+        assert m.mean_acceptance_length == m.tokens_per_draft
     assert m.acceptance_length == m.emitted / m.steps
     assert m.arrival <= m.first_token <= m.finished
 

@@ -11,7 +11,7 @@ from parlay import EngineDeadError, ParlayError, RequestError, RequestOutput, Sa
 from parlay.config import EngineConfig
 from parlay.engine.memory import Memory
 from parlay.link.engine import AsyncEngine, State
-from parlay.link.protocol import Abort, Add, Command, Delta, Failure, Outputs, Ready, ReportError, plain_metrics
+from parlay.link.protocol import Abort, Add, Command, Delta, EngineReady, Failure, Outputs, ReportError, plain_metrics
 from parlay.sampling.seeds import arrival_seed
 from parlay.text.tokenizer import TextCodec
 from parlay.types.output import RequestMetrics
@@ -38,7 +38,7 @@ class Played(AsyncEngine):
     def __init__(self, pair: Pair) -> None:
         super().__init__(EngineConfig(model=str(pair.target), seed=5))
         self._codec = TextCodec(pair.target)
-        self._facts = Ready("id", 64, 257, str(pair.target), ("none",), {}, Memory(0, 0, 0, 0))
+        self._facts = EngineReady("id", 64, 257, str(pair.target), ("none",), {}, Memory(0, 0, 0, 0))
         self._link = self.wire = Wire()
         self.up: State = "ready"
 

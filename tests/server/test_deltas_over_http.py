@@ -9,7 +9,7 @@ import pytest
 from serving import Live, events_of, wait_for
 
 from parlay import AsyncLLM, RequestOutput
-from parlay.server.openai.outputs import merge
+from parlay.server.openai.answer import merge
 
 ASKED = {"prompt": ["def fib(n):", "class Tree:"], "temperature": 0.5, "seed": 3, "n": 2, "max_tokens": 200}
 

@@ -17,9 +17,9 @@ from serving import until
 from parlay import ConfigError, RequestError
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.link.protocol import Abort, Alive, Failure, Outputs, Report, ReportError, Stop, decode_command, encode
-from parlay.server.remote import link as link_module
+from parlay.server.remote import engine_link as link_module
+from parlay.server.remote.engine_link import EngineLink
 from parlay.server.remote.engine_process import COMMANDS, MESSAGES, REPORTS
-from parlay.server.remote.link import EngineLink
 
 
 class Process:

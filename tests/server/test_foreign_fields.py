@@ -13,20 +13,18 @@ from openai.types.responses import response_create_params
 from parlay import SamplingParams
 from parlay.config import ServerConfig
 from parlay.errors import ContextLengthError
-from parlay.server.errors import ApiError
-from parlay.server.failures import as_api_error
+from parlay.server.errors import ApiError, as_api_error
 from parlay.server.openai.fields import (
     SAMPLING,
     ChatFields,
     CompletionFields,
     DetokenizeFields,
     TokenizeFields,
-    check_prompt,
-    check_text,
     make_params,
     parse,
 )
-from parlay.server.openai.foreign import ELSEWHERE, FOREIGN, RENAMED
+from parlay.server.openai.foreign_fields import ELSEWHERE, FOREIGN, RENAMED
+from parlay.server.openai.prompts import check_prompt, check_text
 from parlay.server.openai.responses_fields import RESPONSE_SAMPLING, ResponseFields, read_response
 from parlay.text.tokenizer import check_prompt as in_tokens
 
@@ -332,10 +330,10 @@ def test_many_unknown_names_cost_nothing() -> None:
         f"aeiorstnlp_cmu{letters[i % 22]}{letters[i // 22 % 22]}{letters[i // 484 % 22]}{letters[i // 10648]}"
         for i in range(180_000)
     ]
-    began = time.perf_counter()
+    began = time.process_time()
     _, _, (warning,) = read("completions", **dict.fromkeys(names, 1))
     _, _, warnings = read_response({"input": "x", "reasoning": dict.fromkeys(names, 1)})
-    assert time.perf_counter() - began < 3  # it took 20 s
+    assert time.process_time() - began < 3  # it took 20 s
     assert max(map(len, (warning, *warnings))) < 400
 
 

@@ -23,10 +23,10 @@ from serving import Live, wait_for
 
 from parlay import AsyncLLM
 from parlay.config import ServerConfig
-from parlay.errors import ConfigError, EngineDeadError
+from parlay.errors import ConfigError
 from parlay.server.keys import read_keys
+from parlay.server.metrics import Observation
 from parlay.server.openai.fields import KNOWN, SAMPLING
-from parlay.server.remote.backend import Observation
 
 KEYS = ("the-first-key", "the-other-key")
 LONG = {"prompt": [1, 2, 3], "max_tokens": 480, "ignore_eos": True, "temperature": 0}
@@ -222,7 +222,7 @@ def test_no_body_makes_the_server_fail(live: Live, data: Any) -> None:
 
 
 def idle(live: Live) -> bool:
-    return live.gate.open == 0 and not live.engine._llm.engine.busy
+    return live.admission.open == 0 and not live.engine._llm.engine.busy
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -234,7 +234,7 @@ def test_a_client_that_leaves_frees_its_requests(live: Live, watcher: Watcher, s
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with contextlib.closing(socket.create_connection(("127.0.0.1", live.port))) as client:
         client.sendall(head + body)
-        wait_for(lambda: live.gate.open == 8)
+        wait_for(lambda: live.admission.open == 8)
         # Meanwhile there is room for nobody else, and that is said at once.
         answer = live.post("/v1/completions", {"prompt": "x"})
         assert answer.status_code in (200, 429)
@@ -316,55 +316,11 @@ def test_prompts_are_logged_only_when_asked(engine: AsyncLLM) -> None:
         assert ("a secret" in json.dumps(live.log)) is asked
 
 
-def test_other_origins_only_when_allowed(engine: AsyncLLM) -> None:
-    asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
-    for origins in ((), ("https://example.org",)):
-        with Live(engine, allowed_origins=origins, api_key=KEYS) as live:
-            allowed = live.http.options("/v1/completions", headers=asked).headers.get("access-control-allow-origin")
-            assert allowed == (origins[0] if origins else None)
-
-
 def test_time_limits(engine: AsyncLLM) -> None:
     with Live(engine, request_timeout=0.02) as live:
         assert error(live.post("/v1/completions", {**LONG, "n": 8}), 504)["code"] == "timeout"
         answer = live.post("/v1/completions", {**LONG, "n": 8, "stream": True})
         assert answer.status_code == 504 or '"code":"timeout"' in answer.text
-
-
-class Dying:
-    """An engine that dies."""
-
-    state = "ready"
-
-    def __init__(self, engine: AsyncLLM) -> None:
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    async def generate(self, *arguments: Any, **more: Any) -> Any:
-        seen = 0
-        async for output in self._engine.generate(*arguments, **more | {"final_only": False}):
-            yield output
-            seen += 1
-            if seen == 2:
-                self.state = "restarting"
-                raise EngineDeadError("the engine died and is being restarted; ask again")
-
-
-def test_an_engine_that_dies(engine: AsyncLLM) -> None:
-    with Live(Dying(engine)) as live:
-        streamed = live.post("/v1/completions", {**LONG, "stream": True})
-        assert streamed.status_code == 200
-        last = json.loads(streamed.text.strip().splitlines()[-1].removeprefix("data: "))
-        assert last["error"]["code"] == "engine_not_ready"
-        for path in ("/health", "/ready"):
-            error(live.http.get(path), 503)
-        answer = live.post("/v1/completions", LONG)
-        assert "restarting" in error(answer, 503)["message"]
-        assert answer.headers["Retry-After"]
-        live.engine.state = "ready"
-        error(live.post("/v1/completions", LONG), 503)
 
 
 def test_sigterm_lets_open_requests_finish(model: Path) -> None:

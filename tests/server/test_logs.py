@@ -6,19 +6,11 @@ from typing import Any
 
 import pytest
 from hostile import TERMINAL
-from serving import Live
+from serving import Live, NoEngine
 
 from parlay.server.listen import closing
 from parlay.server.logs import Speed, log_line, log_text, report_speed, text_of
 from parlay.types.stats import DraftStats, StatsSnapshot
-
-
-class NoEngine:
-    """An engine that is not needed."""
-
-    model_name, model_names = "none", ("none",)
-    numerics_id, max_model_len, state = "none", 8, "ready"
-
 
 REQUEST = {
     "time": 1.0, "status": 200, "method": "POST", "path": "/v1/completions", "seconds": 0.123, "prompt_tokens": 7,
@@ -83,17 +75,17 @@ def test_speed_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parlay.server.logs.time.monotonic", lambda: now)
     stats = counters(10, 20)
     speed = Speed(lambda: stats)
-    assert speed.look() is None  # nothing was done
+    assert speed.read() is None  # nothing was done
     stats, now = counters(30, 80, 60, 40), 2.0
-    found = speed.look()
+    found = speed.read()
     assert found == {
         "event": "speed", "tokens_per_second": 30.0, "prompt_tokens_per_second": 10.0, "tokens_per_step": 3.0,
         "guesses_accepted": "40 of 60", "running": 0, "waiting": 0, "cache_used": "50%",
     }  # fmt: skip
     stats, now = counters(1, 2), 4.0
-    assert speed.look() is None  # the engine began anew
+    assert speed.read() is None  # the engine began anew
     stats, now = counters(2, 4), 6.0
-    assert speed.look() is not None
+    assert speed.read() is not None
 
 
 def test_a_prompt_is_seen_while_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +95,7 @@ def test_a_prompt_is_seen_while_it_is_computed(monkeypatch: pytest.MonkeyPatch) 
     stats = StatsSnapshot(steps=2, prompt_tokens=8000, prefilled=1024, running=1)
     speed = Speed(lambda: stats)
     stats, now = StatsSnapshot(steps=4, prompt_tokens=8000, prefilled=2048, running=1), 4.0
-    found = speed.look()
+    found = speed.read()
     assert found is not None
     assert (found["prompt_tokens_per_second"], found["tokens_per_second"]) == (256.0, 0.0)
 

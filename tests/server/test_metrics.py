@@ -1,6 +1,6 @@
 """What `/metrics` tells: names, types, values, and that no counter ever falls."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +9,15 @@ from checkpoints import write_llama
 from prometheus_client.parser import text_string_to_metric_families
 
 from parlay import LLM, SamplingParams
-from parlay.server.guard import Account
-from parlay.server.metrics import PrometheusMetrics, names
+from parlay.server.context import RequestState
+from parlay.server.metrics import Observation, PrometheusMetrics, names
 from parlay.server.openai.answer import _measure
 from parlay.types.output import CompletionOutput, RequestMetrics, RequestOutput
 from parlay.types.stats import DraftStats, StatsSnapshot
 
 
-@dataclass(frozen=True)
-class End:
-    endpoint: str = "/v1/completions"
-    status: int = 200
-    outputs: tuple[RequestOutput, ...] = ()
+def end(endpoint: str = "/v1/completions", status: int = 200, outputs: tuple[RequestOutput, ...] = ()) -> Observation:
+    return Observation(endpoint, status, 0.0, outputs)
 
 
 SNAPSHOT = StatsSnapshot(
@@ -55,11 +52,11 @@ class Engine:
         return PrometheusMetrics("tiny", "ngram", [self])
 
 
-def ended(*metrics: RequestMetrics, reason: Any = "stop", **more: Any) -> End:
+def ended(*metrics: RequestMetrics, reason: Any = "stop", **more: Any) -> Observation:
     completions = tuple(
         CompletionOutput(i, "", (), (), finish_reason=reason, metrics=m) for i, m in enumerate(metrics)
     )
-    return End(outputs=(RequestOutput(0, None, (1,), completions),), **more)
+    return end(outputs=(RequestOutput(0, None, (1,), completions),), **more)
 
 
 # From vLLM's documentation of its production metrics, with `_total` where they are counters.
@@ -102,7 +99,7 @@ def test_names_and_types() -> None:
     engine = Engine()
     engine.stats = SNAPSHOT
     metrics = engine.metrics()
-    metrics.observe_end(End())
+    metrics.observe_end(end())
     content, kind = metrics.expose()
     assert kind.startswith("text/plain; version=0.0.4")
     families = list(text_string_to_metric_families(content.decode()))
@@ -164,7 +161,7 @@ def test_what_was_counted_between_two_scrapes_is_kept() -> None:
     metrics = engine.metrics()
     for emitted in (40, 7):  # the engine dies after 40 tokens, the next one has made 7 when somebody looks
         engine.stats = StatsSnapshot(emitted=emitted)
-        metrics.observe_end(End())
+        metrics.observe_end(end())
     assert read(metrics)["vllm:generation_tokens_total", ()] == 47
 
 
@@ -202,11 +199,11 @@ def test_ends() -> None:
     metrics.observe_end(ended(nothing, reason="length"))
     metrics.observe_end(ended(nothing, reason=None, status=499))  # the client left
     metrics.observe_end(ended(nothing, reason=None, status=503))  # the engine died
-    metrics.observe_end(End(status=503))
-    metrics.observe_end(End("/ready", 503))  # a probe, every second until it is back
-    metrics.observe_end(End(status=400))
-    metrics.observe_end(End("/wp-admin/setup.php", 404))
-    metrics.observe_end(End("/wp-admin/login.php", 404))
+    metrics.observe_end(end(status=503))
+    metrics.observe_end(end("/ready", 503))  # a probe, every second until it is back
+    metrics.observe_end(end(status=400))
+    metrics.observe_end(end("/wp-admin/setup.php", 404))
+    metrics.observe_end(end("/wp-admin/login.php", 404))
     found = read(metrics)
     reasons = {key[1][0]: value for key, value in found.items() if key[0] == "vllm:request_success_total"}
     assert reasons == {"stop": 2, "length": 1, "abort": 1, "error": 2}
@@ -243,8 +240,8 @@ def test_replicas_are_told_apart() -> None:
     metrics.observe_step(0.08, 4, 1)
     whole = RequestMetrics(emitted=11, arrival=10.0, admitted=10.5, first_token=11.0, finished=13.0)
     (output,) = ended(whole).outputs
-    metrics.observe_end(End(outputs=(replace(output, replica=1), replace(output, replica=0), output)))
-    metrics.observe_end(End(status=503))
+    metrics.observe_end(end(outputs=(replace(output, replica=1), replace(output, replica=0), output)))
+    metrics.observe_end(end(status=503))
     engines[1].stats = StatsSnapshot(emitted=2)
     families = list(text_string_to_metric_families(metrics.expose()[0].decode()))
     found = {
@@ -300,10 +297,10 @@ def test_each_completion_has_its_own_time_between_tokens() -> None:
         def observe_step(self, seconds: float, tokens: int, replica: int) -> None:
             seen.append(tokens)
 
-    account, before = Account(), {}
+    state, before = RequestState(), {}
     for lengths in ((1, 0, 2), (2, 1, 0), (1, 1, 1)):  # new tokens of three completions
         ones = tuple(CompletionOutput(i, "", (1,) * n, ()) for i, n in enumerate(lengths))
-        _measure(Watcher(), account, before, 0, RequestOutput(0, None, (1,), ones))  # type: ignore[arg-type]
+        _measure(Watcher(), state, before, 0, RequestOutput(0, None, (1,), ones))  # type: ignore[arg-type]
     assert seen == ["first", "first", 2, "first", 1, 1, 1]
 
 

@@ -1,5 +1,7 @@
 """Reasoning apart from answers, however the answer is cut into pieces."""
 
+from functools import cache
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,12 +99,14 @@ def test_tokens_of_reasoning_are_those_up_to_its_end(
     for i in range(1, len(known)):
         reader.feed(texts[i][len(texts[i - 1]) :], i + 1 == len(known), tokens[known[i - 1] : known[i]])
     begun = prompt.strip() == marks.begin or answer.startswith(marks.begins) or (marks is R1 and not prompt)
-    ends = (
-        [k for k in range(len(tokens) + 1) if any(m in TOKENIZER.decode(tokens[:k]) for m in marks.ends)][:1]
-        if begun
-        else []
-    )
-    assert reader.tokens == (ends[0] if ends else len(tokens) if begun else 0)
+    assert reader.tokens == (tokens_to_the_end(marks, answer) if begun else 0)
+
+
+@cache
+def tokens_to_the_end(marks: Marks, answer: str) -> int:
+    tokens = TOKENIZER.encode(answer).ids
+    ends = (k for k in range(len(tokens) + 1) if any(m in TOKENIZER.decode(tokens[:k]) for m in marks.ends))
+    return next(ends, len(tokens))
 
 
 def test_marks_by_name_and_by_template() -> None:

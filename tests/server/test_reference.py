@@ -8,11 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
-from serving import Live
-from test_foreign_pages import NoEngine
+from serving import Live, NoEngine
 
-from parlay.server.openai.documents import schemas
-from parlay.server.openai.reference import kind
+from parlay.server.openapi import schemas
+from parlay.server.reference import kind
 
 
 class Texts(HTMLParser):

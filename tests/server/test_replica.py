@@ -9,13 +9,13 @@ from serving import until
 
 from parlay import EngineDeadError, ModelError, ParlayError
 from parlay.engine.memory import Memory
-from parlay.link.protocol import Add, Alive, Command, Failure, Loading, Outputs, Ready, Report, Stop
+from parlay.link.protocol import Add, Alive, Command, EngineLoading, EngineReady, Failure, Outputs, Report, Stop
 from parlay.server.remote import replica as replica_module
 from parlay.server.remote.replica import Calls, Replica
 from parlay.types.progress import Progress
 from parlay.types.stats import StatsSnapshot
 
-FACTS = Ready("id", 64, 257, "x", ("none",), {}, Memory(0, 0, 0, 0))
+FACTS = EngineReady("id", 64, 257, "x", ("none",), {}, Memory(0, 0, 0, 0))
 
 
 class Link:
@@ -49,7 +49,7 @@ class Link:
             self.kill()
 
 
-class Reader:
+class CallReader:
     """A stream as a replica sees it."""
 
     unfinished, replica = 1, -1
@@ -64,7 +64,7 @@ class Reader:
 class House:
     """A replica and its processes."""
 
-    def __init__(self, timeout: float = 100.0, ready: Callable[[Any, Ready], None] = lambda *_: None) -> None:
+    def __init__(self, timeout: float = 100.0, ready: Callable[[Any, EngineReady], None] = lambda *_: None) -> None:
         self.links: list[Link] = []
         self.outputs: list[Outputs] = []
         self.progress: list[Progress] = []
@@ -107,8 +107,8 @@ def run(work: Callable[[], Any]) -> None:
     asyncio.run(main())
 
 
-def add(replica: Replica, key: int) -> Reader:
-    reader = Reader()
+def add(replica: Replica, key: int) -> CallReader:
+    reader = CallReader()
     replica.add(Add(key, (1, 2), {}), reader)  # type: ignore[arg-type]
     return reader
 
@@ -176,7 +176,7 @@ def test_one_that_stops_while_it_starts_is_killed(again: bool, monkeypatch: pyte
     run(main)
 
 
-@pytest.mark.parametrize("report", [Alive(), Loading(Progress("weights", 1, 2))])
+@pytest.mark.parametrize("report", [Alive(), EngineLoading(Progress("weights", 1, 2))])
 def test_one_that_is_slow_to_start_is_not(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "_START", 0.05)
 

@@ -18,14 +18,13 @@ from conftest import MakeLLM, Pair
 from serving import House, housed, last, until
 
 from parlay import CapacityError, ConfigError, EngineDeadError, RequestOutput, SamplingParams, env
-from parlay.link.protocol import Ready
+from parlay.link.protocol import EngineReady
 from parlay.parallel.numa import allowed_processors
 from parlay.server.remote import client as client_module
 from parlay.server.remote.client import EngineClient
-from parlay.server.remote.link import EngineLink
+from parlay.server.remote.engine_link import EngineLink
 
 PROMPT = list(range(40, 52)) * 2
-SAMPLED = SamplingParams(temperature=1.0, max_tokens=12, logprobs=1)
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=480, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=3)
 OPTIONS = {"max_model_len": 512, "num_blocks": 256}
@@ -161,27 +160,6 @@ def test_one_that_hangs_costs_its_own_requests(house: House) -> None:
     assert client.restarts == restarts + 1
 
 
-def test_only_when_none_is_left_nothing_is_served(house: House) -> None:
-    client = house.client
-
-    async def main() -> None:
-        async with begun(client, 4) as streams:
-            for replica in client.replicas:
-                os.kill(replica.pid or 0, signal.SIGKILL)
-            for stream in (*streams[0], *streams[1]):
-                with pytest.raises(EngineDeadError):
-                    async for _ in stream:
-                        pass
-        assert client.state == "restarting"
-        with pytest.raises(EngineDeadError, match="being restarted"):
-            await last(client, PROMPT, SHORT)
-        await until(lambda: client.state == "ready")
-        assert (await last(client, PROMPT, SHORT)).finished
-        await until(lambda: all(replica.state == "ready" for replica in client.replicas))
-
-    house.run(main())
-
-
 # ----------------------------------------------------------------------------------------------------- who may serve
 
 
@@ -195,7 +173,7 @@ class Otherwise(EngineLink):
         number, Otherwise.starts = Otherwise.starts, Otherwise.starts + 1
 
         def tell(report: Any) -> None:
-            if isinstance(report, Ready) and number >= Otherwise.first:
+            if isinstance(report, EngineReady) and number >= Otherwise.first:
                 parts = report.numerics_id.split("/")
                 parts[2] = "kernels-of-its-own"
                 report = msgspec.structs.replace(report, numerics_id="/".join(parts))

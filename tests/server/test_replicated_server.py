@@ -77,38 +77,6 @@ def test_two_are_as_one() -> None:
         assert one.stop() == 0
 
 
-def test_a_killed_one_costs_its_own_requests(server: ServerProcess) -> None:
-    wait_for(lambda: len(server.engines) == 2, 60)
-    restarts = server.figure("parlay:engine_restarts_total")
-    watches = long_ones(server, 4)
-    wait_for(lambda: server.figures("vllm:num_requests_running") == {"0": 8, "1": 8})
-    victim, other = server.engines
-    os.kill(victim, signal.SIGKILL)
-    wait_for(lambda: sum(watch.error is not None for watch in watches) == 2)
-    for path in ("/health", "/ready"):
-        assert server.http.get(path).status_code == 200
-    assert server.post(SHORT).status_code == 200
-    for watch in watches:
-        watch.join()
-    assert sum(watch.complete for watch in watches) == 2
-    for watch in watches:
-        if not watch.complete:
-            assert watch.error is not None
-            assert watch.error["code"] == "engine_not_ready"
-            assert "died and is being restarted" in watch.error["message"]
-    wait_for(lambda: server.figure("parlay:engine_restarts_total") == restarts + 1, 60)
-    wait_for(lambda: len(server.engines) == 2)
-    assert other in server.engines
-
-    def both_computed() -> bool:
-        before = server.figures("vllm:generation_tokens_total")
-        assert server.post({**SHORT, "n": 1, "prompt": ["a b", "c d", "e f", "g h"]}).status_code == 200
-        now = server.figures("vllm:generation_tokens_total")
-        return all(now[engine] > before[engine] for engine in now)
-
-    wait_for(both_computed, 60)
-
-
 def test_all_killed_is_red_until_one_is_back(server: ServerProcess) -> None:
     for pid in server.engines:
         os.kill(pid, signal.SIGKILL)

@@ -276,6 +276,7 @@ def test_a_front_that_is_killed_leaves_nothing(model: str) -> None:
         with ServerProcess(model, under=["env", f"TMPDIR={folder}"]) as server:
             engine = server.engine
             assert engine is not None
+            assert all(own.stat().st_mode & 0o777 == 0o700 for own in Path(folder).iterdir() if own.is_dir())
             watch = Watch(server.url, LONG)
             wait_for(lambda: watch.running)
             server.process.kill()

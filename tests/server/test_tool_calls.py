@@ -1,7 +1,6 @@
 """Calls in answers, however the answer is cut into pieces."""
 
 import json
-import re
 from time import process_time
 from typing import Any
 
@@ -11,16 +10,15 @@ from hypothesis import strategies as st
 
 from parlay.server.errors import ApiError
 from parlay.server.openai.fields import ChatFields
-from parlay.server.openai.growing import GrowingText
 from parlay.server.openai.tool_formats import FORMATS, format_of
-from parlay.server.openai.tool_readers import FreeReader, NamedReader, Reader, reader_of
+from parlay.server.openai.tool_readers import CallReader, FreeReader, NamedReader, reader_of
 from parlay.server.openai.tools import Tools, read_tools
 
 TOOLS = Tools({"f": {"type": "object"}, "g": {"type": "object"}}, "auto")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "<tool_call>"}}\n</tool_call>'
 
 
-def feed(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+def feed(reader: CallReader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """Return the text and the calls that a reader makes of pieces, put together as clients do."""
     text = ""
     names: dict[int, str] = {}
@@ -38,7 +36,7 @@ def feed(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]
     return text, [(names[i], arguments[i]) for i in names]
 
 
-def read(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
     """Return the same with the arguments' values."""
     text, calls = feed(reader, pieces)
     return text, [(name, json.loads(arguments)) for name, arguments in calls]
@@ -172,17 +170,6 @@ def test_a_call_that_is_cut_off_has_its_arguments_so_far(name: str) -> None:
     assert feed(FreeReader(TOOLS, FORMATS[name]), [answer]) == ("Yes.", [("f", '{"a": "\\')])
 
 
-def test_long_answers_take_no_long_time() -> None:
-    """Each letter is looked at about once."""
-    answer = "x" * 100_000 + '<tool_call>{"name": "f", "arguments": {"a": "' + "y " * 100_000 + '"}}</tool_call>'
-    reader = FreeReader(TOOLS, FORMATS["hermes"])
-    pieces = [answer[i : i + 5] for i in range(0, len(answer), 5)]
-    before = process_time()
-    text, ((name, arguments),) = feed(reader, pieces)
-    assert (len(text), name, len(arguments)) == (100_000, "f", 200_000 + 9)
-    assert process_time() - before < 20
-
-
 @pytest.mark.parametrize(
     ("name", "begin", "end"),
     [
@@ -199,32 +186,13 @@ def test_long_answers_take_no_long_time() -> None:
         ("qwen3_xml", "<tool_call><function=f><parameter=a>", "</parameter></function></tool_call>"),
     ],
 )
-@pytest.mark.parametrize("middle", ["y ", "y", " ", "\n"], ids=["words", "letters", "spaces", "lines"])
-def test_what_is_looked_at_grows_with_the_answer(
-    name: str, begin: str, end: str, middle: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked = 0
-
-    class Counting(GrowingText):
-        def cut(self, begin: int, end: int | None = None) -> str:
-            nonlocal looked
-            looked += len(found := super().cut(begin, end))
-            return found
-
-        def character(self, wanted: re.Pattern[str], at: int) -> tuple[int, str] | None:
-            nonlocal looked
-            found = super().character(wanted, at)
-            looked += (self.end if found is None else found[0]) - at
-            return found
-
-    monkeypatch.setattr("parlay.server.openai.tool_scanner.GrowingText", Counting)
+def test_long_answers_take_no_long_time(name: str, begin: str, end: str) -> None:
+    """Each letter is looked at about once; a second look at all that came takes a minute."""
     tools = Tools({"f": {"type": "object"}, "g": {"properties": {"a": {"type": "string"}}}}, "auto")
-    shares = []
-    for length in (4_000, 16_000):
-        looked, answer = 0, begin + middle * (length // len(middle)) + end
-        feed(FreeReader(tools, FORMATS[name]), [answer[i : i + 4] for i in range(0, len(answer), 4)])
-        shares.append(looked / len(answer))
-    assert shares[1] < 1.1 * shares[0] + 1
+    answer = begin + "y \n" * 40_000 + end
+    before = process_time()
+    feed(FreeReader(tools, FORMATS[name]), [answer[i : i + 4] for i in range(0, len(answer), 4)])
+    assert process_time() - before < 6
 
 
 # As the families' models write them, after their own chat templates.
@@ -305,7 +273,7 @@ def test_the_template_tells_the_format(template: str | None, name: str) -> None:
     assert format_of("mistral", template) is FORMATS["mistral"]
 
 
-def forced() -> Reader:
+def forced() -> CallReader:
     reader = reader_of(Tools(TOOLS.parameters, "required"), FORMATS["mistral"])
     assert reader is not None
     return reader

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionMessage
+from openai.types.chat.chat_completion_message_custom_tool_call import ChatCompletionMessageCustomToolCall
 from serving import Live, events_of, wait_for
 
 from parlay import AsyncLLM
@@ -131,6 +133,33 @@ WRITTEN = (
     '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>'
 )
 FREE = {"structured_outputs": {"choice": [WRITTEN]}, "max_tokens": 300, "temperature": 0}
+
+
+PATCH = {"type": "custom", "custom": {"name": "patch", "format": {"type": "grammar", "grammar": {
+    "syntax": "regex", "definition": "[+-].*"}}}}  # fmt: skip
+NAMED = {"type": "custom", "custom": {"name": "patch"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED, {"type": "allowed_tools", "allowed_tools": {
+    "mode": "required", "tools": [NAMED]}}], ids=["required", "named", "allowed"])  # fmt: skip
+def test_custom_tools_are_called_with_a_text(live: Live, choice: Any) -> None:
+    body = {"messages": [ASKED], "tools": [PATCH, WEATHER], "tool_choice": choice, "max_tokens": 40, "seed": 1}
+    message = ask(live, **body)["choices"][0]["message"]
+    (call, *_) = ChatCompletionMessage.model_validate(message).tool_calls or ()
+    assert isinstance(call, ChatCompletionMessageCustomToolCall)
+    assert call.custom.name == "patch"
+    found = events(live, "/v1/chat/completions", temperature=0, **body)
+    (begun, *more) = [c for e in found for c in e["choices"][0]["delta"].get("tool_calls", ()) if c["index"] == 0]
+    assert (begun["type"], begun["custom"]["name"]) == ("custom", "patch")
+    assert begun["custom"]["input"] + "".join(piece["custom"]["input"] for piece in more) == call.custom.input
+    # The next request's prompt has the call as the model wrote it, and the form of the input is in the description.
+    called = {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+    template = PLACE.replace("m.content", "m.content or m.tool_calls | tojson")
+    body = {"messages": [ASKED, called, result], "tools": [PATCH], "chat_template": template}
+    tokens = live.post("/tokenize", body).json()["tokens"]
+    prompt = live.post("/detokenize", {"tokens": tokens}).json()["prompt"]
+    assert all(text in prompt for text in ('"input"', '"patch"', "regex", "[+-].*"))
 
 
 def test_a_free_call_is_streamed_as_it_grows(live: Live) -> None:

@@ -50,8 +50,8 @@ def run(options: argparse.Namespace) -> int:
     values, asked = modern(values | foreign_options(vars(options), own), speculation(options))
     speculative = SpeculativeConfig.parse(asked)
     try:
-        import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
         import uvicorn  # noqa: F401
         import zmq  # noqa: F401
     except ImportError as error:
@@ -82,10 +82,10 @@ async def _serve_and_end(
 async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
     from parlay.cli.announce import facts, figures, loading
     from parlay.loading_bar import loading_bar
+    from parlay.server.admission import Admission
     from parlay.server.app import create_app
     from parlay.server.browsers import LOOPBACK
-    from parlay.server.garbage import leave_out_what_is_loaded, search_seldom
-    from parlay.server.gate import Gate
+    from parlay.server.garbage_collection import leave_out_what_is_loaded, search_seldom
     from parlay.server.keys import read_keys
     from parlay.server.listen import Server, bind
     from parlay.server.logs import log_line, log_text, report_speed
@@ -119,14 +119,14 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
             engine = await stack.enter_async_context(client)
         if config.chat_template is not None:
             engine.codec.use_template(config.chat_template)
-        gate = Gate(config.max_open, config.max_open_per_key)
+        admission = Admission(config.max_open, config.max_open_per_key)
         methods = engine.facts.methods
         method = "+".join(methods[1:]) or methods[0]
         app = create_app(
             engine,
             config,
             keys=keys,
-            gate=gate,
+            admission=admission,
             methods=methods,
             metrics=PrometheusMetrics(engine.model_name, method, engine.replicas, engine.numerics_id),
             page=(html, content_security_policy(html)),
@@ -144,7 +144,7 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
         if config.log_interval:
             speed = asyncio.create_task(report_speed(engine.stats, log, config.log_interval))
             stack.callback(speed.cancel)
-        await Server(app, config, gate).serve(sockets)
+        await Server(app, config, admission).serve(sockets)
 
 
 def _show(known: dict[str, str]) -> None:

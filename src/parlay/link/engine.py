@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from parlay.config import EngineConfig
 from parlay.errors import EngineFaultError, ParlayError
-from parlay.link.base import Link
-from parlay.link.protocol import Abort, Add, Delta, Outputs, PromptScores, Ready, ReportError, plain_params
+from parlay.link.protocol import Abort, Add, Delta, EngineReady, Outputs, PromptScores, ReportError, plain_params
 from parlay.link.stream import Stream
+from parlay.link.transport import Link
 from parlay.log import logger
 from parlay.sampling.seeds import arrival_seed
 from parlay.text.chat import ChatOptions, pieces
@@ -39,7 +39,7 @@ class AsyncEngine(ABC):
         """Begin without a link."""
         self._config = config
         self._link: Link | None = None
-        self._facts: Ready | None = None
+        self._facts: EngineReady | None = None
         self._codec: TextCodec | None = None
         self._lock = Lock()  # guards whether requests are accepted, and which are open
         self._streams: dict[int, Stream] = {}
@@ -87,7 +87,7 @@ class AsyncEngine(ABC):
         return self._codec
 
     @property
-    def facts(self) -> Ready:
+    def facts(self) -> EngineReady:
         """What the engine reported when it was ready."""
         if self._facts is None:
             raise self._absence()
@@ -223,8 +223,8 @@ class AsyncEngine(ABC):
             ReportError: they are of something that was not sent.
         """
         news: dict[int, list[Delta | PromptScores]] = {}
-        told: list[Delta | PromptScores] = [*outputs.prompts, *outputs.deltas]
-        for one in told:
+        parts: list[Delta | PromptScores] = [*outputs.prompts, *outputs.deltas]
+        for one in parts:
             news.setdefault(one.key, []).append(one)
         for key, own in news.items():
             stream = self._streams.get(key)

@@ -59,7 +59,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """End the process."""
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The engine is loaded.
 
     Attributes:
@@ -81,7 +81,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     memory: Memory
 
 
-class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class EngineLoading(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The engine is being loaded; some of these may be dropped."""
 
     progress: Progress
@@ -166,7 +166,7 @@ class Alive(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Command = Add | Abort | Stop
-Report = Loading | Alive | Ready | Failure | Outputs
+Report = EngineLoading | Alive | EngineReady | Failure | Outputs
 
 
 class ReportError(ValueError):

@@ -6,8 +6,8 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from parlay.engine.engine import Engine
+from parlay.link.engine_server import EngineServer
 from parlay.link.protocol import Command, Outputs
-from parlay.link.serving import EngineServer
 from parlay.log import logger
 
 
@@ -32,15 +32,15 @@ class ThreadLink:
             on_outputs: called in the thread with all the engine's outputs.
             on_end: called there once, at last; with the error by which the engine has failed, if so.
         """
-        self._door = ThreadDoor(on_outputs)
+        self._transport = ThreadTransport(on_outputs)
         self._on_end, self._engine = on_end, engine
-        self.server = EngineServer(engine, self._door)
+        self.server = EngineServer(engine, self._transport)
         self.thread = Thread(target=self._run, name="parlay-engine", daemon=True)
         self.thread.start()
 
     def send(self, command: Command) -> None:
         """Queue a command, which is passed as it is."""
-        self._door.put(command)
+        self._transport.put(command)
 
     def _run(self) -> None:
         failed: BaseException | None = None
@@ -53,7 +53,7 @@ class ThreadLink:
         self._on_end(failed)
 
 
-class ThreadDoor:
+class ThreadTransport:
     """The other end: a queue of commands and rings."""
 
     def __init__(self, on_outputs: Callable[[Outputs], None]) -> None:

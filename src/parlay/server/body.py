@@ -7,18 +7,18 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect
 
+from parlay.server.context import Context
 from parlay.server.errors import ApiError, ClientLeftError
-from parlay.server.front import Front
 
 T = TypeVar("T")
 
 
-async def read_json(front: Front, make: Callable[[dict[str, Any]], T], *, completes: bool = True) -> T:
+async def read_json(context: Context, make: Callable[[dict[str, Any]], T], *, completes: bool = True) -> T:
     """Return what `make` makes of the object that the body is; without the fields that are null, which OpenAI's
     clients send.
 
     Args:
-        front: of one request.
+        context: of one request.
         make: makes the result; its time is proportional to the body's length.
         completes: admit the request as one that asks for completions, before its body is decoded.
 
@@ -27,7 +27,7 @@ async def read_json(front: Front, make: Callable[[dict[str, Any]], T], *, comple
         ClientLeftError: the client disconnected before it was complete.
         Exception: anything that `make` raises.
     """
-    request, max_depth = front.request, front.config.max_json_depth
+    request, max_depth = context.request, context.config.max_json_depth
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):  # a form could be sent by any web page
         raise ApiError(415, "the body must be JSON; send it with the header Content-Type: application/json")
@@ -36,8 +36,10 @@ async def read_json(front: Front, make: Callable[[dict[str, Any]], T], *, comple
     except ClientDisconnect:
         raise ClientLeftError from None
     if completes:
-        front.account.seat = front.account.held.enter_context(front.gate.admit(front.account.client.name))
-    return await front.run(len(body), lambda: make(_decode(body, max_depth)))
+        context.state.admitted = context.state.resources.enter_context(
+            context.admission.admit(context.state.client.name)
+        )
+    return await context.run(len(body), lambda: make(_decode(body, max_depth)))
 
 
 def _decode(body: bytes, max_depth: int) -> dict[str, Any]:

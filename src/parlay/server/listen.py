@@ -15,8 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from parlay.config import ServerConfig
 from parlay.errors import ConfigError
-from parlay.server.files import OUT_OF_FILES, room_for, too_few_files
-from parlay.server.gate import Gate
+from parlay.server.admission import Admission
+from parlay.server.open_files import OUT_OF_FILES, room_for, too_few_files
 
 _MOST_HEAD = 64 << 10  # bytes
 _MOST_READ = 16 << 10  # bytes taken from a connection at once: parsed as many chunks, more would delay others
@@ -27,9 +27,9 @@ _QUEUED = 2048  # connections that wait to be accepted
 class Server(uvicorn.Server):
     """Shuts down gracefully: refuses new requests, lets open ones finish, then exits with status 0."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, admission: Admission) -> None:
         """Prepare; `serve` listens."""
-        self.gate = gate
+        self.admission = admission
         self.options = config
         super().__init__(
             uvicorn.Config(
@@ -60,11 +60,11 @@ class Server(uvicorn.Server):
 
         def end() -> None:
             if ending:
-                self.gate.cut.set()
+                self.admission.cut.set()
                 self.should_exit = self.force_exit = True
             else:
-                if self.gate.open:
-                    print(closing(self.gate.open, self.options.shutdown_timeout), file=sys.stderr, flush=True)
+                if self.admission.open:
+                    print(closing(self.admission.open, self.options.shutdown_timeout), file=sys.stderr, flush=True)
                 ending.append(loop.create_task(self.drain()))
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -77,7 +77,7 @@ class Server(uvicorn.Server):
 
     async def drain(self) -> None:
         """Admit no requests, wait for open ones, then stop listening."""
-        await self.gate.close(self.options.shutdown_timeout)
+        await self.admission.close(self.options.shutdown_timeout)
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -153,13 +153,12 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.cycle is not None and not self.cycle.response_complete:
-                self._forget_head()
+                self._head = _stopped(self._head)
             elif self._head is None:  # the next request of this connection has begun
                 self._await_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._forget_head()
-            self._forget_untaken()
+            self._head, self._untaken = _stopped(self._head), _stopped(self._untaken)
             super().connection_lost(exc)
 
         def pause_writing(self) -> None:
@@ -168,7 +167,7 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
             self._await_taking()
 
         def resume_writing(self) -> None:
-            self._forget_untaken()
+            self._untaken = _stopped(self._untaken)
             super().resume_writing()
 
         def _await_taking(self) -> None:
@@ -181,17 +180,14 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
             else:
                 self.transport.abort()
 
-        def _forget_untaken(self) -> None:
-            if self._untaken is not None:
-                self._untaken.cancel()
-                self._untaken = None
-
         def _await_head(self) -> None:
             self._head = self.loop.call_later(config.body_timeout, self.transport.abort)
 
-        def _forget_head(self) -> None:
-            if self._head is not None:
-                self._head.cancel()
-                self._head = None
-
     return Protocol
+
+
+def _stopped(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """Stop a timer, if there is one; return what stands in its place."""
+    if timer is not None:
+        timer.cancel()
+    return None

@@ -64,7 +64,7 @@ class Speed:
         self._stats = stats
         self._before, self._then = stats(), time.monotonic()
 
-    def look(self) -> dict[str, Any] | None:
+    def read(self) -> dict[str, Any] | None:
         """Return the figures since the last read; None where nothing was done, or the engine was restarted."""
         before, now, then = self._before, self._stats(), self._then
         self._before, self._then = now, time.monotonic()
@@ -92,6 +92,6 @@ async def report_speed(stats: Callable[[], StatsSnapshot], log: Log, interval: f
     speed = Speed(stats)
     while True:
         await asyncio.sleep(interval)
-        found = speed.look()
+        found = speed.read()
         if found is not None:
             log({"time": round(time.time(), 3), **found})

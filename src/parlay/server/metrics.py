@@ -5,16 +5,17 @@ continue from where the last one stopped. What the server itself observes is cou
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import prometheus_client as prometheus
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from parlay.config.verification import LOSSY, verification_of
-from parlay.server.observed import Counted, Ended
-from parlay.types.output import RequestMetrics
-from parlay.types.stats import Stats
+from parlay.types.output import RequestMetrics, RequestOutput
+from parlay.types.stats import Stats, StatsSnapshot
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 # Any other path is `other`: arbitrary paths of clients must not become series.
@@ -54,26 +55,66 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "vllm:request_inference_time_seconds": ("From a request's first cache block to its end.", _REQUEST),
 }
 
-# Name to help text, further labels. Exposed with `_total` at the end.
-_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "vllm:prompt_tokens": ("Tokens of admitted prompts.", ()),
-    "vllm:generation_tokens": ("Tokens emitted.", ()),
-    "vllm:num_preemptions": ("Requests that lost their cache blocks and were computed again.", ()),
-    "vllm:prefix_cache_queries": ("Prompt tokens that the prefix cache might have had.", ()),
-    "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", ()),
-    "vllm:spec_decode_num_drafts": ("Steps of requests that verified a draft.", ()),
-    "vllm:spec_decode_num_draft_tokens": ("Draft tokens verified.", ()),
-    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens accepted.", ()),
-    "vllm:spec_decode_num_accepted_tokens_per_pos": ("Draft tokens accepted, by position.", ("position",)),
-    "parlay:forward_passes": ("Forward passes of the target.", ("method",)),
-    "parlay:steps_without_draft": ("Steps of requests without a draft, by the reason.", ("method", "reason")),
-    "parlay:draft_lengths": ("Steps of requests with a draft, by how many draft tokens were verified.", ("length",)),
-    "parlay:proposer_faults": ("Requests that a proposer has failed, which went on without it.", ("method",)),
-    "parlay:draft_tokens": ("Draft tokens verified, by the proposer.", ("method",)),
-    "parlay:tokens_saved": ("Draft tokens that took no step of their own, by the proposer.", ("method",)),
+# What is read of an engine's counters: one value, or values by the last of the further labels.
+_Read = Callable[[Stats], float | Mapping[Any, float]]
+# Name to help text, further labels, and where it is read. Exposed with `_total` at the end.
+_COUNTERS: dict[str, tuple[str, tuple[str, ...], _Read]] = {
+    "vllm:prompt_tokens": ("Tokens of admitted prompts.", (), lambda now: now.prompt_tokens),
+    "vllm:generation_tokens": ("Tokens emitted.", (), lambda now: now.emitted),
+    "vllm:num_preemptions": (
+        "Requests that lost their cache blocks and were computed again.",
+        (),
+        lambda now: now.preemptions,
+    ),
+    "vllm:prefix_cache_queries": (
+        "Prompt tokens that the prefix cache might have had.",
+        (),
+        lambda now: now.queried_tokens,
+    ),
+    "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", (), lambda now: now.cached_tokens),
+    "vllm:spec_decode_num_drafts": ("Steps of requests that verified a draft.", (), lambda now: now.guesses.drafts),
+    "vllm:spec_decode_num_draft_tokens": ("Draft tokens verified.", (), lambda now: now.guesses.drafted),
+    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens accepted.", (), lambda now: now.guesses.accepted),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": (
+        "Draft tokens accepted, by position.",
+        ("position",),
+        lambda now: dict(enumerate(now.guesses.accepted_per_position)),
+    ),
+    "parlay:forward_passes": ("Forward passes of the target.", ("method",), lambda now: now.steps),
+    "parlay:steps_without_draft": (
+        "Steps of requests without a draft, by the reason.",
+        ("method", "reason"),
+        lambda now: now.undrafted,
+    ),
+    "parlay:draft_lengths": (
+        "Steps of requests with a draft, by how many draft tokens were verified.",
+        ("length",),
+        lambda now: dict(sorted(now.lengths.items())),
+    ),
+    "parlay:proposer_faults": (
+        "Requests that a proposer has failed, which went on without it.",
+        ("method",),
+        lambda now: now.faults,
+    ),
+    "parlay:draft_tokens": (
+        "Draft tokens verified, by the proposer.",
+        ("method",),
+        lambda now: {source: one.drafted for source, one in now.methods.items()},
+    ),
+    "parlay:tokens_saved": (
+        "Draft tokens that took no step of their own, by the proposer.",
+        ("method",),
+        lambda now: {source: one.saved for source, one in now.methods.items()},
+    ),
     "parlay:step_seconds": (
         "Where steps spend their time: draft, forward (target), verify, schedule.",
         ("method", "phase"),
+        lambda now: {
+            "draft": now.propose,
+            "forward": now.forward,
+            "verify": now.verify,
+            "schedule": now.schedule,
+        },
     ),
 }
 
@@ -93,10 +134,41 @@ _HTTP = "parlay:http_requests"
 _Key = tuple[str, tuple[str, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One request's end.
+
+    Attributes:
+        endpoint: its path.
+        status: of the answer; 499 if the client left before it.
+        seconds: from its arrival until then.
+        outputs: the newest output of each prompt, of a stream the last delta; none for one that did not get so far.
+    """
+
+    endpoint: str
+    status: int
+    seconds: float
+    outputs: tuple[RequestOutput, ...] = ()
+
+
+class EngineCounters(Protocol):
+    """An engine's counters since its last start, and how often it was restarted."""
+
+    @property
+    def stats(self) -> StatsSnapshot:
+        """The newest snapshot."""
+
+    @property
+    def restarts(self) -> int:
+        """How often."""
+
+
 class PrometheusMetrics:
     """Keeps what was counted and observed. Belongs to the event loop's thread alone."""
 
-    def __init__(self, model_name: str, method: str, engines: Sequence[Counted], numerics_id: str = "") -> None:
+    def __init__(
+        self, model_name: str, method: str, engines: Sequence[EngineCounters], numerics_id: str = ""
+    ) -> None:
         """Start at zero.
 
         Args:
@@ -133,7 +205,7 @@ class PrometheusMetrics:
         for _ in range(tokens):
             histogram.observe(seconds / tokens)
 
-    def observe_end(self, ended: Ended) -> None:
+    def observe_end(self, ended: Observation) -> None:
         """Note a request's end: each completion the engine knew, or one error where the server is to blame."""
         for engine in self._engines:
             engine.refresh()
@@ -163,14 +235,14 @@ class PrometheusMetrics:
             yield gauge
         info = GaugeMetricFamily(
             _INFO,
-            "Always 1: the engine's numerics id, how drafts are verified, and whether that keeps the target's law.",
+            "Always 1: the engine's numerics id, how drafts are verified, whether that is lossless.",
             labels=(*_LABELS, "numerics_id", "verification", "lossless"),
         )
         for engine in self._engines:
             info.add_metric((*engine.labels, *self._info), 1)
         yield info
         totals = [(engine.labels, engine.total()) for engine in self._engines]
-        for name, (text, further) in _COUNTERS.items():
+        for name, (text, further, _) in _COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=(*_LABELS, *further))
             for labels, counts in totals:
                 for (counted, own), value in counts.items():
@@ -181,8 +253,8 @@ class PrometheusMetrics:
         for engine in self._engines:
             restarts.add_metric(engine.labels, engine.restarts)
         yield restarts
-        for kept in (self._ended, self._http, *self._histograms.values()):
-            yield from _plain(kept.collect())
+        for observed in (self._ended, self._http, *self._histograms.values()):
+            yield from _plain(observed.collect())
 
 
 class _Series:
@@ -192,7 +264,7 @@ class _Series:
         self,
         labels: tuple[str, str],
         method: str,
-        engine: Counted,
+        engine: EngineCounters,
         ended: prometheus.Counter,
         histograms: Mapping[str, prometheus.Histogram],
     ) -> None:
@@ -267,34 +339,12 @@ def _plain(metrics: Iterable[Metric]) -> Iterator[Metric]:
         yield metric
 
 
-def _counts(snapshot: Stats, method: str) -> dict[_Key, float]:
-    """Return the values of `_COUNTERS`."""
-    guesses = snapshot.guesses
-    plain: dict[str, float] = {
-        "vllm:prompt_tokens": snapshot.prompt_tokens,
-        "vllm:generation_tokens": snapshot.emitted,
-        "vllm:num_preemptions": snapshot.preemptions,
-        "vllm:prefix_cache_queries": snapshot.queried_tokens,
-        "vllm:prefix_cache_hits": snapshot.cached_tokens,
-        "vllm:spec_decode_num_drafts": guesses.drafts,
-        "vllm:spec_decode_num_draft_tokens": guesses.drafted,
-        "vllm:spec_decode_num_accepted_tokens": guesses.accepted,
-    }
-    phases = {
-        "draft": snapshot.propose,
-        "forward": snapshot.forward,
-        "verify": snapshot.verify,
-        "schedule": snapshot.schedule,
-    }
-    positions = enumerate(guesses.accepted_per_position)
-    return {
-        **{(name, ()): value for name, value in plain.items()},
-        **{("vllm:spec_decode_num_accepted_tokens_per_pos", (str(i),)): n for i, n in positions},
-        ("parlay:forward_passes", (method,)): snapshot.steps,
-        **{("parlay:steps_without_draft", (method, why)): n for why, n in snapshot.undrafted.items()},
-        **{("parlay:draft_lengths", (str(length),)): n for length, n in sorted(snapshot.lengths.items())},
-        **{("parlay:proposer_faults", (name,)): n for name, n in snapshot.faults.items()},
-        **{("parlay:draft_tokens", (source,)): m.drafted for source, m in snapshot.methods.items()},
-        **{("parlay:tokens_saved", (source,)): m.saved for source, m in snapshot.methods.items()},
-        **{("parlay:step_seconds", (method, phase)): seconds for phase, seconds in phases.items()},
-    }
+def _counts(now: Stats, method: str) -> dict[_Key, float]:
+    """Return the values of `_COUNTERS`; `method` labels those that are not by method."""
+    counts: dict[_Key, float] = {}
+    for name, (_, labels, read) in _COUNTERS.items():
+        found = read(now)
+        by_label = {(str(key),): value for key, value in found.items()} if isinstance(found, Mapping) else {(): found}
+        for own, value in by_label.items():
+            counts[name, own if len(own) == len(labels) else (method, *own)] = value
+    return counts

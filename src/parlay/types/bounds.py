@@ -1,7 +1,7 @@
 """What a dataclass's annotations say of its numbers and switches, checked where users' values come in.
 
 A bound is written once, at the field: `Annotated[int, Meta(ge=1)]`. The OpenAPI document is made from the same
-annotations (`server/openai/documents.py`).
+annotations (`server/openapi.py`).
 """
 
 from collections.abc import Mapping

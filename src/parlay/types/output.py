@@ -1,5 +1,6 @@
 """What is returned to the user."""
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -53,13 +54,20 @@ class RequestMetrics:
     per_step: tuple[tuple[int, int], ...] = ()
 
     @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens that steps with a draft emitted, per draft; 1 without any draft.
+    def tokens_per_draft(self) -> float:
+        """Tokens that a step with a draft emitted on average; 1 without any draft.
 
-        The bonus is included, which a last step has not where an accepted node ends the request.
+        The bonus is included, which a last step has not where an accepted node ends the request. Over HTTP it has
+        vLLM's name, `mean_acceptance_length`. `acceptance_length` counts steps without a draft too.
         """
         unfollowed = 0 < self.emitted < self.steps + self.accepted
         return 1 + (self.accepted - unfollowed) / self.drafts if self.drafts else 1.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """An older name of `tokens_per_draft`."""
+        warnings.warn("mean_acceptance_length is called tokens_per_draft", DeprecationWarning, stacklevel=2)
+        return self.tokens_per_draft
 
     @property
     def lossless(self) -> bool:
@@ -68,7 +76,7 @@ class RequestMetrics:
 
     @property
     def acceptance_length(self) -> float:
-        """Emitted tokens per target step, the bonus included; 0 before the first step."""
+        """Emitted tokens per target step, with a draft or without, the bonus included; 0 before the first step."""
         return self.emitted / self.steps if self.steps else 0.0
 
 

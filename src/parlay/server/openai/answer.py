@@ -1,26 +1,25 @@
 """Sending an answer to the client: whole or as server-sent events, and only while the client is connected."""
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
-from asyncio import timeout
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from parlay.server.acceptance import request_metrics
-from parlay.server.account import Account
-from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, json_response
-from parlay.server.failures import as_api_error
-from parlay.server.front import Front
-from parlay.server.openai.choice import usage
+from parlay.server.context import Context, RequestState, while_wanted
+from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error, json_response
+from parlay.server.metrics import PrometheusMetrics
 from parlay.server.openai.events import Events
-from parlay.server.openai.outputs import merge, while_wanted
-from parlay.server.remote.backend import Metrics
+from parlay.server.openai.fields import CommonFields
+from parlay.server.openai.responses_fields import ResponseFields
+from parlay.server.openai.usage import request_metrics, usage
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
@@ -30,17 +29,31 @@ from parlay.types.prompt import Prompt
 _GRACE = 10.0
 _encode = msgspec.json.Encoder().encode
 
+T = TypeVar("T")
 
-class Shape(ABC):
+
+@dataclass(slots=True, kw_only=True)
+class AnswerShape(ABC):
     """The format of one endpoint's answers.
 
     Attributes:
+        context: the parts of the server.
+        fields: the request's own fields.
+        params: of sampling.
         warnings: for the client, beside its answer.
-        reasoning_tokens: of all choices so far.
+        without_output: the prompt alone is wanted.
     """
 
-    warnings: tuple[str, ...]
-    reasoning_tokens = 0
+    context: Context
+    fields: CommonFields | ResponseFields
+    params: SamplingParams
+    warnings: tuple[str, ...] = ()
+    without_output: bool = False
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of all choices so far."""
+        return 0
 
     @abstractmethod
     def events(self, number: int, output: RequestOutput) -> Iterable[dict[str, Any]]:
@@ -66,64 +79,34 @@ class Shape(ABC):
         """Return a chunk as an event of a stream."""
         return _event(chunk)
 
-    def last(self, took: dict[str, Any], *, asked: bool) -> bytes:
+    def last(self, took: dict[str, Any], *, with_usage: bool) -> bytes:
         """Return the events that end a stream; with the usage, if that was asked for."""
-        return (self.encode({**self.closing(), **took}) if asked else b"") + b"data: [DONE]\n\n"
+        return (self.encode({**self.closing(), **took}) if with_usage else b"") + b"data: [DONE]\n\n"
 
     def named(self, error: ApiError) -> ApiError:
         """Return an error of the engine in the words of the request."""
         return error
 
-    def failure(self, told: ApiError) -> bytes:
+    def failure(self, error: ApiError) -> bytes:
         """Return the event that ends a stream after an error; OpenAI's clients raise it."""
-        return _event(told.body)
+        return _event(error.body)
 
 
 class Answer(Response):
     """Computes an answer while it is sent, so that a disconnected client ends both."""
 
-    def __init__(
-        self,
-        front: Front,
-        prompts: list[Prompt],
-        params: SamplingParams,
-        shape: Shape,
-        *,
-        stream: bool = False,
-        include_usage: bool = False,
-        continuous_usage: bool = False,
-        without_output: bool = False,
-        return_metrics: bool = False,
-    ) -> None:
-        """Describe the answer; nothing is computed before it is sent.
-
-        Args:
-            front: the parts of the server.
-            prompts: to complete.
-            params: of sampling.
-            shape: format of the answer.
-            stream: send events.
-            include_usage: end them with the usage.
-            continuous_usage: each has the usage so far.
-            without_output: the prompt alone is wanted.
-            return_metrics: add speculation's metrics, even where the server adds them only if asked.
-        """
-        self._front = front
-        self._prompts = prompts
-        self._params = params
-        self._shape = shape
-        self._stream = stream
-        self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
-        self._without_output = without_output
-        self._metrics = return_metrics or front.config.per_request_spec_decode_metrics != "none"
+    def __init__(self, prompts: list[Prompt], shape: AnswerShape) -> None:
+        """Describe the answer to some prompts; nothing is computed before it is sent."""
+        self._context, self._prompts, self._shape = shape.context, prompts, shape
+        self._params, self._fields = shape.params, shape.fields
+        self._metrics = self._fields.return_metrics or shape.context.config.per_request_spec_decode_metrics != "none"
         self._texts: dict[int, dict[int, list[str]]] = {}  # by prompt and completion, where they are logged
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Compute and send, as an ASGI application."""
-        account: Account = scope["state"]["account"]
-        front = self._front
+        state: RequestState = scope["state"]["request"]
+        context = self._context
         began = False
 
         async def tell(message: Any) -> None:
@@ -132,126 +115,122 @@ class Answer(Response):
             await send(message)
 
         try:
-            front.check_ready()
-            assert account.seat is not None
-            account.seat.widen(len(self._prompts) * self._params.candidates)
-            account.body.close()  # it has become prompts and parameters
-            work = self._events(account, tell) if self._stream else self._whole(account, scope, receive, tell)
-            async with timeout(front.config.request_timeout + _GRACE):
-                await while_wanted(work, receive, front.gate.cut)
+            context.check_ready()
+            assert state.admitted is not None
+            state.admitted.widen(len(self._prompts) * self._params.candidates)
+            state.body.close()  # it has become prompts and parameters
+            work = self._events(state, tell) if self._fields.stream else self._whole(state, scope, receive, tell)
+            async with asyncio.timeout(context.config.request_timeout + _GRACE):
+                await while_wanted(work, receive, context.admission.cut)
         except ClientLeftError:
-            account.status = CLIENT_LEFT
+            state.status = CLIENT_LEFT
         except Exception as error:
-            told = self._shape.named(as_api_error(error))
-            account.facts["error"] = str(told)
+            refusal = self._shape.named(as_api_error(error))
+            state.facts["error"] = str(refusal)
             if not began:
-                await told.response()(scope, receive, send)
+                await refusal.response()(scope, receive, send)
                 return
             # The status is out: the error can only be an event.
-            await send({"type": "http.response.body", "body": self._shape.failure(told)})
+            await send({"type": "http.response.body", "body": self._shape.failure(refusal)})
         finally:
-            self._record(account)
+            self._record(state)
 
-    async def _whole(self, account: Account, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._outputs(account)) as growing:
+    async def _whole(self, state: RequestState, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._outputs(state)) as growing:
             async for _ in growing:
                 pass
-        outputs = [account.outputs[i] for i in range(len(self._prompts))]
+        outputs = state.newest
         size = sum(len(o.prompt_token_ids) + sum(len(one.token_ids) for one in o.outputs) for o in outputs)
-        answer = await self._front.threads.run(account.client.name, size, partial(self._answer, outputs))
+        answer = await self._context.threads.run(state.client.name, size, partial(self._answer, outputs))
         await answer(scope, receive, send)
 
     def _answer(self, outputs: list[RequestOutput]) -> Response:
         return json_response(self._shape.warn(self._shape.complete(outputs, partial(self._took, outputs))))
 
-    async def _events(self, account: Account, send: Send) -> None:
+    async def _events(self, state: RequestState, send: Send) -> None:
         begun = False
-        async with Events(send) as events, aclosing(self._outputs(account)) as growing:
+        async with Events(send) as events, aclosing(self._outputs(state)) as growing:
             async for number, output in growing:
-                more = (
-                    {"usage": self._usage(account) if self._continuous_usage else None} if self._include_usage else {}
-                )
-                chunks = [chunk | more for chunk in self._shape.events(number, output)]
+                chunks = list(self._shape.events(number, output))
+                if self._fields.include_usage:
+                    so_far = self._usage(state.newest) if self._fields.continuous_usage else None
+                    chunks = [{**chunk, "usage": so_far} for chunk in chunks]
                 if chunks and not begun:
                     chunks[0], begun = self._shape.warn(chunks[0]), True
                 await events.write(b"".join(map(self._shape.encode, chunks)))
-            took = self._took([account.outputs[i] for i in sorted(account.outputs)])
-            await events.write(self._shape.last(took, asked=self._include_usage), more=False)
+            took = self._took(state.newest)
+            await events.write(self._shape.last(took, with_usage=self._fields.include_usage), more=False)
 
-    async def _outputs(self, account: Account) -> AsyncGenerator[tuple[int, RequestOutput]]:
-        """Yield what is new of the prompts' outputs, with their numbers; the account always has the newest.
+    async def _outputs(self, state: RequestState) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """Yield what is new of the prompts' outputs, with their numbers; the state always has the newest.
 
         Raises:
             TimeoutError: the engine had not enough time.
         """
-        front = self._front
+        context = self._context
         streams = [
-            front.engine.generate(
+            context.engine.generate(
                 prompt,
                 self._params,
-                tenant=account.client.tenant,
-                timeout=front.config.request_timeout,
-                final_only=not self._stream,
-                deltas=self._stream,
+                tenant=state.client.tenant,
+                timeout=context.config.request_timeout,
+                final_only=not self._fields.stream,
+                deltas=self._fields.stream,
             )
             for prompt in self._prompts
         ]
         before: dict[tuple[int, int], float] = {}
         async with aclosing(merge(streams)) as merged:
             async for number, output in merged:
-                account.outputs[number] = output
-                if front.config.log_prompts:
+                state.outputs[number] = output
+                if context.config.log_prompts:
                     for one in output.outputs:
                         self._texts.setdefault(number, {}).setdefault(one.index, []).append(one.text)
-                if front.metrics is not None:
-                    _measure(front.metrics, account, before, number, output)
+                if context.metrics is not None:
+                    _measure(context.metrics, state, before, number, output)
                 if output.error is not None:
                     raise output.error
                 if any(one.finish_reason == "abort" for one in output.outputs):
                     raise TimeoutError
                 yield number, output
 
-    def _usage(self, account: Account) -> dict[str, Any]:
+    def _usage(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return the usage so far."""
-        return usage(
-            [account.outputs[i] for i in sorted(account.outputs)],
-            without_output=self._without_output,
-            reasoning_tokens=self._shape.reasoning_tokens,
-        )
+        shape = self._shape
+        return usage(outputs, without_output=shape.without_output, reasoning_tokens=shape.reasoning_tokens)
 
     def _took(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return the usage of all, and what comes beside it."""
-        tokens = self._shape.reasoning_tokens
-        took: dict[str, Any] = {"usage": usage(outputs, without_output=self._without_output, reasoning_tokens=tokens)}
+        took: dict[str, Any] = {"usage": self._usage(outputs)}
         if self._metrics:
-            detailed = self._front.config.per_request_spec_decode_metrics == "detailed"
-            took["metrics"] = request_metrics(outputs, speculates=len(self._front.methods) > 1, detailed=detailed)
+            detailed = self._context.config.per_request_spec_decode_metrics == "detailed"
+            took["metrics"] = request_metrics(outputs, speculates=len(self._context.methods) > 1, detailed=detailed)
         return took
 
-    def _record(self, account: Account) -> None:
-        took = self._usage(account)
-        account.facts |= {
-            "stream": self._stream,
+    def _record(self, state: RequestState) -> None:
+        took = self._usage(state.newest)
+        state.facts |= {
+            "stream": self._fields.stream,
             "prompts": len(self._prompts),
             "n": self._params.n,
             "prompt_tokens": took["prompt_tokens"],
             "completion_tokens": took["completion_tokens"],
         }
         if self._shape.warnings:
-            account.facts["warnings"] = list(self._shape.warnings)
-        if self._front.config.log_prompts:
-            account.facts["log"] = [
+            state.facts["warnings"] = list(self._shape.warnings)
+        if self._context.config.log_prompts:
+            state.facts["log"] = [
                 {
                     "prompt": output.prompt or list(output.prompt_token_ids),
                     "texts": ["".join(self._texts[number][one.index]) for one in output.outputs],
                 }
-                for number, output in sorted(account.outputs.items())
+                for number, output in sorted(state.outputs.items())
             ]
 
 
 def _measure(
-    metrics: Metrics,
-    account: Account,
+    metrics: PrometheusMetrics,
+    state: RequestState,
     before: dict[tuple[int, int], float],
     number: int,
     output: RequestOutput,
@@ -266,7 +245,7 @@ def _measure(
         if then is not None:
             metrics.observe_step(now - then, tokens, output.replica)
         elif one.finish_reason is None:
-            metrics.observe_first(now - account.arrival, output.replica)
+            metrics.observe_first(now - state.arrival, output.replica)
         else:  # all at once: the engine knows when they came
             times = one.metrics
             metrics.observe_first(times.first_token - times.arrival, output.replica)
@@ -280,3 +259,58 @@ def warned(body: dict[str, Any], warnings: tuple[str, ...]) -> dict[str, Any]:
 
 def _event(chunk: dict[str, Any]) -> bytes:
     return b"data: " + _encode(chunk) + b"\n\n"
+
+
+async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
+    """Yield what several iterators yield, each with the iterator's number.
+
+    No item is left out; an iterator is asked for its next when the last one is taken.
+
+    Raises:
+        Exception: anything that one of them raises; the others are closed.
+    """
+    if len(streams) == 1:
+        try:
+            async for item in streams[0]:
+                yield 0, item
+        finally:
+            await _close(streams[0])
+        return
+    ready: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()  # at most one of each
+    taken = [asyncio.Event() for _ in streams]
+
+    async def pump(number: int) -> None:
+        end: Exception | None = None
+        try:
+            async for item in streams[number]:
+                ready.put_nowait((number, item))
+                await taken[number].wait()
+                taken[number].clear()
+        except Exception as error:
+            end = error
+        finally:
+            await _close(streams[number])
+        ready.put_nowait(end)
+
+    tasks = [asyncio.create_task(pump(i)) for i in range(len(streams))]
+    running = len(tasks)
+    try:
+        while running:
+            found = await ready.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                running -= 1
+            else:
+                taken[found[0]].set()
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _close(stream: AsyncIterator[Any]) -> None:
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()

@@ -3,63 +3,55 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-from uuid import uuid4
+from typing import Any, ClassVar
 
 from parlay.errors import shown
 from parlay.server.body import read_json
+from parlay.server.context import Context
 from parlay.server.errors import ApiError
-from parlay.server.front import Front
-from parlay.server.openai.answer import Answer, Shape
-from parlay.server.openai.choice import Choice, News
+from parlay.server.fair_queue import LONG
+from parlay.server.openai.answer import Answer
+from parlay.server.openai.choice import ChoicesShape, News
 from parlay.server.openai.completions import check_stream
 from parlay.server.openai.fields import SAMPLING, ChatFields, check_model, make_params, parse
-from parlay.server.openai.forms import CHAT, Form, Names, form_of, needs_compiling
 from parlay.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from parlay.server.openai.prompts import chat_prompt, predicted
-from parlay.server.openai.reasoning import ReasoningReader
-from parlay.server.openai.tool_readers import Piece, Reader, reader_of
+from parlay.server.openai.reasoning import Marks, ReasoningReader, marks_of
+from parlay.server.openai.response_format import CHAT, AnswerForm, Names, form_of, needs_compiling
+from parlay.server.openai.tool_formats import FORMATS, ToolFormat, format_of
+from parlay.server.openai.tool_readers import CallReader, Piece, reader_of
 from parlay.server.openai.tools import Tools, read_tools, tools_shown
-from parlay.server.style import Style
-from parlay.server.threads import LONG
 from parlay.text.chat import ChatOptions
 from parlay.types.output import RequestOutput
-from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
 
+_IGNORED = (
+    "the model's chat template ignores tools: the system message describes them instead, and calls are expected "
+    "between <tool_call> tags"
+)
 Read = tuple["ChatShape", list[dict[str, Any]], ChatOptions]
 
 
-async def chat(front: Front) -> Answer:
+async def chat(context: Context) -> Answer:
     """Answer a request.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
 
-    found = await read_json(front, partial(read_or_body, front))
-    shape, messages, options = await read_beside(front, found)
-    prompt = await chat_prompt(front, messages, options)
+    found = await read_json(context, partial(read_or_body, context))
+    shape, messages, options = await read_beside(context, found)
+    prompt = await chat_prompt(context, messages, options)
     shape.begin(prompt)
-    asked = shape.asked
-    return Answer(
-        front,
-        [prompt],
-        shape.params,
-        shape,
-        stream=asked.stream,
-        include_usage=asked.include_usage,
-        continuous_usage=asked.continuous_usage,
-        return_metrics=asked.return_metrics,
-    )
+    return Answer([prompt], shape)
 
 
-def read_or_body(front: Front, body: dict[str, Any]) -> dict[str, Any] | Read:
+def read_or_body(context: Context, body: dict[str, Any]) -> dict[str, Any] | Read:
     """Return what `read_chat` does; the body itself if that takes a while, for which see `read_beside`."""
-    return body if _brings(front, body) or needs_compiling(body) else read_chat(front, body)
+    return body if _brings(context, body) or needs_compiling(body) else read_chat(context, body)
 
 
-async def read_beside(front: Front, found: dict[str, Any] | Read) -> Read:
+async def read_beside(context: Context, found: dict[str, Any] | Read) -> Read:
     """Return what `read_chat` makes of a body that `read_or_body` left as it is.
 
     Raises:
@@ -67,106 +59,144 @@ async def read_beside(front: Front, found: dict[str, Any] | Read) -> Read:
     """
     if not isinstance(found, dict):
         return found
-    work = partial(read_chat, front, found)
-    if _brings(front, found):
-        return await front.beside(found["chat_template"], 0, work)
-    return await front.run(LONG, work)
+    work = partial(read_chat, context, found)
+    if _brings(context, found):
+        return await context.beside(found["chat_template"], 0, work)
+    return await context.run(LONG, work)
 
 
-def _brings(front: Front, body: dict[str, Any]) -> bool:
+def _brings(context: Context, body: dict[str, Any]) -> bool:
     """Whether a body brings a chat template, which is run to see what it does."""
-    return isinstance(body.get("chat_template"), str) and front.config.trust_request_chat_template
+    return isinstance(body.get("chat_template"), str) and context.config.trust_request_chat_template
 
 
-def read_chat(front: Front, body: dict[str, Any], names: Names = CHAT) -> Read:
+def read_chat(context: Context, body: dict[str, Any], names: Names = CHAT) -> Read:
     """Return the answer's format, the messages, and the options of the prompt.
 
     Args:
-        front: the parts of the server.
+        context: the parts of the server.
         body: of the request.
         names: what the client calls the fields that are named in messages.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    asked, sampling, warnings = parse(ChatFields, body, sampling=SAMPLING, strict=front.config.strict_fields)
-    check_model(asked.model, front.engine.model_names)
+    fields, sampling, warnings = parse(ChatFields, body, sampling=SAMPLING, strict=context.config.strict_fields)
+    check_model(fields.model, context.engine.model_names)
     # Before anything reads it: it is run to see what a template does.
-    given = asked.chat_template not in (None, *front.engine.codec.template_names)
-    if given and not front.config.trust_request_chat_template:
+    given = fields.chat_template not in (None, *context.engine.codec.template_names)
+    if given and not context.config.trust_request_chat_template:
         raise ApiError(
             400, "this server runs no chat template of a client's; leave it out, or start it with "
             "--trust-request-chat-template", param="chat_template",
         )  # fmt: skip
-    tools = read_tools(asked)
-    wishes = {"return_sources": asked.return_sources, "return_rejected": sampling.get("return_rejected")}
+    tools = read_tools(fields)
+    wishes = {"return_sources": fields.return_sources, "return_rejected": sampling.get("return_rejected")}
     for name, wanted in wishes.items():
         if tools.mode != "none" and wanted:
             raise ApiError(400, f"{name} is about text; leave it or tools out", param=name)
-    style = Style.of(front, asked, tools)
-    form = form_of(asked, tools, style.form, front.engine.codec.tokenizer, sampling.get("structured_outputs"), names)
-    sampling = _sampling(asked, sampling, front)
+    style = ModelStyle.of(context, fields, tools)
+    form = form_of(
+        fields, tools, style.form, context.engine.codec.tokenizer, sampling.get("structured_outputs"), names
+    )
+    sampling = _sampling(fields, sampling, context)
     sampling["structured_outputs"] = form.structured
     if style.special or form.special:
         sampling.setdefault("skip_special_tokens", False)
-    sampling["prediction"] = predicted(asked, front.engine.codec, front.config)
-    params = make_params({**front.engine.sampling_defaults, **sampling}, front.config)
-    check_stream(asked.stream, params, scored=params.prompt_logprobs is not None)
+    sampling["prediction"] = predicted(fields, context.engine.codec, context.config)
+    params = make_params({**context.engine.sampling_defaults, **sampling}, context.config)
+    check_stream(fields.stream, params, scored=params.prompt_logprobs is not None)
     options = ChatOptions(
-        chat_template=asked.chat_template,
+        chat_template=fields.chat_template,
         # The next message is begun by default, unless the last one is to be continued.
-        add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
-        continue_final_message=asked.continue_final_message,
-        tools=tools_shown(asked, tools),
+        add_generation_prompt=fields.add_generation_prompt and not fields.continue_final_message,
+        continue_final_message=fields.continue_final_message,
+        tools=tools_shown(fields, tools),
         chat_template_kwargs=style.variables,
     )
     warnings = (*warnings, *style.warnings, *form.warnings)
-    return ChatShape(front, asked, params, tools, style, form, warnings), asked.messages, options
+    shape = ChatShape(
+        context=context, fields=fields, params=params, warnings=warnings, tools=tools, style=style, form=form
+    )
+    return shape, fields.messages, options
 
 
-def _sampling(asked: ChatFields, given: dict[str, Any], front: Front) -> dict[str, Any]:
+def _sampling(fields: ChatFields, given: dict[str, Any], context: Context) -> dict[str, Any]:
     """Return the engine's parameters."""
     values = dict(given)
-    most = asked.max_completion_tokens
+    most = fields.max_completion_tokens
     if most is not None and values.get("max_tokens", most) != most:
         raise ApiError(400, "max_completion_tokens and max_tokens are one; give one of them", param="max_tokens")
     values["max_tokens"] = values.get("max_tokens", most)
-    if asked.logprobs:
-        top = asked.top_logprobs or 0  # here logprobs is a switch; the engine's is a number
-        if not 0 <= top <= front.config.max_logprobs:
+    if fields.logprobs:
+        top = fields.top_logprobs or 0  # here logprobs is a switch; the engine's is a number
+        if not 0 <= top <= context.config.max_logprobs:
             raise ApiError(
-                400, f"top_logprobs must be between 0 and {front.config.max_logprobs}, not {shown(top)}",
+                400, f"top_logprobs must be between 0 and {context.config.max_logprobs}, not {shown(top)}",
                 param="top_logprobs",
             )  # fmt: skip
         values["logprobs"] = top
     return values
 
 
-@dataclass(slots=True)
-class ChatShape(Shape):
+@dataclass(frozen=True, slots=True)
+class ModelStyle:
+    """What to look for in the answers to one request.
+
+    Attributes:
+        form: how calls are written.
+        marks: around reasoning, if there is any.
+        special: whether some of that are special tokens, which answers have to show.
+        variables: of the template.
+        warnings: for the client.
+    """
+
+    form: ToolFormat
+    marks: Marks | None
+    special: bool
+    variables: dict[str, Any]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, context: Context, fields: ChatFields, tools: Tools) -> "ModelStyle":
+        """Return the style of a request with the model's chat template."""
+        codec, config = context.engine.codec, context.config
+        template = codec.template_for(fields.chat_template, tools=bool(tools_shown(fields, tools)))
+        form, warnings = format_of(config.tool_call_parser, template), []
+        if tools.mode != "none" and template is not None and not codec.shows_tools(template):
+            form = FORMATS["hermes"]
+            warnings.append(_IGNORED)
+        wanted: dict[str, Any] = {}
+        for name in ("reasoning_effort", "verbosity"):
+            value = getattr(fields, name)
+            if value is not None:
+                variables = {name: value} | ({"enable_thinking": False} if value == "none" else {})
+                wanted |= variables
+                if not any(variable in (template or "") for variable in variables):
+                    warnings.append(f"{name} has no effect: the model's chat template does not read it")
+        marks = marks_of(config.reasoning_parser, template)
+        special = (tools.mode == "auto" and form.special) or (marks is not None and marks.special)
+        return cls(form, marks, special, {**wanted, **fields.chat_template_kwargs}, tuple(warnings))
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatShape(ChoicesShape):
     """The format of chat completions."""
 
-    front: Front
-    asked: ChatFields
-    params: SamplingParams
+    id_prefix: ClassVar[str] = "chatcmpl"
+
+    fields: ChatFields
     tools: Tools
-    style: Style
-    form: Form
-    warnings: tuple[str, ...]
+    style: ModelStyle
+    form: AnswerForm
     prompt: str = ""
-    head: dict[str, Any] = field(init=False)
-    choices: dict[int, Choice] = field(default_factory=dict)
-    readers: dict[int, Reader | None] = field(default_factory=dict)
+    readers: dict[int, CallReader | None] = field(default_factory=dict)
     thoughts: dict[int, ReasoningReader | None] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.head = {
-            "id": f"chatcmpl-{uuid4().hex}",
-            "object": "chat.completion.chunk" if self.asked.stream else "chat.completion",
-            "created": self.front.now(),
-            "model": self.front.engine.model_name,
-            "system_fingerprint": self.front.engine.numerics_id,
-        }
+    @property
+    def object_name(self) -> str:  # type: ignore[override]
+        """Of an answer, or of its chunks."""
+        return "chat.completion.chunk" if self.fields.stream else "chat.completion"
 
     def begin(self, prompt: Prompt) -> None:
         """Take the prompt, which tells whether answers begin with reasoning."""
@@ -174,7 +204,7 @@ class ChatShape(Shape):
         self.prompt = prompt.get("prompt", "")
 
     @property
-    def reasoning_tokens(self) -> int:  # type: ignore[override]
+    def reasoning_tokens(self) -> int:
         """Of all choices so far."""
         return sum(one.tokens for one in self.thoughts.values() if one is not None)
 
@@ -192,7 +222,7 @@ class ChatShape(Shape):
                 bare = {"index": index, "logprobs": None, "finish_reason": None, "stop_reason": None}
                 yield {**self.head, "choices": [{**bare, "delta": earlier}]}
             # Text that is held back makes no event; what comes beside it does.
-            if delta or news.finish or news.logprobs or (news.tokens and self.asked.return_token_ids):
+            if delta or news.finish or news.logprobs or (news.tokens and self.fields.return_token_ids):
                 choice = self._choice(index, output, news, first=first)
                 ids = self._prompt_ids(output) if first else {}
                 yield {**self.head, **ids, "choices": [{**choice, "delta": delta}]}
@@ -221,28 +251,17 @@ class ChatShape(Shape):
         """Return an error of the engine in the words of the request."""
         return self.form.named(error)
 
-    def closing(self) -> dict[str, Any]:
-        """Return a chunk without choices."""
-        return {**self.head, "choices": []}
-
     def _news(self, output: RequestOutput) -> Iterator[tuple[int, News, bool]]:
         for one in output.outputs:
-            first = one.index not in self.choices
+            first, choice = one.index not in self.choices, self.choice(one.index, output)
             if first:
-                self.choices[one.index] = Choice(
-                    self.front.engine.codec.tokenizer,
-                    output.prompt_token_ids,
-                    sources=self.asked.return_sources or self.params.return_rejected,
-                    skip_special_tokens=self.params.skip_special_tokens,
-                )
                 self.readers[one.index] = reader_of(self.tools, self.form.calls, alone=self.form.alone)
-                marks, codec = self.style.marks, self.front.engine.codec
+                marks, codec = self.style.marks, self.context.engine.codec
                 forced = self.params.structured_outputs is not None  # which begins with the answer at once
                 self.thoughts[one.index] = (
                     None if marks is None or forced else ReasoningReader(marks, self.prompt, codec.tokenizer)
                 )
-            state = self.choices[one.index]
-            if not state.finished and ((news := state.update(one)) or first):
+            if not choice.finished and ((news := choice.update(one)) or first):
                 yield one.index, news, first
 
     def _read(self, index: int, news: News) -> tuple[str, list[Piece]]:
@@ -251,7 +270,7 @@ class ChatShape(Shape):
         reasoning, text = "", news.text
         if thoughts is not None:
             reasoning, text = thoughts.feed(text, finished, news.tokens)
-            reasoning = reasoning if self.asked.include_reasoning else ""
+            reasoning = reasoning if self.fields.include_reasoning else ""
         if reader is None:
             return reasoning, [text] if text else []
         return reasoning, reader.feed(text, finished)
@@ -259,11 +278,11 @@ class ChatShape(Shape):
     def _unseen(self, news: News) -> bool:
         """Whether the last token ended the answer and is no part of it; entries beside ids are one for each id."""
         ended = news.finish == "stop" and not isinstance(news.stop, str)
-        return ended and not self.params.include_stop_str_in_output and not self.asked.return_token_ids
+        return ended and not self.params.include_stop_str_in_output and not self.fields.return_token_ids
 
     def _prompt_ids(self, output: RequestOutput) -> dict[str, Any]:
         """Return the prompt's token ids where vLLM's clients read them."""
-        return {"prompt_token_ids": output.prompt_token_ids} if self.asked.return_token_ids else {}
+        return {"prompt_token_ids": output.prompt_token_ids} if self.fields.return_token_ids else {}
 
     def _choice(self, index: int, output: RequestOutput, news: News, *, first: bool) -> dict[str, Any]:
         reader = self.readers[index]
@@ -274,15 +293,15 @@ class ChatShape(Shape):
         if self.params.logprobs is not None:
             shown = len(news.tokens) - self._unseen(news)
             choice["logprobs"] = chat_logprobs(
-                self.front.engine.codec,
+                self.context.engine.codec,
                 news.tokens[:shown],
                 news.logprobs[:shown],
                 self.params.logprobs,
-                as_ids=self.asked.return_tokens_as_token_ids,
+                as_ids=self.fields.return_tokens_as_token_ids,
             )
         if news.sources is not None:
             choice["sources"] = news.sources
-        if self.asked.return_token_ids:
+        if self.fields.return_token_ids:
             choice["token_ids"] = news.tokens
             if first:
                 choice["prompt_token_ids"] = output.prompt_token_ids

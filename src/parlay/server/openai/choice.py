@@ -1,13 +1,16 @@
-"""One choice of an answer while it grows: what is new, as events show it."""
+"""Answers of choices while they grow: what is new, as events show it."""
 
-from collections import Counter
+from abc import ABC
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from uuid import uuid4
 
 from tokenizers import Tokenizer
 
 from parlay.engine.attribution import Attribution
+from parlay.server.openai.answer import AnswerShape
+from parlay.server.openai.fields import CommonFields
 from parlay.types.output import CompletionOutput, Logprob, RequestOutput
 
 Sources = list[tuple[str, str, bool]]
@@ -21,7 +24,7 @@ class News:
         text: the next characters.
         tokens: the next tokens.
         logprobs: theirs, where asked for.
-        sources: pieces of the text, who guessed each, and whether it was accepted or is not part of the text; where
+        sources: pieces of the text, who drafted each, and whether it was accepted or is not part of the text; where
             asked for.
         finish: why it ended; None while it runs.
         stop: the stop string or token that ended it.
@@ -63,36 +66,42 @@ class Choice:
         return News(one.text, tokens, logprobs, pieces, one.finish_reason, one.stop_reason)
 
 
-def usage(outputs: list[RequestOutput], *, without_output: bool = False, reasoning_tokens: int = 0) -> dict[str, Any]:
-    """Return a request's usage, in OpenAI's format.
+@dataclass(slots=True, kw_only=True)
+class ChoicesShape(AnswerShape, ABC):
+    """What the answers of completions and chat completions have in common.
 
-    Args:
-        outputs: the newest of each prompt.
-        without_output: nothing was asked for beyond the prompt.
-        reasoning_tokens: of the output.
+    Attributes:
+        head: begins every answer and chunk.
+        choices: those that have begun.
     """
-    ones = [one for output in outputs for one in output.outputs]
-    prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    completion = 0 if without_output else sum(one.metrics.emitted for one in ones)
-    accepted = sum(one.metrics.accepted for one in ones)
-    undrafted: Counter[str] = Counter()
-    for one in ones:
-        undrafted.update(dict(one.metrics.undrafted))
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(output.metrics.cached_tokens for output in outputs)},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(one.metrics.drafted for one in ones) - accepted,
-            "reasoning_tokens": reasoning_tokens,
-            "audio_tokens": 0,
-        },
-        "speculation": {
-            "steps": sum(one.metrics.steps for one in ones),
-            "drafts": sum(one.metrics.drafts for one in ones),
-            "draft_tokens": sum(one.metrics.drafted for one in ones),
-            "without_draft": dict(undrafted.most_common()),
-        },
-    }
+
+    id_prefix: ClassVar[str]
+    object_name: ClassVar[str]
+
+    fields: CommonFields
+    head: dict[str, Any] = field(init=False)
+    choices: dict[int, Choice] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.head = {
+            "id": f"{self.id_prefix}-{uuid4().hex}",
+            "object": self.object_name,
+            "created": self.context.now(),
+            "model": self.context.engine.model_name,
+            "system_fingerprint": self.context.engine.numerics_id,
+        }
+
+    def closing(self) -> dict[str, Any]:
+        """Return a chunk without choices."""
+        return {**self.head, "choices": []}
+
+    def choice(self, index: int, output: RequestOutput) -> Choice:
+        """Return a choice, which begins if it has not."""
+        if index not in self.choices:
+            self.choices[index] = Choice(
+                self.context.engine.codec.tokenizer,
+                output.prompt_token_ids,
+                sources=self.fields.return_sources or self.params.return_rejected,
+                skip_special_tokens=self.params.skip_special_tokens,
+            )
+        return self.choices[index]

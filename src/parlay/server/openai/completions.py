@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-from uuid import uuid4
+from typing import Any, ClassVar
 
 from parlay.server.body import read_json
+from parlay.server.context import Context
 from parlay.server.errors import ApiError
-from parlay.server.front import Front
-from parlay.server.openai.answer import Answer, Shape
-from parlay.server.openai.choice import Choice, News
+from parlay.server.openai.answer import Answer
+from parlay.server.openai.choice import ChoicesShape, News
 from parlay.server.openai.fields import SAMPLING, CompletionFields, check_model, make_params, parse
 from parlay.server.openai.logprobs import Offsets, completion_logprobs, prompt_logprobs, prompt_offsets
 from parlay.server.openai.prompts import completion_prompts, predicted
@@ -19,48 +18,45 @@ from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
 
 
-async def complete(front: Front) -> Answer:
+async def complete(context: Context) -> Answer:
     """Answer a request.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    shape, prompts = await read_json(front, partial(_read, front))
-    asked = shape.asked
-    return Answer(
-        front,
-        prompts,
-        shape.params,
-        shape,
-        stream=asked.stream,
-        include_usage=asked.include_usage,
-        continuous_usage=asked.continuous_usage,
-        return_metrics=asked.return_metrics,
-        without_output=shape.without_output,
-    )
+    shape, prompts = await read_json(context, partial(_read, context))
+    return Answer(prompts, shape)
 
 
-def _read(front: Front, body: dict[str, Any]) -> tuple["CompletionShape", list[Prompt]]:
-    asked, sampling, warnings = parse(CompletionFields, body, sampling=SAMPLING, strict=front.config.strict_fields)
-    check_model(asked.model, front.engine.model_names)
-    without_output = asked.echo and sampling.get("max_tokens") == 0 and type(sampling["max_tokens"]) is not bool
+def _read(context: Context, body: dict[str, Any]) -> tuple["CompletionShape", list[Prompt]]:
+    fields, sampling, warnings = parse(CompletionFields, body, sampling=SAMPLING, strict=context.config.strict_fields)
+    check_model(fields.model, context.engine.model_names)
+    without_output = fields.echo and sampling.get("max_tokens") == 0 and type(sampling["max_tokens"]) is not bool
     if without_output:
         sampling["max_tokens"] = 1  # the least that the engine computes
     if sampling.get("logprobs") is False:  # as chat completions have it
         del sampling["logprobs"]
     scored = "prompt_logprobs" in sampling
-    if asked.echo and "logprobs" in sampling:
+    if fields.echo and "logprobs" in sampling:
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
-    sampling["prediction"] = predicted(asked, front.engine.codec, front.config)
-    params = make_params({**front.engine.sampling_defaults, **sampling}, front.config)
-    check_stream(asked.stream, params, scored=scored)
-    if asked.prompt is None:
+    sampling["prediction"] = predicted(fields, context.engine.codec, context.config)
+    params = make_params({**context.engine.sampling_defaults, **sampling}, context.config)
+    check_stream(fields.stream, params, scored=scored)
+    if fields.prompt is None:
         raise ApiError(400, "the field prompt is needed", param="prompt")
-    codec, longest = front.engine.codec, front.engine.max_model_len
+    codec, longest = context.engine.codec, context.engine.max_model_len
     prompts = completion_prompts(
-        asked.prompt, codec, front.config, longest, add_special_tokens=asked.add_special_tokens
+        fields.prompt, codec, context.config, longest, add_special_tokens=fields.add_special_tokens
     )
-    return CompletionShape(front, asked, params, without_output, scored, warnings), prompts
+    shape = CompletionShape(
+        context=context,
+        fields=fields,
+        params=params,
+        warnings=warnings,
+        without_output=without_output,
+        scored=scored,
+    )
+    return shape, prompts
 
 
 def check_stream(stream: bool, params: SamplingParams, *, scored: bool) -> None:
@@ -75,28 +71,16 @@ def check_stream(stream: bool, params: SamplingParams, *, scored: bool) -> None:
         raise ApiError(400, "prompt_logprobs comes with whole answers; leave stream out", param="prompt_logprobs")
 
 
-@dataclass(slots=True)
-class CompletionShape(Shape):
+@dataclass(slots=True, kw_only=True)
+class CompletionShape(ChoicesShape):
     """The format of completions."""
 
-    front: Front
-    asked: CompletionFields
-    params: SamplingParams
-    without_output: bool
-    scored: bool  # whether the prompt's log-probabilities were asked for by their own name
-    warnings: tuple[str, ...] = ()
-    head: dict[str, Any] = field(init=False)
-    choices: dict[int, Choice] = field(default_factory=dict)
-    offsets: dict[int, Offsets] = field(default_factory=dict)
+    id_prefix: ClassVar[str] = "cmpl"
+    object_name: ClassVar[str] = "text_completion"
 
-    def __post_init__(self) -> None:
-        self.head = {
-            "id": f"cmpl-{uuid4().hex}",
-            "object": "text_completion",
-            "created": self.front.now(),
-            "model": self.front.engine.model_name,
-            "system_fingerprint": self.front.engine.numerics_id,
-        }
+    fields: CompletionFields
+    scored: bool  # whether the prompt's log-probabilities were asked for by their own name
+    offsets: dict[int, Offsets] = field(default_factory=dict)
 
     def events(self, number: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """Yield a chunk for each choice that has grown."""
@@ -107,25 +91,11 @@ class CompletionShape(Shape):
         """Return all choices, those of one prompt together."""
         return {**self.head, "choices": [c for i, output in enumerate(outputs) for c in self._news(i, output)]}
 
-    def closing(self) -> dict[str, Any]:
-        """Return a chunk without choices."""
-        return {**self.head, "choices": []}
-
     def _news(self, number: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         for one in output.outputs:
             index = number * self.params.n + one.index
-            if index not in self.choices:
-                self.choices[index] = Choice(
-                    self.front.engine.codec.tokenizer,
-                    output.prompt_token_ids,
-                    sources=self.asked.return_sources or self.params.return_rejected,
-                    skip_special_tokens=self.params.skip_special_tokens,
-                )
-            state = self.choices[index]
-            if state.finished:
-                continue
-            begun = index in self.offsets
-            if news := state.update(one):
+            choice, begun = self.choice(index, output), index in self.offsets
+            if not choice.finished and (news := choice.update(one)):
                 yield self._choice(index, output, news, begun=begun)
 
     def _choice(self, index: int, output: RequestOutput, news: News, *, begun: bool) -> dict[str, Any]:
@@ -134,9 +104,9 @@ class CompletionShape(Shape):
         sources = news.sources
         if self.without_output:
             text, tokens, positions, sources = "", (), [], None if sources is None else []
-        ids, codec = output.prompt_token_ids, self.front.engine.codec
+        ids, codec = output.prompt_token_ids, self.context.engine.codec
         before, prompt_places = "", list[int]()
-        if self.asked.echo and not begun:
+        if self.fields.echo and not begun:
             before = output.prompt if output.prompt is not None else codec.decode(ids, skip_special_tokens=False)
             text = before + text
             if sources is not None:
@@ -159,11 +129,11 @@ class CompletionShape(Shape):
             places = [*prompt_places, *new]
             scored = (*ids, *tokens) if prompt_places else tokens
             choice["logprobs"] = completion_logprobs(
-                codec, scored, positions, places, as_ids=self.asked.return_tokens_as_token_ids
+                codec, scored, positions, places, as_ids=self.fields.return_tokens_as_token_ids
             )
         if sources is not None:
             choice["sources"] = sources
-        if self.asked.return_token_ids:
+        if self.fields.return_token_ids:
             choice["token_ids"] = () if self.without_output else news.tokens
             if not begun:
                 choice["prompt_token_ids"] = output.prompt_token_ids

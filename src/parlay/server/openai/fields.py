@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from parlay.config import ServerConfig, build
-from parlay.errors import ConfigError, ContextLengthError, RequestError, shown
+from parlay.errors import ConfigError, shown
 from parlay.server.errors import ApiError
-from parlay.server.openai.foreign import COUNTED, Foreign
+from parlay.server.openai.foreign_fields import COUNTED, ForeignField
 from parlay.server.openai.translate import ignored_keys, nested_tool, objects_of, settled, translated
 from parlay.types.params import SamplingParams
 
@@ -30,7 +30,7 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str
 
 
-class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PredictedOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A predicted output in OpenAI's form; there is no other type."""
 
     type: Literal["content"]
@@ -43,20 +43,14 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What every request for completions may have besides sampling parameters.
+class RequestFields:
+    """What every request for an answer may have besides sampling parameters.
 
     Attributes:
         model: whom to ask; the one that is served where left out.
         stream: send the answer while it grows.
         stream_options: with `include_usage` true, the last chunk has the usage of the whole request; with
             `continuous_usage_stats` too, every chunk has the usage so far.
-        return_sources: give `sources`, which says who guessed each piece of the text.
-        return_token_ids: give `token_ids` and `prompt_token_ids`.
-        return_tokens_as_token_ids: write the tokens of log-probabilities as `token_id:ID`.
-        return_metrics: give `metrics.speculative_decoding`, in vLLM's form; of a streamed answer with its usage.
-        prediction: a text that the answer will mostly repeat, `{"type": "content", "content": ...}`; it makes the
-            answer come faster and changes nothing in it.
         user: a label; nothing depends on it.
         safety_identifier: a label.
         prompt_cache_key: a label.
@@ -68,11 +62,6 @@ class Asked:
     model: str | None = None
     stream: bool = False
     stream_options: dict[str, Any] | None = None
-    return_sources: bool = False
-    return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
-    return_metrics: bool = False
-    prediction: Prediction | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -85,6 +74,29 @@ class Asked:
             raise ConfigError(
                 "stream_options is about streamed answers; leave it out or set stream to true", param="stream_options"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonFields(RequestFields):
+    """What completions and chat completions have in common.
+
+    Attributes:
+        return_sources: give `sources`, which says who drafted each piece of the text.
+        return_token_ids: give `token_ids` and `prompt_token_ids`.
+        return_tokens_as_token_ids: write the tokens of log-probabilities as `token_id:ID`.
+        return_metrics: give `metrics.speculative_decoding`, in vLLM's form; of a streamed answer with its usage.
+        prediction: a text that the answer will mostly repeat, `{"type": "content", "content": ...}`; it makes the
+            answer come faster and changes nothing in it.
+    """
+
+    return_sources: bool = False
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    return_metrics: bool = False
+    prediction: PredictedOutput | None = None
+
+    def __post_init__(self) -> None:
+        RequestFields.__post_init__(self)
         for name, wanted in (self.stream_options or {}).items():
             if name in _STREAM_OPTIONS and not isinstance(wanted, bool):
                 raise ConfigError(
@@ -97,7 +109,7 @@ class Asked:
             )
 
     def remarks(self, *, strict: bool) -> tuple[str, ...]:
-        """Return what the client should be told of its fields.
+        """Return warnings for the client about its fields.
 
         Args:
             strict: whether unknown keys are refused.
@@ -106,12 +118,12 @@ class Asked:
             ApiError: a key of an object is unknown and looks like a misspelling, or all of those are refused.
         """
         options = self.stream_options or {}
-        told = [ignored_keys("stream_options", options, _STREAM_OPTIONS, strict=strict)]
+        found = [ignored_keys("stream_options", options, _STREAM_OPTIONS, strict=strict)]
         if options.get("include_obfuscation"):
-            told.append("include_obfuscation: ignored, since chunks are never padded")
+            found.append("include_obfuscation: ignored, since chunks are never padded")
         if self.store:
-            told.append("store: ignored, since answers of /v1/responses alone are stored")
-        return tuple(filter(None, told))
+            found.append("store: ignored, since answers of /v1/responses alone are stored")
+        return tuple(filter(None, found))
 
     @property
     def include_usage(self) -> bool:
@@ -125,7 +137,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionFields(Asked):
+class CompletionFields(CommonFields):
     """The body of `/v1/completions`, besides sampling parameters.
 
     Attributes:
@@ -142,7 +154,7 @@ class CompletionFields(Asked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatFields(Asked):
+class ChatFields(CommonFields):
     """The body of `/v1/chat/completions`, besides sampling parameters.
 
     Attributes:
@@ -152,9 +164,10 @@ class ChatFields(Asked):
         max_completion_tokens: another name of `max_tokens`.
         response_format: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema":
             {"name": ..., "schema": ...}}`.
-        tools: functions that the model may call, as `{"type": "function", "function": {"name", "parameters"}}`.
-        tool_choice: `none`, `auto`, `required`, `{"type": "function", "function": {"name"}}`, or `{"type":
-            "allowed_tools", "allowed_tools": {"mode", "tools"}}`.
+        tools: functions that the model may call, as `{"type": "function", "function": {"name", "parameters"}}`, and
+            tools whose calls have a text as input, as `{"type": "custom", "custom": {"name", "description"}}`.
+        tool_choice: `none`, `auto`, `required`, `{"type": "function", "function": {"name"}}`, likewise `custom`, or
+            `{"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}`.
         parallel_tool_calls: whether there may be several calls.
         modalities: `["text"]`.
         chat_template: the name of one of the model's own, or where the server allows it another template.
@@ -189,7 +202,7 @@ class ChatFields(Asked):
     disable_additional_properties: bool = True
 
     def __post_init__(self) -> None:
-        Asked.__post_init__(self)
+        CommonFields.__post_init__(self)
         if self.tool_choice == "auto" and not self.tools:  # clients send it without tools too
             object.__setattr__(self, "tool_choice", None)
         if self.tools:
@@ -261,22 +274,22 @@ KNOWN = SAMPLING | {f.name for cls in _BODIES for f in fields(cls)}
 
 
 @cache
-def _others(cls: type) -> Mapping[str, Foreign]:
+def _others(cls: type) -> Mapping[str, ForeignField]:
     """Return the fields of other endpoints that a class lacks: their defaults change nothing."""
     if cls in (TokenizeFields, DetokenizeFields):
         return dict.fromkeys(KNOWN, COUNTED)
-    found: dict[str, Foreign] = {}
+    found: dict[str, ForeignField] = {}
     for other in (SamplingParams, *_BODIES):
         for f in fields(other):
             default = [f.default_factory()] if f.default_factory is not MISSING else [f.default]
-            found.setdefault(f.name, Foreign("it is a field of another endpoint", tuple(default)))
+            found.setdefault(f.name, ForeignField("it is a field of another endpoint", tuple(default)))
     return found
 
 
 def parse(
     cls: type[T], body: Mapping[str, Any], *, sampling: Collection[str] = (), strict: bool = False
 ) -> tuple[T, dict[str, Any], tuple[str, ...]]:
-    """Return a body's own fields; apart, its sampling parameters; and what the client should be told.
+    """Return a body's own fields; apart, its sampling parameters; and warnings for the client.
 
     Args:
         cls: one of the above, or another with an `endpoint`.
@@ -295,7 +308,7 @@ def parse(
         made = build(cls, {name: value for name, value in body.items() if name in own}, "field")
     except ConfigError as error:
         raise ApiError(400, str(error), param=error.param) from None
-    if isinstance(made, Asked):
+    if isinstance(made, CommonFields):
         warnings += made.remarks(strict=strict)
     return made, {name: value for name, value in body.items() if name not in own}, warnings
 
@@ -349,47 +362,3 @@ def check_model(asked: str | None, served: Sequence[str]) -> None:
         raise ApiError(
             404, f"there is no model {shown(asked)} here but {names}", param="model", code="model_not_found"
         )
-
-
-def check_text(text: str, most_characters: int, most_tokens: int) -> None:
-    """Refuse a prompt that is too long however it is tokenised; a huge one would take memory for nothing.
-
-    Args:
-        text: the prompt.
-        most_characters: that a token stands for.
-        most_tokens: of the model's context.
-
-    Raises:
-        RequestError: it is too long.
-    """
-    if len(text) > most_characters * most_tokens:
-        raise ContextLengthError(
-            f"This model's maximum context length is {most_tokens} tokens, but the prompt has {len(text)} "
-            "characters, more than so many tokens stand for; shorten it"
-        )
-
-
-def check_prompt(tokens: int, config: ServerConfig) -> None:
-    """Refuse a prompt that is longer than the server's own limit; the engine knows the model's.
-
-    Raises:
-        RequestError: it is.
-    """
-    most = config.max_prompt_tokens
-    if most is not None and tokens > most:
-        raise ContextLengthError(
-            f"the prompt has {tokens} tokens, which exceeds the maximum number of tokens allowed: this server's "
-            f"maximum prompt length is {most}; shorten it",
-            param="prompt",
-        )
-
-
-def check_prediction(tokens: int, config: ServerConfig) -> None:
-    """Refuse a prediction that is longer than the server's own limit for prompts.
-
-    Raises:
-        RequestError: it is.
-    """
-    most = config.max_prompt_tokens
-    if most is not None and tokens > most:
-        raise RequestError(f"prediction has {tokens} tokens and may have {most}; shorten it", param="prediction")

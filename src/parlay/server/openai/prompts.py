@@ -3,10 +3,10 @@
 from typing import Any
 
 from parlay.config import ServerConfig
-from parlay.errors import ContextLengthError, about
+from parlay.errors import ContextLengthError, RequestError, about
+from parlay.server.context import Context
 from parlay.server.errors import ApiError
-from parlay.server.front import Front
-from parlay.server.openai.fields import Asked, check_prediction, check_prompt, check_text
+from parlay.server.openai.fields import CommonFields
 from parlay.text.chat import ChatOptions, pieces
 from parlay.text.tokenizer import TextCodec
 from parlay.types.prompt import Prompt
@@ -47,20 +47,20 @@ def completion_prompts(
     return prompts
 
 
-async def chat_prompt(front: Front, messages: list[dict[str, Any]], options: ChatOptions) -> Prompt:
+async def chat_prompt(context: Context, messages: list[dict[str, Any]], options: ChatOptions) -> Prompt:
     """Return the prompt that the chat template makes of a conversation.
 
     Raises:
         ApiError: the server is shutting down.
         RequestError: there is no template, or it refuses the messages; or the prompt is too long.
     """
-    codec, config = front.engine.codec, front.config
-    count = await front.run(len(messages), lambda: pieces(messages, options.tools))
+    codec, config = context.engine.codec, context.config
+    count = await context.run(len(messages), lambda: pieces(messages, options.tools))
     with about("messages"):
-        check_pieces(count, front.engine.max_model_len)
-        text = await front.beside(options.chat_template, count, lambda: codec.chat(messages, options))
-        check_text(text, codec.most_characters, front.engine.max_model_len)
-        tokens = await front.run(len(text), lambda: codec.encode(text, add_special_tokens=False))
+        check_pieces(count, context.engine.max_model_len)
+        text = await context.beside(options.chat_template, count, lambda: codec.chat(messages, options))
+        check_text(text, codec.most_characters, context.engine.max_model_len)
+        tokens = await context.run(len(text), lambda: codec.encode(text, add_special_tokens=False))
     check_prompt(len(tokens), config)
     return {"prompt": text, "prompt_token_ids": tokens}
 
@@ -80,15 +80,59 @@ def check_pieces(count: int, max_model_len: int) -> None:
         )
 
 
-def predicted(asked: Asked, codec: TextCodec, config: ServerConfig) -> list[int] | None:
+def check_text(text: str, most_characters: int, most_tokens: int) -> None:
+    """Refuse a prompt that is too long however it is tokenised; a huge one would take memory for nothing.
+
+    Args:
+        text: the prompt.
+        most_characters: that a token stands for.
+        most_tokens: of the model's context.
+
+    Raises:
+        RequestError: it is too long.
+    """
+    if len(text) > most_characters * most_tokens:
+        raise ContextLengthError(
+            f"This model's maximum context length is {most_tokens} tokens, but the prompt has {len(text)} "
+            "characters, more than so many tokens stand for; shorten it"
+        )
+
+
+def check_prompt(tokens: int, config: ServerConfig) -> None:
+    """Refuse a prompt that is longer than the server's own limit; the engine knows the model's.
+
+    Raises:
+        RequestError: it is.
+    """
+    most = config.max_prompt_tokens
+    if most is not None and tokens > most:
+        raise ContextLengthError(
+            f"the prompt has {tokens} tokens, which exceeds the maximum number of tokens allowed: this server's "
+            f"maximum prompt length is {most}; shorten it",
+            param="prompt",
+        )
+
+
+def check_prediction(tokens: int, config: ServerConfig) -> None:
+    """Refuse a prediction that is longer than the server's own limit for prompts.
+
+    Raises:
+        RequestError: it is.
+    """
+    most = config.max_prompt_tokens
+    if most is not None and tokens > most:
+        raise RequestError(f"prediction has {tokens} tokens and may have {most}; shorten it", param="prediction")
+
+
+def predicted(fields: CommonFields, codec: TextCodec, config: ServerConfig) -> list[int] | None:
     """Return the tokens of the prediction that a request has, if any.
 
     Raises:
         RequestError: it is too long.
     """
-    if asked.prediction is None:
+    if fields.prediction is None:
         return None
-    text = asked.prediction.text
+    text = fields.prediction.text
     with about("prediction"):
         tokens = codec.encode(text, add_special_tokens=False)
     check_prediction(len(tokens), config)

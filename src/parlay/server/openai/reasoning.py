@@ -10,6 +10,7 @@ from typing import get_args
 from tokenizers import Tokenizer
 
 from parlay.config.server import ReasoningParser
+from parlay.server.openai.tool_scanner import overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +132,8 @@ class ReasoningReader:
                 self._state, self._text = "answer", rest.lstrip()
                 self._leading = not self._text
                 return reasoning, self._take()
-            held = 0 if finished else max(_overlap(reasoning, mark) for mark in self._marks.ends)
-            reasoning, self._text = reasoning[: len(reasoning) - held], reasoning[len(reasoning) - held :]
+            partial = 0 if finished else max(overlap(reasoning, mark) for mark in self._marks.ends)
+            reasoning, self._text = reasoning[: len(reasoning) - partial], reasoning[len(reasoning) - partial :]
             return reasoning, ""
         return reasoning, self._take()
 
@@ -159,8 +160,3 @@ class ReasoningReader:
         text, self._text = (self._text.lstrip() if self._leading else self._text), ""
         self._leading = self._leading and not text
         return text
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Return how many of the last characters may begin a mark."""
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)

@@ -15,19 +15,19 @@ from starlette.responses import Response
 
 from parlay.errors import ParlayError, shown
 from parlay.server.body import read_json
+from parlay.server.context import Context
 from parlay.server.errors import ApiError, json_response
-from parlay.server.front import Front
-from parlay.server.openai.answer import Answer, Shape
+from parlay.server.fair_queue import LONG
+from parlay.server.openai.answer import Answer, AnswerShape
 from parlay.server.openai.chat import ChatShape, read_chat
 from parlay.server.openai.fields import check_model
-from parlay.server.openai.forms import RESPONSES, needs_compiling
 from parlay.server.openai.prompts import chat_prompt
+from parlay.server.openai.response_format import RESPONSES, needs_compiling
 from parlay.server.openai.responses_fields import ResponseFields, chat_fields, read_response
 from parlay.server.openai.responses_input import Message, messages_of
-from parlay.server.openai.responses_store import ResponseStore, Stored
-from parlay.server.openai.responses_stream import Event, Output
+from parlay.server.openai.responses_store import ResponseStore, StoredResponse
+from parlay.server.openai.responses_stream import Event, ResponseOutput
 from parlay.server.openai.responses_tools import Functions, functions_of
-from parlay.server.threads import LONG
 from parlay.text.chat import ChatOptions
 from parlay.types.output import RequestOutput
 
@@ -39,34 +39,34 @@ _PARAMS = {
 _encode = msgspec.json.Encoder().encode
 
 
-async def respond(front: Front, store: ResponseStore) -> Answer:
+async def respond(context: Context, store: ResponseStore) -> Answer:
     """Answer a request.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    owner = front.account.client.owner
+    owner = context.state.client.owner
 
     def read(body: dict[str, Any]) -> dict[str, Any] | tuple[ResponseShape, list[Message], ChatOptions]:
-        return body if needs_compiling(body) else _read(front, store, owner, body)
+        return body if needs_compiling(body) else _read(context, store, owner, body)
 
-    found = await read_json(front, read)
+    found = await read_json(context, read)
     if isinstance(found, dict):
-        found = await front.run(LONG, partial(_read, front, store, owner, found))
+        found = await context.run(LONG, partial(_read, context, store, owner, found))
     shape, messages, options = found
     with _own_params():
-        prompt = await chat_prompt(front, messages, options)
+        prompt = await chat_prompt(context, messages, options)
     shape.chat.begin(prompt)
-    return Answer(front, [prompt], shape.chat.params, shape, stream=shape.asked.stream)
+    return Answer([prompt], shape)
 
 
-async def retrieve(front: Front, store: ResponseStore, name: str) -> Response:
+async def retrieve(context: Context, store: ResponseStore, name: str) -> Response:
     """Return a stored response; with `stream=true` as the events of a stream, from `starting_after` on.
 
     Raises:
         ApiError: there is none, or a parameter is malformed.
     """
-    request = front.request
+    request = context.request
     body = store.get(name, _owner(request)).body
     wanted, after = request.query_params.get("stream", "false"), request.query_params.get("starting_after", "-1")
     if wanted.lower() not in ("true", "false", "1", "0", ""):
@@ -75,14 +75,14 @@ async def retrieve(front: Front, store: ResponseStore, name: str) -> Response:
         return Response(body, media_type="application/json")
     if re.fullmatch(r"-?\d{1,9}", after, re.ASCII) is None:
         raise ApiError(400, f"starting_after is a number, not {shown(after)}", param="starting_after")
-    return await front.run(len(body), lambda: _replayed(body, int(after)))
+    return await context.run(len(body), lambda: _replayed(body, int(after)))
 
 
 def _replayed(body: bytes, after: int) -> Response:
     """Return the events of a stored response whose numbers are above `after`."""
     response = msgspec.json.decode(body)
     begun = {**response, "status": "in_progress", "output": [], "usage": None, "completed_at": None}
-    made = Output()
+    made = ResponseOutput()
     events: list[Event] = [{"type": f"response.{state}", "response": begun} for state in ("created", "in_progress")]
     events += chain.from_iterable(map(made.replay, response["output"]))
     events.append({"type": f"response.{response['status']}", "response": response})
@@ -116,28 +116,40 @@ def _own_params() -> Iterator[None]:
 
 
 def _owner(request: Request) -> str:
-    return str(request.scope["state"]["account"].client.owner)
+    return str(request.scope["state"]["request"].client.owner)
 
 
 def _read(
-    front: Front, store: ResponseStore, owner: str, body: dict[str, Any]
+    context: Context, store: ResponseStore, owner: str, body: dict[str, Any]
 ) -> tuple["ResponseShape", list[Message], ChatOptions]:
-    asked, sampling, warnings = read_response(body, strict=front.config.strict_fields)
-    check_model(asked.model, front.engine.model_names)
-    given = _referred(asked.input, store, owner)
-    functions = functions_of(asked.tools, _added(given))
-    chat = chat_fields(asked, functions)
+    fields, sampling, warnings = read_response(body, strict=context.config.strict_fields)
+    check_model(fields.model, context.engine.model_names)
+    given = _referred(fields.input, store, owner)
+    functions = functions_of(fields.tools, _added(given))
+    chat = chat_fields(fields, functions)
     before: list[Message] = []
-    if asked.previous_response_id:
-        before = store.get(asked.previous_response_id, owner, "previous_response_id").messages()
+    if fields.previous_response_id:
+        before = store.get(fields.previous_response_id, owner, "previous_response_id").messages()
     conversation = messages_of(given, before)
-    told = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
-    format = (asked.text or {}).get("format") or {}
+    system = [] if fields.instructions is None else [{"role": "system", "content": fields.instructions}]
+    format = (fields.text or {}).get("format") or {}
     names = replace(RESPONSES, strict=frozenset(functions.strict), strict_format=format.get("strict") is True)
     with _own_params():
-        shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]}, names)
+        shape, messages, options = read_chat(
+            context, {**sampling, **chat, "messages": [*system, *conversation]}, names
+        )
     warnings = (*warnings, *functions.warnings, *shape.warnings)
-    shaped = ResponseShape(front, asked, shape, store, owner, conversation, functions, warnings)
+    shaped = ResponseShape(
+        context=context,
+        fields=fields,
+        params=shape.params,
+        warnings=warnings,
+        chat=shape,
+        store=store,
+        owner=owner,
+        conversation=conversation,
+        functions=functions,
+    )
     return shaped, messages, options
 
 
@@ -146,9 +158,9 @@ def _referred(given: str | list[dict[str, Any]], store: ResponseStore, owner: st
     if isinstance(given, str):
         return given
     wanted = [str(item.get("id")) for item in given if item.get("type") == "item_reference"]
-    kept = store.items(wanted, owner)
+    items = store.items(wanted, owner)
     # Each once: a long item that is referred to often would be a prompt far longer than its request.
-    return [kept.pop(str(item.get("id")), item) if item.get("type") == "item_reference" else item for item in given]
+    return [items.pop(str(item.get("id")), item) if item.get("type") == "item_reference" else item for item in given]
 
 
 def _added(given: str | list[dict[str, Any]]) -> list[Any]:
@@ -158,58 +170,56 @@ def _added(given: str | list[dict[str, Any]]) -> list[Any]:
     return [tool for tools in lists if isinstance(tools, list) for tool in tools]
 
 
-@dataclass(slots=True)
-class ResponseShape(Shape):
+@dataclass(slots=True, kw_only=True)
+class ResponseShape(AnswerShape):
     """The format of responses: chat's own chunks and messages, converted."""
 
-    front: Front
-    asked: ResponseFields
+    fields: ResponseFields
     chat: ChatShape
     store: ResponseStore
     owner: str
     conversation: list[Message]
     functions: Functions
-    warnings: tuple[str, ...]
-    output: Output = field(init=False)
+    output: ResponseOutput = field(init=False)
     head: dict[str, Any] = field(init=False)
     sent: int = 0  # events
     finish: str | None = None
 
     def __post_init__(self) -> None:
-        asked, params = self.asked, self.chat.params
-        self.output = Output(self.functions.origins)
-        form = (asked.text or {}).get("format") or {"type": "text"}
+        fields, params = self.fields, self.params
+        self.output = ResponseOutput(self.functions.origins)
+        form = (fields.text or {}).get("format") or {"type": "text"}
         self.head = {
             "id": f"resp_{uuid4().hex}",
             "object": "response",
-            "created_at": self.front.now(),
-            "model": self.front.engine.model_name,
-            "instructions": asked.instructions,
-            "previous_response_id": asked.previous_response_id,
-            "store": asked.store,
-            "metadata": asked.metadata,
-            "max_output_tokens": asked.max_output_tokens,
-            "max_tool_calls": asked.max_tool_calls,
-            "parallel_tool_calls": asked.parallel_tool_calls,
-            "tool_choice": asked.tool_choice,
-            "tools": [_shown(tool) for tool in asked.tools],
+            "created_at": self.context.now(),
+            "model": self.context.engine.model_name,
+            "instructions": fields.instructions,
+            "previous_response_id": fields.previous_response_id,
+            "store": fields.store,
+            "metadata": fields.metadata or {},
+            "max_output_tokens": fields.max_output_tokens,
+            "max_tool_calls": fields.max_tool_calls,
+            "parallel_tool_calls": fields.parallel_tool_calls,
+            "tool_choice": fields.tool_choice,
+            "tools": [_shown(tool) for tool in fields.tools],
             "text": {"format": form},
             "temperature": params.temperature,
             "top_p": params.top_p,
             "top_logprobs": 0,
-            "truncation": asked.truncation,
+            "truncation": fields.truncation,
             "background": False,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
-            "user": asked.user,
-            "safety_identifier": asked.safety_identifier,
-            "prompt_cache_key": asked.prompt_cache_key,
+            "user": fields.user,
+            "safety_identifier": fields.safety_identifier,
+            "prompt_cache_key": fields.prompt_cache_key,
         }
         if self.warnings:
             self.head["warnings"] = list(self.warnings)
 
     @property
-    def reasoning_tokens(self) -> int:  # type: ignore[override]
+    def reasoning_tokens(self) -> int:
         """Of the answer so far."""
         return self.chat.reasoning_tokens
 
@@ -243,20 +253,20 @@ class ResponseShape(Shape):
 
     def complete(self, outputs: list[RequestOutput], took: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the whole response, which is then stored."""
-        return self._kept(self.whole(outputs), took())
+        return self._finished(self.whole(outputs), took())
 
     def encode(self, chunk: Event) -> bytes:
         """Return an event as the stream has it."""
         return _event(chunk)
 
-    def last(self, took: dict[str, Any], *, asked: bool) -> bytes:
+    def last(self, took: dict[str, Any], *, with_usage: bool) -> bytes:
         """Return the event that ends a stream."""
-        response = self._kept(self.closing(), took)
+        response = self._finished(self.closing(), took)
         return self.encode(self._numbered({"type": f"response.{self._status}", "response": response}))
 
-    def failure(self, told: ApiError) -> bytes:
+    def failure(self, error: ApiError) -> bytes:
         """Return the event of a stream that ends with an error."""
-        response = {**self._response("failed"), "error": {"code": "server_error", "message": str(told)}}
+        response = {**self._response("failed"), "error": {"code": "server_error", "message": str(error)}}
         return self.encode(self._numbered({"type": "response.failed", "response": response}))
 
     def _take(self, message: dict[str, Any], finish: str | None) -> list[Event]:
@@ -286,13 +296,13 @@ class ResponseShape(Shape):
             "usage": None,
         }
 
-    def _kept(self, response: dict[str, Any], took: dict[str, Any]) -> dict[str, Any]:
+    def _finished(self, response: dict[str, Any], took: dict[str, Any]) -> dict[str, Any]:
         """Return a response with its usage; store it if that was asked for."""
-        response |= {"completed_at": self.front.now(), **took, "usage": _usage(took["usage"])}
-        if self.asked.store:
+        response |= {"completed_at": self.context.now(), **took, "usage": _usage(took["usage"])}
+        if self.fields.store:
             conversation = messages_of(self.output.items, self.conversation)
             items = tuple(item["id"] for item in self.output.items)
-            stored = Stored(self.owner, _encode(response), _encode(conversation), items)
+            stored = StoredResponse(self.owner, _encode(response), _encode(conversation), items)
             response["store"] = self.store.put(response["id"], stored)
         return response
 

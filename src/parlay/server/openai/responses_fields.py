@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from parlay.errors import listed, shown
 from parlay.server.errors import ApiError
-from parlay.server.openai.fields import SAMPLING, parse
+from parlay.server.openai.fields import SAMPLING, RequestFields, parse
 from parlay.server.openai.responses_tools import Functions, choice_of
 from parlay.server.openai.translate import ignored_keys
 
@@ -26,7 +26,7 @@ RESPONSE_SAMPLING = SAMPLING - _NOT_HERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseFields:
+class ResponseFields(RequestFields):
     """The body of `/v1/responses`, besides sampling parameters.
 
     Attributes:
@@ -34,8 +34,6 @@ class ResponseFields:
         instructions: a system message before everything else; those of earlier responses do not count any more.
         previous_response_id: a stored response, whose conversation this one goes on with.
         store: keep the response and its conversation for `previous_response_id`.
-        model: whom to ask; the one that is served where left out.
-        stream: send the answer while it grows.
         stream_options: `{"include_obfuscation": false}`, which is so anyway.
         max_output_tokens: of the answer.
         text: `{"format": ...}`, which is `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema",
@@ -48,29 +46,25 @@ class ResponseFields:
         disable_additional_properties: objects of a schema and of tools have no properties but those that are listed,
             unless it says `additionalProperties`.
         chat_template_kwargs: further variables that the template reads.
-        metadata: labels.
         reasoning: `{"effort": ...}`, a variable that the template reads; the rest changes nothing.
         truncation: a conversation that is too long is refused in any case.
         include: nothing more is given.
         background: false; who asks waits.
         max_tool_calls: of tools that the server runs, which are none.
         top_logprobs: 0.
-        service_tier: there is one for all.
-        user: a label; nothing depends on it.
-        safety_identifier: a label.
-        prompt_cache_key: a label.
         prompt_cache_retention: a label.
     """
 
     endpoint: ClassVar[str] = "responses"
+    # Those of completions: a response has its usage at its end.
+    include_usage: ClassVar[bool] = False
+    continuous_usage: ClassVar[bool] = False
+    return_metrics: ClassVar[bool] = False
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool = True
-    model: str | None = None
-    stream: bool = False
-    stream_options: dict[str, Any] | None = None
     max_output_tokens: int | None = None
     text: dict[str, Any] | None = None
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -78,24 +72,19 @@ class ResponseFields:
     parallel_tool_calls: bool = True
     disable_additional_properties: bool = True
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    metadata: dict[str, Any] = field(default_factory=dict)
     reasoning: dict[str, Any] | None = None
     truncation: str = "disabled"
     include: list[str] = field(default_factory=list)
     background: bool = False
     max_tool_calls: int | None = None
     top_logprobs: int = 0
-    service_tier: str | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
 
 def read_response(
     body: Mapping[str, Any], *, strict: bool = False
 ) -> tuple[ResponseFields, dict[str, Any], tuple[str, ...]]:
-    """Return a body's own fields; apart, its sampling parameters; and what the client should be told.
+    """Return a body's own fields; apart, its sampling parameters; and warnings for the client.
 
     Args:
         body: what the client sent.
@@ -107,21 +96,21 @@ def read_response(
     asked, sampling, warnings = parse(ResponseFields, body, sampling=RESPONSE_SAMPLING, strict=strict)
     _check(asked)
     inner = {"reasoning": _REASONING, "text": _TEXT, "stream_options": _STREAM_OPTIONS}
-    told = [ignored_keys(name, getattr(asked, name) or {}, known, strict=strict) for name, known in inner.items()]
-    return asked, sampling, (*warnings, *filter(None, (*told, *_without_effect(asked))))
+    found = [ignored_keys(name, getattr(asked, name) or {}, known, strict=strict) for name, known in inner.items()]
+    return asked, sampling, (*warnings, *filter(None, (*found, *_without_effect(asked))))
 
 
 def _without_effect(asked: ResponseFields) -> list[str]:
-    """Return what the client should be told of values that are accepted."""
-    told = []
+    """Return warnings for the client about values that are accepted."""
+    found = []
     if asked.truncation != "disabled":
-        told.append(f"truncation={shown(asked.truncation)}: ignored, since nothing is left out of a conversation")
+        found.append(f"truncation={shown(asked.truncation)}: ignored, since nothing is left out of a conversation")
     more = [name for name in asked.include if name != _ENCRYPTED]
     if more:
-        told.append(f"include: {listed(more)} ignored, since there is no such thing")
+        found.append(f"include: {listed(more)} ignored, since there is no such thing")
     if (asked.stream_options or {}).get("include_obfuscation"):
-        told.append("include_obfuscation: ignored, since events are never padded")
-    return told
+        found.append("include_obfuscation: ignored, since events are never padded")
+    return found
 
 
 def _check(asked: ResponseFields) -> None:
@@ -141,9 +130,6 @@ def _check(asked: ResponseFields) -> None:
         else None,
         "include": f"log-probabilities come with chat completions only; leave {_LOGPROBS!r} out"
         if _LOGPROBS in asked.include
-        else None,
-        "stream_options": "stream_options is about streamed answers; leave it out or set stream to true"
-        if asked.stream_options and not asked.stream
         else None,
     }
     for name, message in wrong.items():

@@ -10,7 +10,8 @@ from typing import Any
 
 from parlay.errors import shown
 from parlay.server.errors import ApiError
-from parlay.server.openai.responses_tools import INPUT, function_name
+from parlay.server.openai.custom_tools import INPUT
+from parlay.server.openai.responses_tools import function_name
 
 Message = dict[str, Any]
 
@@ -52,7 +53,7 @@ def messages_of(given: str | Iterable[dict[str, Any]], before: Iterable[Message]
     Raises:
         ApiError: an item is malformed, or refers to one that is not there.
     """
-    made = _Conversation([_copied(message) for message in before])
+    made = _MessageBuilder([_copied(message) for message in before])
     if isinstance(given, str):
         return [*made.messages, {"role": "user", "content": given}]
     for place, item in enumerate(given):
@@ -65,7 +66,7 @@ def _copied(message: Message) -> Message:
     return {**message, "tool_calls": list(message["tool_calls"])} if "tool_calls" in message else dict(message)
 
 
-class _Conversation:
+class _MessageBuilder:
     """Messages that grow by items.
 
     Attributes:
@@ -163,7 +164,7 @@ def _kind(item: dict[str, Any]) -> Any:
     return "item_reference" if item.keys() <= {"id", "type"} else "message"
 
 
-def _add(made: _Conversation, item: dict[str, Any], where: str) -> None:
+def _add(made: _MessageBuilder, item: dict[str, Any], where: str) -> None:
     space, called = item.get("namespace"), item.get("call_id", item.get("id"))
     match _kind(item):
         case "message":

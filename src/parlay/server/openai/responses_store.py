@@ -16,7 +16,7 @@ _OVERHEAD_OF_ITEM = 256  # likewise
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredResponse:
     """One response.
 
     Attributes:
@@ -47,7 +47,7 @@ class ResponseStore:
     def __init__(self, most: int) -> None:
         """Begin empty; never keep more than `most` bytes."""
         self._most = most
-        self._held: dict[str, OrderedDict[str, Stored]] = {}  # by owner
+        self._held: dict[str, OrderedDict[str, StoredResponse]] = {}  # by owner
         self._items: dict[tuple[str, str], str] = {}  # responses by owner and item
         self._sizes: Counter[str] = Counter()  # by owner
         self._lock = Lock()
@@ -57,7 +57,7 @@ class ResponseStore:
         """Bytes that all of it takes."""
         return self._sizes.total()
 
-    def put(self, name: str, stored: Stored) -> bool:
+    def put(self, name: str, stored: StoredResponse) -> bool:
         """Keep a response, and forget older ones for it; return whether it is not too large for that.
 
         The oldest of the owner with most bytes are forgotten, so that no owner displaces one that has less.
@@ -73,7 +73,7 @@ class ResponseStore:
                 self._forget(greatest, next(iter(self._held[greatest])))
             return name in self._held.get(stored.owner, {})
 
-    def get(self, name: str, owner: str, param: str | None = None) -> Stored:
+    def get(self, name: str, owner: str, param: str | None = None) -> StoredResponse:
         """Return a response of `owner`.
 
         Raises:
@@ -107,7 +107,7 @@ class ResponseStore:
         if not self._held[owner]:
             del self._held[owner], self._sizes[owner]
 
-    def _find(self, name: str, owner: str, param: str | None) -> Stored:
+    def _find(self, name: str, owner: str, param: str | None) -> StoredResponse:
         found = self._held[owner].get(name) if owner in self._held else None
         if found is None:
             raise ApiError(

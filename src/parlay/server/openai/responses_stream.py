@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
-from parlay.server.openai.responses_tools import Origin, input_of
+from parlay.server.openai.responses_tools import Origin
 
 Event = dict[str, Any]
 Item = dict[str, Any]
@@ -22,7 +22,7 @@ _CALLS = {
 _PREFIX = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
-class Output:
+class ResponseOutput:
     """One item after another, each closed before the next begins.
 
     Attributes:
@@ -30,7 +30,7 @@ class Output:
     """
 
     def __init__(self, origins: Mapping[str, Origin] | None = None) -> None:
-        """Begin empty; `origins` are of the functions that stand for tools of other kinds."""
+        """Begin empty; `origins` are of the tools in namespaces."""
         self.items: list[Item] = []
         self._origins = origins or {}
         self._open: Item | None = None  # without its text
@@ -49,19 +49,21 @@ class Output:
         return [*events, {"type": f"{about}.delta", **self._at, "content_index": 0, "delta": text, **more}]
 
     def call(self, call: dict[str, Any]) -> list[Event]:
-        """Begin a call, or add to the arguments of the one that is open; in the form that chat's chunks have."""
-        function, events = call["function"], []
+        """Begin a call, or add to the one that is open; in the form that chat's chunks have."""
+        own, events = call.get("custom") or call["function"], []
         if "id" in call:
-            origin = self._origins.get(function["name"], Origin(function["name"]))
+            origin = self._origins.get(own["name"], Origin(own["name"]))
             space = {"namespace": origin.namespace} if origin.namespace else {}
-            kind = "custom_tool_call" if origin.custom else "function_call"
+            kind = "custom_tool_call" if "custom" in call else "function_call"
             events = self._begin(kind, {"call_id": call["id"], "name": origin.name, **space})
-        arguments = function.get("arguments", "")
-        if arguments:
-            self._parts.append(arguments)
-            if self._open is not None and self._open["type"] == "function_call":  # an input is known at its end
-                events.append({"type": "response.function_call_arguments.delta", **self._at, "delta": arguments})
-        return events
+        return [*events, *self._grow(own.get("input") or own.get("arguments") or "")]
+
+    def _grow(self, text: str) -> list[Event]:
+        """Add to the arguments or the input of the call that is open."""
+        if not text or self._open is None:
+            return []
+        self._parts.append(text)
+        return [{"type": f"{_CALLS[self._open['type']][1]}.delta", **self._at, "delta": text}]
 
     def replay(self, item: Item) -> list[Event]:
         """Take an item that is complete."""
@@ -70,27 +72,14 @@ class Output:
         more = {key: value for key, value in item.items() if key not in ("id", "type", "status", where)}
         events = self._begin(kind, more, item["id"])
         text = item[where][0]["text"] if kind in _PARTS else item[where]
-        if kind in _PARTS:
-            events += self.write(text, kind)
-        elif text:
-            self._parts.append(text)
-            events.append({"type": f"{_CALLS[kind][1]}.delta", **self._at, "delta": text})
-        return [*events, *self._closed(item["status"], text)]
+        events += self.write(text, kind) if kind in _PARTS else self._grow(text)
+        return [*events, *self.close(item["status"])]
 
     def close(self, status: str = "completed") -> list[Event]:
         """End the item that is open, if one is."""
         if self._open is None:
             return []
-        text, before = self._text, []
-        if self._open["type"] == "custom_tool_call":
-            text = input_of(text)
-            before = [{"type": "response.custom_tool_call_input.delta", **self._at, "delta": text}] if text else []
-        return [*before, *self._closed(status, text)]
-
-    def _closed(self, status: str, text: str) -> list[Event]:
-        assert self._open is not None
-        kind = self._open["type"]
-        self._parts = [text]
+        text, kind = self._text, self._open["type"]
         if kind in _PARTS:
             part, more, about = _PARTS[kind]
             content = {"content_index": 0}

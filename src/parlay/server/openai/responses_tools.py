@@ -1,8 +1,7 @@
-"""The tools of a response as functions of chat completions, and what these functions stand for."""
+"""The tools of a response as chat completions have them, those of namespaces under names of their own."""
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -12,31 +11,21 @@ from parlay.server.errors import ApiError
 
 _LONGEST = 64  # characters of a function's name
 _HASHED = 8  # of them that tell longer names apart
-_ESCAPE = 6  # characters of the longest escape in JSON, which may be cut off
-INPUT = "input"  # the one argument of a custom tool's function
-_INPUT = {
-    "type": "object",
-    "properties": {INPUT: {"type": "string"}},
-    "required": [INPUT],
-    "additionalProperties": False,
-}
 _CALLABLE = ("function", "custom")  # the others OpenAI runs
-_SHOWN = ("name", "description", "parameters")  # `strict` and the rest are about the server
+_SHOWN = {"function": ("name", "description", "parameters"), "custom": ("name", "description", "format")}
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a function stands for.
+    """What a tool's name stands for.
 
     Attributes:
-        name: the tool's.
+        name: the tool's own.
         namespace: that it is part of; empty for none.
-        custom: whether its calls have a text as input in place of arguments.
     """
 
     name: str
     namespace: str = ""
-    custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +33,8 @@ class Functions:
     """The tools of one response.
 
     Attributes:
-        tools: functions, as chat completions have them.
-        origins: of those that are no plain functions, by name.
+        tools: functions and custom tools, as chat completions have them.
+        origins: of those in namespaces, by name.
         left_out: types of the tools that this server cannot run, each once.
         strict: names of the functions whose schema has to be enforced as a whole.
     """
@@ -57,7 +46,7 @@ class Functions:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the client should be told."""
+        """For the client."""
         if not self.left_out:
             return ()
         return (f"tools that this server does not run were left out: {listed(map(shown, self.left_out))}",)
@@ -86,13 +75,13 @@ def functions_of(given: Iterable[Any], found_later: Iterable[Any] = ()) -> Funct
     """
     made = Functions()
     for tool in given:
-        _add(made, tool, Origin(""))
-    named = {tool["function"]["name"] for tool in made.tools}
+        _add(made, tool)
+    named = {_name(tool) for tool in made.tools}
     for tool in found_later:
         more = Functions()
-        _add(more, tool, Origin(""))
-        new = [one for one in more.tools if one["function"]["name"] not in named]
-        named |= {one["function"]["name"] for one in new}
+        _add(more, tool)
+        new = [one for one in more.tools if _name(one) not in named]
+        named |= {_name(one) for one in new}
         made.tools.extend(new)
         made.origins.update(more.origins)
         made.left_out.update(more.left_out)
@@ -100,7 +89,11 @@ def functions_of(given: Iterable[Any], found_later: Iterable[Any] = ()) -> Funct
     return made
 
 
-def _add(made: Functions, tool: Any, outer: Origin) -> None:
+def _name(tool: dict[str, Any]) -> Any:
+    return tool[tool["type"]].get("name")
+
+
+def _add(made: Functions, tool: Any, namespace: str = "") -> None:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str):
         raise _wrong(
@@ -111,32 +104,22 @@ def _add(made: Functions, tool: Any, outer: Origin) -> None:
         if not isinstance(name, str) or not isinstance(inner, list):
             raise _wrong(f"a namespace is {{'type': 'namespace', 'name': ..., 'tools': [...]}}, not {shown(tool)}")
         for one in inner:
-            _add(made, one, Origin("", name))
+            _add(made, one, name)
     elif kind in _CALLABLE:
         # Some clients send the form of chat completions.
         inner = tool.get(kind)
         own = inner if isinstance(inner, dict) else tool
         name = own.get("name")
-        function = {key: own[key] for key in _SHOWN if own.get(key) is not None}
-        if kind == "custom":
-            function |= {"description": _described(own), "parameters": _INPUT}
+        described = {key: own[key] for key in _SHOWN[kind] if own.get(key) is not None}
         if isinstance(name, str):
-            function["name"] = function_name(name, outer.namespace)
-            if kind == "custom" or outer.namespace:
-                made.origins[function["name"]] = Origin(name, outer.namespace, kind == "custom")
-            if own.get("strict") is True:
-                made.strict.add(function["name"])
-        made.tools.append({"type": "function", "function": function})
+            described["name"] = function_name(name, namespace)
+            if namespace:
+                made.origins[described["name"]] = Origin(name, namespace)
+            if own.get("strict") is True:  # it is about the server, and the model need not see it
+                made.strict.add(described["name"])
+        made.tools.append({"type": kind, kind: described})
     else:
         made.left_out[kind] = None
-
-
-def _described(tool: Mapping[str, Any]) -> str:
-    """Return a custom tool's description, with the form that its input has."""
-    said, form = str(tool.get("description") or ""), tool.get("format")
-    if not isinstance(form, dict) or not isinstance(form.get("definition"), str):
-        return said
-    return f"{said}\n\nThe input has this form ({form.get('syntax')}):\n{form['definition']}".strip()
 
 
 def choice_of(choice: str | dict[str, Any]) -> str | dict[str, Any]:
@@ -165,38 +148,7 @@ def choice_of(choice: str | dict[str, Any]) -> str | dict[str, Any]:
     inner = choice.get(kind)
     own = inner if isinstance(inner, dict) else choice
     name, namespace = own.get("name"), str(own.get("namespace") or "")
-    return {
-        "type": "function",
-        "function": {"name": function_name(name, namespace) if isinstance(name, str) else name},
-    }
-
-
-def input_of(arguments: str) -> str:
-    """Return the input of a custom tool from its function's arguments, as far as they go where they were cut off.
-
-    What has another form is the input itself.
-    """
-    try:
-        found = json.loads(arguments, strict=False)  # models write line ends as they are
-    except (ValueError, RecursionError):
-        return _beginning(arguments)
-    text = found.get(INPUT) if isinstance(found, dict) else None
-    return _valid(text) if isinstance(text, str) else arguments
-
-
-def _valid(text: str) -> str:
-    """Return a text with U+FFFD in place of halves of characters, which models escape and no answer can have."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _beginning(arguments: str) -> str:
-    begun = re.match(rf'\s*{{\s*"{INPUT}"\s*:\s*(".*)', arguments, re.DOTALL)
-    for end in range(len(begun[1]), max(0, len(begun[1]) - _ESCAPE), -1) if begun else ():
-        try:
-            return _valid(json.loads(begun[1][:end] + '"', strict=False))  # type: ignore[index]
-        except ValueError:
-            continue
-    return arguments
+    return {"type": kind, kind: {"name": function_name(name, namespace) if isinstance(name, str) else name}}
 
 
 def _wrong_choice(message: str) -> ApiError:

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from parlay.errors import RequestError, shown
 from parlay.server.body import read_json
+from parlay.server.context import Context
 from parlay.server.errors import json_response
-from parlay.server.front import Front
 from parlay.server.openai.answer import warned
 from parlay.server.openai.chat import Read, read_beside, read_or_body
 from parlay.server.openai.fields import DetokenizeFields, TokenizeFields, check_model, parse
@@ -23,7 +23,7 @@ _TEMPLATED = (
 )  # fmt: skip
 
 
-async def tokenize(front: Front) -> Response:
+async def tokenize(context: Context) -> Response:
     """Return the token ids of a text or a conversation.
 
     Raises:
@@ -31,44 +31,44 @@ async def tokenize(front: Front) -> Response:
     """
 
     def read(body: dict[str, Any]) -> tuple[TokenizeFields, dict[str, Any] | Read | None, tuple[str, ...]]:
-        asked, _, warnings = parse(TokenizeFields, body, strict=front.config.strict_fields)
-        check_model(asked.model, front.engine.model_names)
-        wanted = {name: getattr(asked, name) for name in _TEMPLATED}
+        fields, _, warnings = parse(TokenizeFields, body, strict=context.config.strict_fields)
+        check_model(fields.model, context.engine.model_names)
+        wanted = {name: getattr(fields, name) for name in _TEMPLATED}
         chat = {name: value for name, value in wanted.items() if value is not None}
-        return asked, None if asked.messages is None else read_or_body(front, chat), warnings
+        return fields, None if fields.messages is None else read_or_body(context, chat), warnings
 
-    asked, found, warnings = await read_json(front, read, completes=False)
-    codec = front.engine.codec
+    fields, found, warnings = await read_json(context, read, completes=False)
+    codec = context.engine.codec
     if found is not None:
-        shape, messages, options = await read_beside(front, found)
+        shape, messages, options = await read_beside(context, found)
         warnings = (*warnings, *shape.warnings)
-        prompt = await chat_prompt(front, messages, options)
+        prompt = await chat_prompt(context, messages, options)
         assert isinstance(prompt, dict)
         text = prompt["prompt"]
     else:
-        text = asked.prompt
-    special = asked.add_special_tokens if asked.add_special_tokens is not None else asked.messages is None
+        text = fields.prompt
+    special = fields.add_special_tokens if fields.add_special_tokens is not None else fields.messages is None
 
     def answer() -> Response:
         tokens = codec.encode(text, add_special_tokens=special)
-        body: dict[str, Any] = {"count": len(tokens), "max_model_len": front.engine.max_model_len, "tokens": tokens}
-        if asked.return_token_strs:
+        body: dict[str, Any] = {"count": len(tokens), "max_model_len": context.engine.max_model_len, "tokens": tokens}
+        if fields.return_token_strs:
             body["token_strs"] = [codec.token_text(token) for token in tokens]
         return json_response(warned(body, warnings))
 
-    return await front.run(len(text), answer)
+    return await context.run(len(text), answer)
 
 
-async def detokenize(front: Front) -> Response:
+async def detokenize(context: Context) -> Response:
     """Return the text of token ids.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    read = partial(parse, DetokenizeFields, strict=front.config.strict_fields)
-    asked, _, warnings = await read_json(front, read, completes=False)
-    check_model(asked.model, front.engine.model_names)
-    return await front.run(len(asked.tokens), lambda: _text(asked.tokens, front.engine.codec, warnings))
+    read = partial(parse, DetokenizeFields, strict=context.config.strict_fields)
+    fields, _, warnings = await read_json(context, read, completes=False)
+    check_model(fields.model, context.engine.model_names)
+    return await context.run(len(fields.tokens), lambda: _text(fields.tokens, context.engine.codec, warnings))
 
 
 def _text(tokens: Sequence[int], codec: TextCodec, warnings: tuple[str, ...]) -> Response:

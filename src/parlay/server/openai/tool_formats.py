@@ -65,15 +65,15 @@ class ToolFormat:
             yield from self.whole(answer, begin, parameters)
         if alone and not answer.called and not (yield from answer.starts_any(self.marks, begin)):
             while not answer.ended:
-                answer.say(answer.text.end)
+                answer.say(answer.end)
                 yield
-            answer.say(answer.text.end)
+            answer.say(answer.end)
             return
         at = solid = answer.done  # behind the last character that is no space
         bare = answer.called > 0  # nothing but space has come since a call
         while True:
             place, mark = answer.first(self.marks, at)
-            if new := answer.text.cut(at, place).rstrip():
+            if new := answer.cut(at, place).rstrip():
                 solid = at + len(new)
             bare = bare and solid == answer.done
             if not mark and answer.ended:
@@ -96,7 +96,7 @@ def _json_call(answer: Scanner, at: int, forced: bool) -> Wait[bool]:
 
     Where it was `forced`, arguments need not be an object: the function's schema has been followed.
     """
-    name, held, at = "", "", at + 1
+    name, arguments, at = "", "", at + 1
     while True:
         found = yield from answer.key((yield from answer.space(at)))
         if found is None:
@@ -107,16 +107,16 @@ def _json_call(answer: Scanner, at: int, forced: bool) -> Wait[bool]:
             end = yield from (answer.string(at) if key == "name" else answer.value(at))
             if end is None or (key != "name" and not opens):
                 return False
-            value, at = answer.text.cut(at, end), end
+            value, at = answer.cut(at, end), end
             if key == "name":
                 name = _unquoted(value)
                 if not answer.knows(name):
                     return False
             else:
-                held = value
-            if name and held:
+                arguments = value
+            if name and arguments:
                 answer.begin(name)
-                answer.add(held)
+                answer.add(arguments)
                 break
         elif key in ("arguments", "parameters"):
             answer.begin(name)
@@ -200,7 +200,7 @@ def _xml(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         return
     begin = at + len(_FUNCTION)
     at, mark = yield from answer.find((">", "\n"), begin)
-    name = answer.text.cut(begin, at)
+    name = answer.cut(begin, at)
     if mark != ">" or not answer.begin(name):
         return
     schema = parameters.get(name)
@@ -217,7 +217,7 @@ def _xml(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         begin = at
         at, mark = yield from answer.find((">", "\n"), begin)
         if mark == ">":
-            key = answer.text.cut(begin, at)
+            key = answer.cut(begin, at)
             answer.add(f"{opening}{_dump(key)}: ")
             opening = ", "
             at = yield from _xml_value(answer, at + 1, known.get(key))
@@ -235,12 +235,12 @@ def _xml_value(answer: Scanner, at: int, schema: Any) -> Wait[int]:
         place, mark = answer.first((_PARAMETER_END,), at)
         complete = bool(mark) or answer.ended
         end = place
-        if mark and place > begin and answer.text.cut(place - 1, place) == "\n":
+        if mark and place > begin and answer.cut(place - 1, place) == "\n":
             end -= 1
         elif not complete:
-            end = min(end, answer.text.end - answer.text.overlap("\n" + _PARAMETER_END))
+            end = min(end, answer.end - answer.overlap("\n" + _PARAMETER_END))
         if is_text:
-            answer.add(_dump(answer.text.cut(at, end))[1:-1])
+            answer.add(_dump(answer.cut(at, end))[1:-1])
         at = max(at, end)
         if complete:
             break
@@ -248,7 +248,7 @@ def _xml_value(answer: Scanner, at: int, schema: Any) -> Wait[int]:
     if is_text:
         answer.add('"' if mark else "")
     elif mark:
-        answer.add(_dump(_typed(answer.text.cut(begin, end))))
+        answer.add(_dump(_typed(answer.cut(begin, end))))
     return place + len(mark)
 
 
@@ -259,12 +259,12 @@ def _mistral(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         yield from _json(answer, begin, parameters)
         return
     while True:
-        while (brace := answer.text.character(_BRACE, at)) is None:
-            part = answer.text.cut(at, at + _MISTRAL_LONGEST + 1)
+        while (brace := answer.character(_BRACE, at)) is None:
+            part = answer.cut(at, at + _MISTRAL_LONGEST + 1)
             if answer.ended or len(part) > _MISTRAL_LONGEST or not _MISTRAL_PART.fullmatch(part):
                 return
             yield
-        head, at = answer.text.cut(at, brace[0]), brace[0]
+        head, at = answer.cut(at, brace[0]), brace[0]
         found = _MISTRAL_HEAD.fullmatch(head) if len(head) <= _MISTRAL_LONGEST else None
         if found is None or not answer.begin(found[1]):
             return
@@ -277,7 +277,7 @@ def _pythonic(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         return
     while not answer.ended:
         yield
-    whole = _PYTHONIC.fullmatch(answer.text.cut(0).strip())
+    whole = _PYTHONIC.fullmatch(answer.cut(0).strip())
     try:
         calls = [] if whole is None else _python_calls(whole[1])
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -286,7 +286,7 @@ def _pythonic(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         for name, arguments in calls:
             answer.begin(name)
             answer.add(arguments)
-            answer.done = answer.text.end
+            answer.done = answer.end
 
 
 def _python_calls(text: str) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from typing import Any
 from uuid import uuid4
 
+from parlay.server.openai.custom_tools import input_of
 from parlay.server.openai.tool_formats import FORCED, ToolFormat
 from parlay.server.openai.tool_scanner import Scanner
 from parlay.server.openai.tools import Tools
@@ -11,16 +12,53 @@ Call = dict[str, Any]
 Piece = str | Call  # text, or (a part of) a call in the form of chunks
 
 
-class Reader:
+class CallReader:
     """Finds calls in an answer while it grows."""
 
     def __init__(self, tools: Tools) -> None:
         self.tools = tools
         self.called = 0
+        self._input: list[str] | None = None  # the arguments so far of a custom tool's call
 
     def feed(self, text: str, finished: bool) -> list[Piece]:
-        """Return what the next piece of the answer adds, in order; all that is new of one call is one part."""
+        """Return what the next piece of the answer adds, in order.
+
+        All that is new of one call is one part. The input of a custom tool is known at the end of its call.
+        """
+        pieces = self._feed(text, finished)
+        return self._with_inputs(pieces, finished) if self.tools.custom else pieces
+
+    def _feed(self, text: str, finished: bool) -> list[Piece]:
+        """Return the same with functions in place of custom tools."""
         raise NotImplementedError
+
+    def _with_inputs(self, pieces: list[Piece], finished: bool) -> list[Piece]:
+        shaped: list[Piece] = []
+        begun: Call | None = None  # the call of a custom tool that began among these pieces
+
+        def end() -> None:
+            nonlocal begun
+            if self._input is not None:
+                text, self._input = input_of("".join(self._input)), None
+                if begun is not None:
+                    begun["custom"]["input"] = text
+                else:
+                    shaped.append({"index": self._number, "custom": {"input": text}})
+            begun = None
+
+        for piece in pieces:
+            if isinstance(piece, dict) and "id" not in piece and self._input is not None:
+                self._input.append(piece["function"]["arguments"])
+                continue
+            end()
+            if isinstance(piece, dict) and piece["function"].get("name") in self.tools.custom:
+                function, self._number = piece.pop("function"), piece["index"]
+                self._input = [function["arguments"]]
+                begun = piece = {**piece, "type": "custom", "custom": {"name": function["name"], "input": ""}}
+            shaped.append(piece)
+        if finished:
+            end()
+        return shaped
 
     def _call(self, name: str, arguments: str) -> Call:
         self.called += 1
@@ -31,17 +69,17 @@ class Reader:
         return {"index": self.called - 1, "function": {"arguments": arguments}}
 
 
-class NamedReader(Reader):
+class NamedReader(CallReader):
     """The answer is the arguments of the one function."""
 
-    def feed(self, text: str, finished: bool) -> list[Piece]:
+    def _feed(self, text: str, finished: bool) -> list[Piece]:
         """Pass the arguments on as they come."""
         if not self.called:
             return [self._call(self.tools.named, text)]
         return [self._more(text)] if text else []
 
 
-class FreeReader(Reader):
+class FreeReader(CallReader):
     """The answer is text, and calls where there are some; a possible call is held back."""
 
     def __init__(self, tools: Tools, form: ToolFormat, *, alone: bool = False) -> None:
@@ -58,10 +96,9 @@ class FreeReader(Reader):
         self._answer = Scanner(tools.parameters)
         self._search = form.search(self._answer, tools.parameters, alone=alone)
 
-    def feed(self, text: str, finished: bool) -> list[Piece]:
+    def _feed(self, text: str, finished: bool) -> list[Piece]:
         """Give text up to where a call may begin, and calls as they grow."""
-        self._answer.text.add(text)
-        self._answer.ended = finished
+        self._answer.feed(text, finished)
         next(self._search, None)
         pieces: list[Piece] = []
         for kind, new in self._answer.take():
@@ -89,9 +126,9 @@ class ForcedReader(FreeReader):
         """Begin with nothing shown."""
         super().__init__(tools, FORCED)
 
-    def feed(self, text: str, finished: bool) -> list[Piece]:
+    def _feed(self, text: str, finished: bool) -> list[Piece]:
         """Give calls as they grow; one that is cut off before its name is given if there is only one function."""
-        pieces = super().feed(text, finished)
+        pieces = super()._feed(text, finished)
         if self.called:
             return [piece for piece in pieces if isinstance(piece, dict)]
         if finished and len(self.tools.parameters) == 1:
@@ -100,7 +137,7 @@ class ForcedReader(FreeReader):
         return pieces
 
 
-def reader_of(tools: Tools, form: ToolFormat, *, alone: bool = False) -> Reader | None:
+def reader_of(tools: Tools, form: ToolFormat, *, alone: bool = False) -> CallReader | None:
     """Return the reader of calls in one answer; None if there can be none. See `FreeReader`."""
     if tools.mode == "named":
         return NamedReader(tools)

@@ -7,9 +7,8 @@ there, and look at each character about once.
 import json
 import re
 from collections.abc import Collection, Generator
+from functools import cache
 from typing import Literal, TypeVar
-
-from parlay.server.openai.growing import GrowingText
 
 _T = TypeVar("_T")
 Wait = Generator[None, None, _T]  # gives its result once enough of the answer is there
@@ -25,20 +24,42 @@ class Scanner:
     """One answer.
 
     Attributes:
-        text: as far as it is there.
-        ended: whether that is all.
+        ended: whether all of it is there.
         done: up to where it was given, or is part of a call.
         called: how many calls have begun.
     """
 
     def __init__(self, functions: Collection[str]) -> None:
         """Begin with an empty answer; `functions` are those that may be called."""
-        self.text = GrowingText()
+        self._text, self._begin = "", 0  # what may be looked at again, and where in the answer that begins
         self.ended = False
         self.done = 0
         self.called = 0
         self._functions = functions
         self._given: list[Given] = []
+
+    @property
+    def end(self) -> int:
+        """How much of the answer is there. Places count its characters from the beginning."""
+        return self._begin + len(self._text)
+
+    def feed(self, piece: str, ended: bool) -> None:
+        """Add what came; what was given already is dropped, so that a long answer is not copied for every token."""
+        self._text, self._begin = self._text[self.done - self._begin :] + piece, self.done
+        self.ended = ended
+
+    def cut(self, begin: int, end: int | None = None) -> str:
+        """Return what stands from one place to before another, by default to the end."""
+        return self._text[begin - self._begin : None if end is None else max(end, begin) - self._begin]
+
+    def character(self, wanted: re.Pattern[str], at: int) -> tuple[int, str] | None:
+        """Return where the first character from a place on is that matches a pattern, and which; None without any."""
+        found = wanted.search(self._text, at - self._begin)
+        return (self._begin + found.start(), found[0]) if found else None
+
+    def overlap(self, mark: str) -> int:
+        """Return how many of the last characters may begin a mark."""
+        return overlap(self._text, mark)
 
     def take(self) -> list[Given]:
         """Return what was found since the last time, in order: text, or a call's name and parts of its arguments."""
@@ -50,7 +71,7 @@ class Scanner:
     def say(self, end: int) -> None:
         """Give as text what stands before `end`."""
         if end > self.done:
-            self._given.append(("text", self.text.cut(self.done, end)))
+            self._given.append(("text", self.cut(self.done, end)))
             self.done = end
 
     def knows(self, name: str) -> bool:
@@ -74,14 +95,14 @@ class Scanner:
 
     def char(self, at: int) -> Wait[str]:
         """Return a character; nothing behind the end."""
-        while at >= self.text.end and not self.ended:
+        while at >= self.end and not self.ended:
             yield
-        return self.text.cut(at, at + 1)
+        return self.cut(at, at + 1)
 
     def space(self, at: int) -> Wait[int]:
         """Return where the next character is that is no space."""
-        while (found := self.text.character(_SOLID, at)) is None:
-            at = max(at, self.text.end)
+        while (found := self.character(_SOLID, at)) is None:
+            at = max(at, self.end)
             if self.ended:
                 return at
             yield
@@ -89,9 +110,9 @@ class Scanner:
 
     def starts(self, mark: str, at: int) -> Wait[bool]:
         """Return whether a mark stands there."""
-        while not self.ended and self.text.end - at < len(mark) and mark.startswith(self.text.cut(at)):
+        while not self.ended and self.end - at < len(mark) and mark.startswith(self.cut(at)):
             yield
-        return self.text.cut(at, at + len(mark)) == mark
+        return self.cut(at, at + len(mark)) == mark
 
     def starts_any(self, marks: tuple[str, ...], at: int) -> Wait[bool]:
         """Return whether one of some marks stands there."""
@@ -102,11 +123,11 @@ class Scanner:
 
     def first(self, marks: tuple[str, ...], at: int) -> tuple[int, str]:
         """Return where the first of some marks stands, and which; without any, where one may yet begin."""
-        found = self.text.first(marks, at)
-        if found is not None:
-            return found
-        partial = 0 if self.ended else max(map(self.text.overlap, marks), default=0)
-        return max(at, self.text.end - partial), ""
+        found = _any_of(marks).search(self._text, at - self._begin) if marks else None
+        if found:
+            return self._begin + found.start(), found[0]
+        partial = 0 if self.ended else max(map(self.overlap, marks), default=0)
+        return max(at, self.end - partial), ""
 
     def find(self, marks: tuple[str, ...], at: int) -> Wait[tuple[int, str]]:
         """Return where the first of some marks stands, and which; at the end of the answer, no mark."""
@@ -124,12 +145,12 @@ class Scanner:
             return None
         at += 1
         while True:
-            found = self.text.character(_IN_STRING, at)
+            found = self.character(_IN_STRING, at)
             if found is None:
-                at = self.text.end
+                at = self.end
             elif found[1] == '"':
                 return found[0] + 1
-            elif found[0] + 1 < self.text.end:
+            elif found[0] + 1 < self.end:
                 at = found[0] + 2
                 continue
             else:
@@ -145,8 +166,8 @@ class Scanner:
             return (yield from self.string(at))
         if char in ("{", "["):
             return (yield from self.brackets(at))
-        while (found := self.text.character(_SCALAR_END, at)) is None:
-            at = self.text.end
+        while (found := self.character(_SCALAR_END, at)) is None:
+            at = self.end
             if self.ended:
                 return None
             yield
@@ -162,11 +183,11 @@ class Scanner:
         depth, given = 0, at
         quoted = False
         while True:
-            found = self.text.character(_IN_STRING if quoted else _STRUCTURE, at)
-            if found is not None and found[1] == "\\" and found[0] + 1 == self.text.end:
+            found = self.character(_IN_STRING if quoted else _STRUCTURE, at)
+            if found is not None and found[1] == "\\" and found[0] + 1 == self.end:
                 at, found = found[0], None  # what is escaped is yet to come
             elif found is None:
-                at = self.text.end
+                at = self.end
             elif found[1] == "\\":
                 at = found[0] + 2
             else:
@@ -176,9 +197,9 @@ class Scanner:
             if found is not None and depth:
                 continue
             if give:
-                end = at if found is not None else self.text.end
-                self.add(self.text.cut(given, end))
-                given = end
+                end = at if found is not None else self.end
+                self.add(self.cut(given, end))
+                given, self.done = end, min(at, end)
             if found is not None:
                 return at
             if self.ended:
@@ -191,8 +212,8 @@ class Scanner:
             end = yield from self.brackets(at, give=True)
         else:
             end = yield from self.value(at)
-            self.add(self.text.cut(at, end))
-        return self.text.end if end is None else end
+            self.add(self.cut(at, end))
+        return self.end if end is None else end
 
     def key(self, at: int) -> Wait[tuple[str, int] | None]:
         """Return a key that stands here, and where its value begins; None if there is none."""
@@ -203,7 +224,17 @@ class Scanner:
         if (yield from self.char(colon)) != ":":
             return None
         try:
-            key = json.loads(self.text.cut(at, end))
+            key = json.loads(self.cut(at, end))
         except ValueError:
             return None
         return key, (yield from self.space(colon + 1))
+
+
+def overlap(text: str, mark: str) -> int:
+    """Return how many of a text's last characters may begin a mark."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
+
+
+@cache
+def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, marks)))

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from parlay.errors import nearest, shown
 from parlay.server.errors import ApiError
+from parlay.server.openai.custom_tools import as_function
 from parlay.server.openai.fields import ChatFields
 
 _CHOICES = (
@@ -27,6 +28,7 @@ class Tools:
         several: whether there may be more than one call.
         given: the names of all functions, in the request's order; those that may be called are among them.
         strict: those whose arguments have to be as their schema says, or else the request is refused.
+        custom: those that stand for custom tools.
     """
 
     parameters: dict[str, Any]
@@ -35,23 +37,28 @@ class Tools:
     several: bool = True
     given: tuple[str, ...] = ()
     strict: frozenset[str] = frozenset()
+    custom: frozenset[str] = frozenset()
 
 
 NO_TOOLS = Tools({}, "none")
 
 
-def read_tools(asked: ChatFields) -> Tools:
+def read_tools(fields: ChatFields) -> Tools:
     """Return a body's tools.
 
     Raises:
         ApiError: it is malformed.
     """
     parameters: dict[str, Any] = {}
-    strict: list[str] = []
-    for tool in asked.tools or ():
-        function = tool.get("function")
-        if tool.get("type", "function") != "function" or not isinstance(function, dict):
-            raise _wrong("tools", "a tool is {'type': 'function', 'function': {'name': ..., 'parameters': ...}}")
+    strict, custom = set[str](), set[str]()
+    for tool in fields.tools or ():
+        kind = tool.get("type", "function")
+        if kind not in ("function", "custom") or not isinstance(tool.get(kind), dict):
+            raise _wrong(
+                "tools", "a tool is {'type': 'function', 'function': {'name': ..., 'parameters': ...}} or "
+                "{'type': 'custom', 'custom': {'name': ...}}",
+            )  # fmt: skip
+        function = as_function(tool)["function"]
         name, schema = function.get("name"), function.get("parameters") or _NOTHING
         if not isinstance(name, str) or not re.fullmatch(r"[\w-]{1,64}", name, re.ASCII):
             raise _wrong("tools", f"a function's name is up to 64 letters, digits, _ and -, not {shown(name)}")
@@ -61,9 +68,13 @@ def read_tools(asked: ChatFields) -> Tools:
             raise _wrong("tools", f"the parameters of {name!r} must be a JSON schema, not {shown(schema)}")
         parameters[name] = schema
         if function.get("strict") is True:
-            strict.append(name)
-    choice = asked.tool_choice if asked.tool_choice is not None else "auto"
-    known = Tools(parameters, "auto", "", asked.parallel_tool_calls, tuple(parameters), frozenset(strict))
+            strict.add(name)
+        if kind == "custom":
+            custom.add(name)
+    choice = fields.tool_choice if fields.tool_choice is not None else "auto"
+    known = Tools(
+        parameters, "auto", "", fields.parallel_tool_calls, tuple(parameters), frozenset(strict), frozenset(custom)
+    )
     if choice == "none" or (choice == "auto" and not parameters):
         return NO_TOOLS
     if not parameters:
@@ -79,9 +90,10 @@ def read_tools(asked: ChatFields) -> Tools:
 
 def _named(choice: dict[str, Any], parameters: Mapping[str, Any]) -> str:
     """Return the name in `{"type": "function", "function": {"name": ...}}`; in responses it stands outside."""
-    if choice.get("type", "function") != "function":
-        raise _wrong("tool_choice", f"{_CHOICES}, not of type {shown(choice.get('type'))}")
-    function = choice.get("function", choice)
+    kind = choice.get("type", "function")
+    if kind not in ("function", "custom"):
+        raise _wrong("tool_choice", f"{_CHOICES}, not of type {shown(kind)}")
+    function = choice.get(kind, choice)
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise _wrong("tool_choice", f"tool_choice names no function; {_CHOICES}")
@@ -90,14 +102,15 @@ def _named(choice: dict[str, Any], parameters: Mapping[str, Any]) -> str:
     return name
 
 
-def tools_shown(asked: ChatFields, tools: Tools) -> list[dict[str, Any]] | None:
+def tools_shown(fields: ChatFields, tools: Tools) -> list[dict[str, Any]] | None:
     """Return the descriptions of functions that the prompt has.
 
     With `none` they are those of a conversation that has calls already: so the prompt begins as the one before, which
     is cached, and its calls are shown as they were.
     """
-    called = any(message.get("tool_calls") for message in asked.messages)
-    return asked.tools if tools.mode != "none" or called else None
+    called = any(message.get("tool_calls") for message in fields.messages)
+    given = fields.tools if tools.mode != "none" or called else None
+    return None if given is None else [as_function(tool) for tool in given]
 
 
 def _allowed(known: Tools, choice: dict[str, Any]) -> tuple[Tools, str]:

@@ -12,7 +12,7 @@ import msgspec
 
 from parlay.errors import listed, shown
 from parlay.server.errors import ApiError
-from parlay.server.openai.foreign import ELSEWHERE, FOREIGN, RENAMED, Foreign
+from parlay.server.openai.foreign_fields import ELSEWHERE, FOREIGN, RENAMED, ForeignField
 
 _NAMED = 8  # fields, in a warning, and unknown ones that may be misspellings
 _LONGEST = 64  # characters of a name that may be one
@@ -44,11 +44,11 @@ def translated(
     endpoint: str,
     body: Mapping[str, Any],
     known: Collection[str],
-    others: Mapping[str, Foreign],
+    others: Mapping[str, ForeignField],
     *,
     strict: bool = False,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return a body with the endpoint's own fields alone, and what the client should be told of the rest.
+    """Return a body with the endpoint's own fields alone, and warnings for the client about the rest.
 
     A field of another server's is renamed where there is the same here, ignored with a warning where it changes
     nothing, and refused with the reason where it would. An unknown one is ignored too, unless it looks like a
@@ -124,7 +124,7 @@ def _unknown(message: str, close: str, known: Collection[str], param: str) -> Ap
     return ApiError(400, f"{message} ({hint})", param=param, code="unknown_parameter")
 
 
-def _refused(name: str, value: Any, entry: Foreign) -> ApiError:
+def _refused(name: str, value: Any, entry: ForeignField) -> ApiError:
     leave = f"leave it at {' or '.join(map(shown, entry.only))}" if entry.only else "leave it out"
     return ApiError(
         400, f"{name}={shown(value)} is not served: {entry.why}; {leave}", param=name, code="unsupported_parameter"
@@ -190,9 +190,10 @@ def settled(body: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any]
 
 def nested_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a tool as chat completions have it; some clients send the form of responses."""
-    if tool.get("type") != "function" or "function" in tool or "name" not in tool:
+    kind = tool.get("type")
+    if kind not in ("function", "custom") or kind in tool or "name" not in tool:
         return tool
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+    return {"type": kind, kind: {name: value for name, value in tool.items() if name != "type"}}
 
 
 def _is_unlimited(value: Any) -> bool:

@@ -6,8 +6,9 @@ not depend on which engine computes them.
 
 import asyncio
 import atexit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
@@ -18,17 +19,16 @@ from parlay.config import EngineConfig, SpeculativeConfig, modernise
 from parlay.config.speculative import DEFAULT, Speculation
 from parlay.errors import ConfigError, EngineDeadError, ParlayError
 from parlay.link.engine import AsyncEngine, State
-from parlay.link.protocol import Ready, Report
+from parlay.link.protocol import EngineReady, Report
 from parlay.link.stream import Stream
 from parlay.log import logger
 from parlay.parallel.numa import allowed_processors, memory_nodes, place_replicas
-from parlay.server.remote.link import EngineLink
+from parlay.server.remote.engine_link import EngineLink
 from parlay.server.remote.replica import DIED, Calls, Replica
 from parlay.server.remote.replicas import Replicas, check_alike
-from parlay.server.remote.totals import total
 from parlay.text.tokenizer import TextCodec
 from parlay.types.progress import OnProgress, ignore
-from parlay.types.stats import StatsSnapshot
+from parlay.types.stats import DraftStats, StatsSnapshot, summed
 
 _ABSENT = {
     "starting": "the engine is being started; send the request again",
@@ -174,7 +174,7 @@ class EngineClient(AsyncEngine):
         own = self._shares[number], self._places[number]
         return EngineLink(self._config, self._speculative, *own, on_report, on_end)
 
-    def _meet(self, replica: Replica, facts: Ready) -> None:
+    def _meet(self, replica: Replica, facts: EngineReady) -> None:
         """Let an engine serve if it computes as the others do."""
         if self._facts is not None and any(other.facts is not None for other in self.replicas):
             check_alike(self._facts, facts, replica.number)
@@ -194,3 +194,20 @@ def _shares(places: Sequence[frozenset[int]]) -> list[dict[str, str]]:
             env.threads(),
         )
     return [env.share(replicas, *([len(place)] if place else [])) for place in places]
+
+
+def total(snapshots: Sequence[StatsSnapshot]) -> StatsSnapshot:
+    """Return the sums of all that snapshots count; what is counted by name or place is added by name or place."""
+    return snapshots[0] if len(snapshots) == 1 else _sum(snapshots)
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, StatsSnapshot | DraftStats):
+        return type(first)(**{f.name: _sum([getattr(one, f.name) for one in values]) for f in fields(first)})
+    if isinstance(first, Mapping):
+        names = dict.fromkeys(name for one in values for name in one)
+        return {name: _sum([one[name] for one in values if name in one]) for name in names}
+    if isinstance(first, list):
+        return summed(values)
+    return sum(values)

@@ -14,15 +14,15 @@ import zmq
 from parlay import env, log
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ParlayError
-from parlay.link.protocol import Alive, Failure, Loading, encode
+from parlay.link.protocol import Alive, EngineLoading, Failure, encode
 from parlay.log import logger
 from parlay.parallel.numa import stay_on
-from parlay.server.garbage import leave_out_what_is_loaded
+from parlay.server.garbage_collection import leave_out_what_is_loaded
 from parlay.types.progress import Progress
 
 COMMANDS, REPORTS = "commands", "reports"  # the sockets' files
 PULSE = 1.0  # seconds between two signs of life of a process that loads
-MESSAGES = 8  # most messages under way to the front, on either side
+MESSAGES = 8  # most messages under way to the context, on either side
 
 
 def main(
@@ -56,12 +56,12 @@ def main(
         try:
             log.configure()
             from parlay.engine.engine import Engine  # loads torch, by now with the watch set
-            from parlay.link.serving import EngineServer, introduce
-            from parlay.server.door import SocketDoor
+            from parlay.link.engine_server import EngineServer, introduce
+            from parlay.server.remote.transport import SocketTransport
 
             def tell(progress: Progress) -> None:
                 with suppress(zmq.Again):  # the front is busy
-                    reports.send(encode(Loading(progress)), zmq.NOBLOCK)
+                    reports.send(encode(EngineLoading(progress)), zmq.NOBLOCK)
 
             engine = Engine(config, speculative, tell)
         except Exception as error:
@@ -72,8 +72,8 @@ def main(
         reports.send(encode(introduce(engine)))
         loaded.set()
         leave_out_what_is_loaded()
-        with SocketDoor(commands, reports) as door:
-            EngineServer(engine, door).run()
+        with SocketTransport(commands, reports) as transport:
+            EngineServer(engine, transport).run()
     finally:
         loaded.set()
         context.destroy(linger=1000)

@@ -7,14 +7,14 @@ that grow while it does not come up.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from time import monotonic
 
 from parlay.errors import EngineDeadError
 from parlay.link.engine import State
-from parlay.link.protocol import Add, Alive, Command, Loading, Outputs, Ready, Report, Stop
+from parlay.link.protocol import Add, Alive, Command, EngineLoading, EngineReady, Outputs, Report, Stop
 from parlay.link.stream import Stream
 from parlay.log import logger
-from parlay.server.remote.link import EngineLink
-from parlay.server.watchdog import Watchdog
+from parlay.server.remote.engine_link import EngineLink
 from parlay.types.progress import OnProgress
 from parlay.types.stats import StatsSnapshot
 
@@ -37,10 +37,56 @@ class Calls:
     """
 
     link: Callable[[Callable[[Report], None], Callable[[], None]], EngineLink]
-    ready: Callable[["Replica", Ready], None]
+    ready: Callable[["Replica", EngineReady], None]
     outputs: Callable[[Outputs], None]
     progress: OnProgress
     lost: Callable[["Replica"], None]
+
+
+class Heartbeat:
+    """Expires when no message comes for a while; runs only between `begin` and `end`, on the running event loop."""
+
+    def __init__(self, seconds: float, waiting: Callable[[], bool], expired: Callable[[], None]) -> None:
+        """Start nothing yet.
+
+        Args:
+            seconds: without a message, after which it expires.
+            waiting: whether anything is still expected.
+            expired: called when it does.
+        """
+        self._seconds = seconds
+        self._waiting, self._expired = waiting, expired
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard = 0.0
+
+    def begin(self) -> None:
+        """Expect a message from now on, unless one is expected already."""
+        if self._timer is None:
+            self.hear()
+            self._set(self._seconds)
+
+    def hear(self) -> None:
+        """Record a message."""
+        self._heard = monotonic()
+
+    def end(self) -> None:
+        """Expect nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._waiting():
+            return
+        left = self._heard + self._seconds - monotonic()
+        if left > 0:
+            self._set(left)
+        else:
+            self._expired()
 
 
 class Replica:
@@ -66,7 +112,7 @@ class Replica:
         """
         self.number = number
         self.state: State = "starting"
-        self.facts: Ready | None = None
+        self.facts: EngineReady | None = None
         self.stats = StatsSnapshot()
         self.restarts = 0
         self.open: dict[int, Stream] = {}
@@ -76,8 +122,8 @@ class Replica:
         self._revival: asyncio.Task[None] | None = None
         self._delay, self._up_since = _FIRST_DELAY, 0.0
         self._served = False  # when it was retired
-        self._patience = Watchdog(engine_timeout, lambda: self.load > 0, self._give_up)
-        self._start_patience = Watchdog(max(engine_timeout, _START), lambda: self._starting, self._give_up)
+        self._patience = Heartbeat(engine_timeout, lambda: self.load > 0, self._give_up)
+        self._start_patience = Heartbeat(max(engine_timeout, _START), lambda: self._starting, self._give_up)
 
     @property
     def pid(self) -> int | None:
@@ -220,16 +266,16 @@ class Replica:
             if report.stats is not None:
                 self.stats = report.stats
             self._calls.outputs(report)
-        elif isinstance(report, Loading):
+        elif isinstance(report, EngineLoading):
             self._calls.progress(report.progress)
         elif isinstance(report, Alive) or self._came_up is None or not self._starting:
             pass  # it was heard, or the waiter is gone
-        elif isinstance(report, Ready):
+        elif isinstance(report, EngineReady):
             self._meet(report, self._came_up)
         else:
             self._came_up.set_exception(report.error())
 
-    def _meet(self, facts: Ready, came_up: "asyncio.Future[None]") -> None:
+    def _meet(self, facts: EngineReady, came_up: "asyncio.Future[None]") -> None:
         """The engine is loaded, and serves unless a check fails."""
         try:
             self._calls.ready(self, facts)

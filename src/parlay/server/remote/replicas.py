@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from parlay.errors import CapacityError, ConfigError
-from parlay.link.protocol import Abort, Add, Command, Ready
+from parlay.link.protocol import Abort, Add, Command, EngineReady
 from parlay.link.stream import Stream
 from parlay.server.remote.replica import Replica
 from parlay.server.remote.routing import PrefixIndex, block_names, choose
@@ -101,7 +101,7 @@ class Replicas:
         self._chosen[number] = add.key  # keys count upward
 
 
-def check_alike(served: Ready, other: Ready, number: int) -> None:
+def check_alike(served: EngineReady, other: EngineReady, number: int) -> None:
     """Refuse a replica whose tokens might differ from those that are served.
 
     Raises:

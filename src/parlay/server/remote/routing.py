@@ -41,10 +41,10 @@ def choose(cached: Sequence[int], loads: Sequence[int | None], chosen: Sequence[
     taking = {number: load for number, load in enumerate(loads) if load is not None}
     bound = min(taking.values()) + BUSIER
 
-    def worth(number: int) -> tuple[int, int, int, int]:
+    def value(number: int) -> tuple[int, int, int, int]:
         return cached[number] - ANSWER * taking[number], cached[number], -chosen[number], -number
 
-    return max((number for number, load in taking.items() if load <= bound), key=worth)
+    return max((number for number, load in taking.items() if load <= bound), key=value)
 
 
 class PrefixIndex:

@@ -1,0 +1,136 @@
+"""Admission control: how many completions are open, and how many bytes bodies take, in total and of each key."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from parlay.server.errors import ApiError
+
+_ENDS = "the server is shutting down; ask another one"
+
+
+class Admission:
+    """Counts open completions; overload is refused at once instead of growing a queue.
+
+    Attributes:
+        open: completions being computed or waiting.
+        closing: no further requests are accepted.
+        cut: set when open requests have had their time.
+    """
+
+    def __init__(self, most: int, most_per_key: int | None = None) -> None:
+        """Begin with nothing open.
+
+        Args:
+            most: completions at once.
+            most_per_key: the same of one key; None for no such limit.
+        """
+        self._most = most
+        self._most_per_key = most_per_key or most
+        self._per_key: Counter[str] = Counter()
+        self.open = 0
+        self.closing = False
+        self.cut = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @contextmanager
+    def admit(self, key: str) -> Iterator["Admitted"]:
+        """Count a request as one open completion while it is prepared; it is widened to all that it has later.
+
+        Raises:
+            ApiError: there is no room now.
+        """
+        admitted = Admitted(self, key)
+        admitted.widen(1)
+        try:
+            yield admitted
+        finally:
+            self._count(key, -admitted.count)
+
+    def take(self, key: str, count: int, more: int) -> None:
+        """Open `more` completions of a request that has `count` then.
+
+        Raises:
+            ApiError: there is no room now, or never will be.
+        """
+        room = min(self._most, self._most_per_key)
+        if count > room:
+            raise ApiError(400, f"the request asks for {count} completions and may for {room}; lower n or split it")
+        if self.closing and more == count:  # a request that is prepared already goes on
+            raise ApiError(503, _ENDS)
+        if self.open + more > self._most:
+            raise ApiError(429, "the server has as many requests as it takes; retry a little later")
+        if self._per_key[key] + more > self._most_per_key:
+            raise ApiError(429, f"this key has its {self._most_per_key} completions open; wait for one of them")
+        self._count(key, more)
+
+    def _count(self, key: str, more: int) -> None:
+        self.open += more
+        self._per_key[key] += more
+        if not self._per_key[key]:
+            del self._per_key[key]
+        if self.open:
+            self._empty.clear()
+        else:
+            self._empty.set()
+
+    async def close(self, timeout: float) -> None:
+        """Admit no more requests, wait for open ones, and after `timeout` seconds end them."""
+        self.closing = True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._empty.wait()
+        except TimeoutError:
+            self.cut.set()
+
+
+class Admitted:
+    """A request's completions among those that are open.
+
+    Attributes:
+        count: how many.
+    """
+
+    def __init__(self, admission: Admission, key: str) -> None:
+        """Begin with none."""
+        self._admission, self._key = admission, key
+        self.count = 0
+
+    def widen(self, count: int) -> None:
+        """Open as many completions as a request turns out to have.
+
+        Raises:
+            ApiError: there is no room now, or never will be.
+        """
+        self._admission.take(self._key, count, count - self.count)
+        self.count = count
+
+
+class BodyBudget:
+    """Bytes that are shared by all keys. A key may hold as many as are still free, so that none can take all."""
+
+    def __init__(self, most: int) -> None:
+        """Begin with nothing used; `most` bytes are the limit."""
+        self._most = most
+        self._of: Counter[str] = Counter()
+        self.used = 0
+
+    def take(self, key: str, count: int) -> None:
+        """Hold further bytes of a key.
+
+        Raises:
+            ApiError: the key would hold more than would be left.
+        """
+        if self._of[key] + count > self._most - self.used - count:
+            raise ApiError(429, "the server holds as many bytes of requests as it takes; retry a little later")
+        self.used += count
+        self._of[key] += count
+
+    def give(self, key: str, count: int) -> None:
+        """Hold that many less."""
+        self.used -= count
+        self._of[key] -= count
+        if not self._of[key]:
+            del self._of[key]
