@@ -33,7 +33,7 @@ def contenders(
 
     Args:
         model: name, directory or file of the target.
-        length: most nodes a draft, for proposers that draft; None takes each one's default.
+        length: most draft tokens a request and step, for proposers that draft; None takes each one's default.
         methods: only these, in this order; none takes all proposers, and before them `AUTO` and `AUTO` with each of
             `drafts`.
         drafts: checkpoints by their methods' names.
@@ -85,7 +85,7 @@ def budgeted(
 
     Args:
         model: as in `contenders`.
-        budgets: most nodes a draft, for proposers that draft; none takes each one's default.
+        budgets: most draft tokens a request and step, for proposers that draft; none takes each one's default.
         methods: as in `contenders`.
         drafts: likewise.
 
@@ -126,7 +126,7 @@ def method_of(label: str) -> str:
 
 
 def automatic(length: int | None = None) -> SpeculativeConfig:
-    """Return the config of an engine that chooses its method, for drafts of at most `length` nodes."""
+    """Return the config of an engine that chooses its method, for drafts of at most `length` tokens."""
     return SpeculativeConfig(method=AUTO, num_speculative_tokens=length, lengths="goodput")
 
 

@@ -1,7 +1,7 @@
 """Prompts from files of JSON lines, in the forms of MT-bench, HumanEval and chats.
 
-A line with `turns` is MT-bench's: the first turn is asked through the chat template. One with `messages` is a
-conversation, asked likewise. One with `prompt` is a text to continue, as in HumanEval. Other keys are left alone.
+A line with `turns` is MT-bench's: the first turn goes through the chat template. One with `messages` is a
+conversation and does so too. One with `prompt` is a text to continue, as in HumanEval. Other keys are left alone.
 """
 
 import gzip
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from parlay.bench.protocol import Prefix
+from parlay.bench.workloads import Prefix
 from parlay.errors import ConfigError, RequestError, shown
 from parlay.text.tokenizer import TextCodec
 
@@ -130,5 +130,5 @@ def _entry(line: str, codec: TextCodec) -> list[int]:
 
 def _chat(messages: Any, codec: TextCodec) -> list[int]:
     if not codec.chats:
-        raise ConfigError("the model has no chat template to ask this through; give lines with 'prompt'")
+        raise ConfigError("the model has no chat template for this; give lines with 'prompt'")
     return codec.encode(codec.chat(messages), add_special_tokens=False)

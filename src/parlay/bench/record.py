@@ -25,8 +25,7 @@ class Kind:
     case: tuple[str, ...]
 
 
-METHODS = Kind("parlay bench methods", ("workload", "batch", "temperature"))
-SWEEP = Kind("parlay bench sweep", ("model", *METHODS.case))
+METHODS = Kind("parlay bench methods", ("model", "workload", "batch", "temperature"))
 
 
 class Record:
