@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_rows_are_kept_with_what_they_were_measured_on(path: Path) -> None:
+def test_rows_say_what_they_were_measured_on(path: Path) -> None:
     content = json.loads(path.read_text())
     assert [row["session"] for row in content["rows"]] == [0, 0]
     assert {"cpu", "commit", "torch", "numerics"} <= set(content["sessions"][0])
@@ -44,7 +44,7 @@ def test_a_second_run_goes_on(path: Path) -> None:
     assert not later.rows_of(workload="edit", batch=1, temperature=0.8)
     assert not later.rows_of(workload="agent", batch=1, temperature=0.0)
     later.check_numerics("id-1")
-    assert [row["session"] for row in later.add(rows("agent"))] == [1, 1]
+    later.add(rows("agent"))
     later.add(rows("agent", 8))
     content = json.loads(path.read_text())
     assert [row["session"] for row in content["rows"]] == [0, 0, 1, 1, 1, 1]

@@ -55,7 +55,7 @@ def contenders(
     found = embedded_configs(length, heads) | {
         name: _from_checkpoint(name, checkpoint, length) for name, checkpoint in drafts.items()
     }
-    kept = {}
+    usable = {}
     for name, how in found.items():
         if methods and name not in (PLAIN, *wanted):
             continue
@@ -66,16 +66,16 @@ def contenders(
                 raise
             _leave_out(name, error, path)
             continue
-        kept[name] = how
+        usable[name] = how
     if not methods:
-        methods = (AUTO, *(f"{AUTO}{_AND}{name}" for name in drafts), *kept)
+        methods = (AUTO, *(f"{AUTO}{_AND}{name}" for name in drafts), *usable)
     for name in wanted:
-        if name != AUTO and name not in kept:
+        if name != AUTO and name not in usable:
             raise ConfigError(
                 f"the method {name!r} has no checkpoint for {shown(model)}; give one with --draft {name}=PATH"
             )
-    kept[AUTO] = automatic(length)
-    return {name: _united(name, kept) for name in dict.fromkeys((PLAIN, *methods))}
+    usable[AUTO] = automatic(length)
+    return {name: _united(name, usable) for name in dict.fromkeys((PLAIN, *methods))}
 
 
 def budgeted(

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
-from parlay.cli.flags import add_model
+from parlay.cli.flags import add_model, given
 from parlay.cli.report import Columns, count, progress, report
 from parlay.types.storage import Storage
 
@@ -43,14 +43,8 @@ def add_parser(kinds: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     from parlay.bench.perplexity import PerplexityOptions, measure
 
-    asked = PerplexityOptions(
-        model=options.model,
-        text=options.text,
-        storages=tuple(options.storages),
-        context=options.context,
-        windows=options.windows,
-    )
+    values = given(PerplexityOptions, vars(options)) | {"storages": tuple(options.storages)}
     with progress() as tick:
-        rows = measure(asked, tick)
+        rows = measure(PerplexityOptions(**values), tick)
     report(options, rows, _COLUMNS)
     return 0
