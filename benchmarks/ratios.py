@@ -75,10 +75,10 @@ def print_together(cases: dict[tuple[Any, ...], dict[str, Row]], methods: Sequen
     print(
         f"\n| batch | temperature | repetitions | {' | '.join(methods)} |\n|---:|---:|{'---:|' * (1 + len(methods))}"
     )
-    for (batch, temperature), own in sorted(ratios.items()):
-        found = [estimate(own[method]) if own[method] else None for method in methods]
+    for (batch, temperature), pooled in sorted(ratios.items()):
+        found = [estimate(pooled[method]) if pooled[method] else None for method in methods]
         cells = " | ".join(_cell(one.median, (one.low, one.high)) if one else "" for one in found)
-        print(f"| {batch} | {temperature:g} | {max(map(len, own.values()))} | {cells} |")
+        print(f"| {batch} | {temperature:g} | {max(map(len, pooled.values()))} | {cells} |")
 
 
 def _order(cases: dict[tuple[Any, ...], Any], case: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from parlay.engine.step import Worker
 from parlay.explain.work import Work, linear_names, widths, work_of
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
-from parlay.models.select import CausalModel as Model
+from parlay.models.select import CausalModel
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, Runtime
 from parlay.proposers.draft_slots import scratch_blocks
 from parlay.runner.runner import ModelRunner
@@ -100,7 +100,7 @@ class Rig:
 
     def __init__(
         self,
-        model: Model,
+        model: CausalModel,
         kernels: TimedKernels,
         proposer: Proposer,
         length: int,

@@ -28,8 +28,7 @@ from parlay.errors import ConfigError
 from parlay.explain.work import Work, linear_names
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
-from parlay.models.select import CausalModel as Model
-from parlay.models.select import describe_model, load_model, resolve_dtype
+from parlay.models.select import CausalModel, describe_model, load_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
 from parlay.proposers.select import make_proposer, resolve_methods
 
@@ -158,7 +157,7 @@ def measure(options: argparse.Namespace, tick: Callable[[str], None]) -> dict[st
 
 
 def _kinds(
-    model: Model, kernels: TimedKernels, target: TargetInfo, context: int, prompt: int, temperature: float
+    model: CausalModel, kernels: TimedKernels, target: TargetInfo, context: int, prompt: int, temperature: float
 ) -> Iterator[_Kind]:
     """Yield the kinds of steps that every model has, plain decoding first and prefill last."""
     room = _room(target, context)

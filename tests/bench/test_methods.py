@@ -209,8 +209,8 @@ def test_the_command(
 ) -> None:
     """The table fits a terminal, everything is in the last line, and the file and the plot are written."""
     plot, output = tmp_path / "plot.png", tmp_path / "rows.json"
-    arguments = ["bench", command, "--workloads", "random", "--prefixes", "4", "--methods", "ngram"]
-    arguments += ["--models", *models, "--budgets", "1", "3"] if several else [models[0]]
+    arguments = ["bench", command, *(["--models", *models, "--budgets", "1", "3"] if several else models[:1])]
+    arguments += ["--workloads", "random", "--prefixes", "4", "--methods", "ngram"]
     arguments += ["--batch-sizes", "2", "4", "--temperatures", "0", "--repetitions", "1", "--minutes", "0.5"]
     arguments += ["--precision", "0.1", "--lengths", "latency", "--output", str(output), "--plot", str(plot)]
     assert main(arguments) == 0

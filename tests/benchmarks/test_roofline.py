@@ -18,8 +18,7 @@ from parlay.explain.work import Work, linear_names, work_of
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
-from parlay.models.select import CausalModel as Model
-from parlay.models.select import describe_model, load_model
+from parlay.models.select import CausalModel, describe_model, load_model
 from parlay.proposers.base import TargetInfo
 from parlay.proposers.select import make_proposer
 from parlay.types.draft import Draft
@@ -165,12 +164,12 @@ def test_replays_are_timed_by_operation() -> None:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> tuple[Model, TimedKernels]:
+def loaded() -> tuple[CausalModel, TimedKernels]:
     kernels = TimedKernels(select_kernels(), linear_names(CONFIG))
     return load_model(CONFIG, torch.bfloat16, 256, kernels.kernels), kernels
 
 
-def test_steps_of_a_rig(loaded: tuple[Model, TimedKernels]) -> None:
+def test_steps_of_a_rig(loaded: tuple[CausalModel, TimedKernels]) -> None:
     plain = make_proposer(plain_config(), TargetInfo(CONFIG, torch.bfloat16, 256))
     for proposer, length, batch in ((plain, 0, 1), (plain, 0, 3), (RandomDrafts(4096), 4, 1)):
         rig = Rig(*loaded, proposer, length, batch, context=20, room=40, temperature=0.8)
