@@ -8,7 +8,7 @@ from parlay.cli.report import add_json_flag
 from parlay.errors import ConfigError
 
 _LOAD = (
-    "load on a server is measured by clients of OpenAI's protocol: `guidellm benchmark`, `aiperf profile` or "
+    "load on a server is measured by clients of OpenAI's protocol: `guidellm run`, `aiperf profile` or "
     "`vllm bench serve` against `parlay serve`"
 )
 _SCRIPT = "this is in the repository now: python -m benchmarks.{}"
