@@ -1,6 +1,5 @@
 """`parlay verify`: what it says, and when it fails."""
 
-import dataclasses
 import json
 from itertools import count
 from pathlib import Path
@@ -126,29 +125,33 @@ def test_wrong_input(arguments: list[str], words: str, capsys: pytest.CaptureFix
 
 
 def test_differences_are_found() -> None:
-    def completion(tokens: tuple[int, ...], *logprobs: float) -> CompletionOutput:
+    """By how much the found token's logit was behind is said where both were reported."""
+
+    def completion(tokens: tuple[int, ...], *logprobs: dict[int, float]) -> CompletionOutput:
         return CompletionOutput(
             index=0,
             text="",
             token_ids=tokens,
             sources=("target",) * len(tokens),
-            logprobs=tuple({t: Logprob(p, 1, "")} for t, p in zip(tokens, logprobs, strict=True)),
+            logprobs=tuple({t: Logprob(p, 1, "") for t, p in one.items()} for one in logprobs),
             finish_reason="length",
             stop_reason=None,
             metrics=None,
         )
 
-    one = completion((5, 6), -1.0, -2.0)
+    one = completion((5, 6), {5: -1.0, 8: -1.25}, {6: -2.0})
     assert same_tokens.first_difference([one, one], [one, one]) is None
     for other, words in (
         (
-            completion((5, 7), -1.0, -2.0),
-            "prompt 1, token 1: 7 instead of 6, whose logit is not among the highest",
+            completion((5, 7), {5: -1.0, 8: -1.25}, {7: -2.0}),
+            "1: 7 instead of 6, whose logit is not among the highest",
         ),
-        (completion((5, 6), -1.0, -2.0000000000000004), "prompt 1, token 1: log-probabilities"),
-        (completion((5,), -1.0), "prompt 1: 1 tokens instead of 2"),
+        (completion((8, 6), {8: -1.0}, {6: -2.0}), "0: 8 instead of 5, whose logit is 0.25 away"),
+        (completion((5, 6), {5: -1.0, 8: -1.25}, {6: -2.0000000000000004}), "1: log-probabilities"),
     ):
-        assert same_tokens.first_difference([one, other], [one, one]) == words
+        assert same_tokens.first_difference([one, other], [one, one]) == f"prompt 1, token {words}"
+    short = completion((5,), {5: -1.0, 8: -1.25})
+    assert same_tokens.first_difference([one, short], [one, one]) == "prompt 1: 1 tokens instead of 2"
 
 
 def test_own_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,23 +164,6 @@ def test_own_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     completed = [row for row in rows if "tokens" in row]
     assert {row["parameters"] for row in completed} == set(same_tokens.QUICK)
     assert {row["tokens"] for row in completed} == {2 * 16}
-
-
-def test_a_gap_of_logits() -> None:
-    """The found token's logit beside the right one's, where both were reported."""
-    right = CompletionOutput(
-        index=0,
-        text="",
-        token_ids=(6,),
-        sources=("target",),
-        logprobs=({6: Logprob(-0.5, 1, ""), 7: Logprob(-0.75, 2, "")},),
-        finish_reason="length",
-        stop_reason=None,
-        metrics=None,
-    )
-    wrong = dataclasses.replace(right, token_ids=(7,))
-    said = same_tokens.first_difference([wrong], [right])
-    assert said == "prompt 0, token 0: 7 instead of 6, whose logit is 0.25 away"
 
 
 def test_a_distribution_that_is_not_the_models(
