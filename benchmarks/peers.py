@@ -24,7 +24,7 @@ from benchmarks.common import start
 from benchmarks.peer_process import Peer, PeerError, PeerWorker, installed
 from parlay import env
 from parlay.bench.prompts import name_of, read_prompts
-from parlay.bench.record import Kind, Record
+from parlay.bench.record import FileKind, Record
 from parlay.bench.repetitions import estimate
 from parlay.checkpoints.find import find_model
 from parlay.cli.drafts import add_draft_flag, given_drafts
@@ -158,7 +158,7 @@ def measure(options: argparse.Namespace, tick: Tick) -> tuple[list[Row], dict[st
                 missing[peer.name] = str(error)
     question = {name: value for name, value in vars(options).items() if name not in _CHOOSES}
     question["text"] = str(options.text)
-    record = Record(options.output, question, {"models": models}, Kind("benchmarks.peers", ("model", "measured")))
+    record = Record(options.output, question, {"models": models}, FileKind("benchmarks.peers", ("model", "measured")))
     for name, path in paths.items():
         _Comparison(options, name, path, pythons, record, missing, tick).run()
     return record.rows, missing

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parlay.bench import record
-from parlay.bench.record import METHODS, Kind, Record
+from parlay.bench.record import METHODS, FileKind, Record
 from parlay.errors import ConfigError
 
 QUESTION = {"model": "m", "precision": 0.02, "methods": ["none", "ngram"]}
@@ -65,7 +65,7 @@ def test_a_later_run_may_add_a_model_but_change_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was measured with other methods of m; give the same, or another file"):
         Record(path, {}, {"workloads": {}, "methods": {"m": ["none", "ngram"]}})
     with pytest.raises(ConfigError, match="is not what `another command` writes"):
-        Record(path, {}, {"workloads": {}, "methods": {}}, Kind("another command", METHODS.case))
+        Record(path, {}, {"workloads": {}, "methods": {}}, FileKind("another command", METHODS.case))
 
 
 def test_nothing_is_written_before_a_case_is_measured(tmp_path: Path) -> None:

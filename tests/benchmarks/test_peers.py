@@ -22,7 +22,7 @@ spec = importlib.util.spec_from_file_location("peer_worker", WORKER)
 worker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worker)
 
-class Fake(worker.Engine):
+class Fake(worker.PeerEngine):
     package = "pip"
 
     def __init__(self, model, method, threads, length, requests):

@@ -13,7 +13,7 @@ _MACHINE = ("parlay", "torch", "python", "cpu", "threads")  # of `provenance`: t
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """What a file is of.
 
     Attributes:
@@ -25,7 +25,7 @@ class Kind:
     case: tuple[str, ...]
 
 
-METHODS = Kind("parlay bench methods", ("model", "workload", "batch", "temperature"))
+METHODS = FileKind("parlay bench methods", ("model", "workload", "batch", "temperature"))
 
 
 class Record:
@@ -42,7 +42,7 @@ class Record:
         path: Path | None,
         question: Mapping[str, Any],
         parts: Mapping[str, Mapping[str, Any]],
-        kind: Kind = METHODS,
+        kind: FileKind = METHODS,
     ) -> None:
         """Read the file if it is there.
 

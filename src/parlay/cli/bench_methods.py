@@ -91,6 +91,14 @@ def add_parser(kinds: Any) -> None:
     )
     add_draft_flag(parser)
     add_dequantize_flag(parser)
+    _add_measurement_flags(parser)
+    add_plot_flag(parser)
+    parser.set_defaults(run=_run)
+
+
+def _add_measurement_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of what each case is, and of when it ends."""
+    add = parser.add_argument
     add("--batch-sizes", type=count, nargs="+", default=list(_DEFAULT.batch_sizes), help="prompts that run at once")
     add("--temperatures", type=float, nargs="+", default=list(_DEFAULT.temperatures), help="temperatures of sampling")
     add("--max-tokens", type=count, default=_DEFAULT.max_tokens, help="most tokens after each prompt of a file")
@@ -123,8 +131,6 @@ def add_parser(kinds: Any) -> None:
         metavar="FILE.json",
         help="write rows here after every case; with the same file a run goes on where it stopped",
     )
-    add_plot_flag(parser)
-    parser.set_defaults(run=_run)
 
 
 def _tree(text: str) -> str | TreeShape:

@@ -111,31 +111,45 @@ def compare(
         chunks = LLM(
             model, speculative_config=eager, max_num_batched_tokens=24, max_num_seqs=4, block_size=5, **options
         )
-        for way, engine, complete in (
-            ("alone", llm, _alone),
-            ("together", llm, _together),
-            ("in chunks", chunks, _together),
-            ("from the cache", chunks, _together),
-            ("preempted", chunks, _preempted),
-            ("switched", chunks, _arriving),
-        ):
-            for kind in _comparable(expected, comparison, config):
-                tick(f"{name}: {way}, {kind}")
-                found = complete(engine, comparison.prompts, _params(comparison)[kind])
-                difference = first_difference(found, expected[kind])
-                yield {
-                    "method": label,
-                    "way": way,
-                    "parameters": kind,
-                    "same": difference is None,
-                    "difference": difference,
-                    "tokens": sum(len(c.token_ids) for c in found),
-                    "accepted": sum(c.metrics.accepted for c in found),
-                }
+        kinds = _comparable(expected, comparison, config)
+        yield from _compare_ways(llm, chunks, comparison, {kind: expected[kind] for kind in kinds}, label, tick)
         if comparison.draws:
             tick(f"{name}: {comparison.draws} draws")
-            for row in check_distribution(chunks, comparison.prompts[len(comparison.prompts) // 2], comparison.draws):
+            prompt = comparison.prompts[len(comparison.prompts) // 2]
+            for row in check_distribution(chunks, prompt, comparison.draws):
                 yield {"method": label, "way": "sampled distribution", **row}
+
+
+def _compare_ways(
+    llm: LLM,
+    chunks: LLM,
+    comparison: Comparison,
+    expected: Mapping[str, list[CompletionOutput]],
+    label: str,
+    tick: Callable[[str], None],
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each way to run the prompts and kind of parameters."""
+    for way, engine, complete in (
+        ("alone", llm, _alone),
+        ("together", llm, _together),
+        ("in chunks", chunks, _together),
+        ("from the cache", chunks, _together),
+        ("preempted", chunks, _preempted),
+        ("switched", chunks, _arriving),
+    ):
+        for kind, right in expected.items():
+            tick(f"{label}: {way}, {kind}")
+            found = complete(engine, comparison.prompts, _params(comparison)[kind])
+            difference = first_difference(found, right)
+            yield {
+                "method": label,
+                "way": way,
+                "parameters": kind,
+                "same": difference is None,
+                "difference": difference,
+                "tokens": sum(len(c.token_ids) for c in found),
+                "accepted": sum(c.metrics.accepted for c in found),
+            }
 
 
 def _everything() -> dict[str, SpeculativeConfig]:
