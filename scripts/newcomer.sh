@@ -114,7 +114,7 @@ check "gives port twice" parlay serve --config "$home/twice.yaml"
 echo '{{ messages[0].content }} ->' > "$home/template.jinja"
 check "cut off" parlay run tiny-code hi --chat-template "$home/template.jinja" --max-tokens 8
 check '"rows"' parlay bench methods tiny-code --methods ngram --workloads completion --batch-sizes 1 \
-    --temperatures 0 --prefixes 4 --turns 1
+    --temperatures 0 --prefixes 4 --repetitions 1
 check "pays from" parlay explain tiny-code --seconds 2
 
 if [ $# -eq 0 ]; then

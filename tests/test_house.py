@@ -47,10 +47,9 @@ LONGEST_FUNCTION = 60  # lines
 PLUG_INS = {"Model", "Options", "Proposer", "Trainee"}
 PLUG_IN_FOLDERS = "models/families/", "proposers/methods/"
 # Still to be mended.
-LONG_FUNCTIONS = {"compare", "run", "measure", "_serve", "_protocol", "add_parser"}
+LONG_FUNCTIONS = {"_serve", "_protocol"}
 COMMON_NAMES = {
-    *("Account", "Asked", "Costs", "Engine", "Foreign", "Kind", "Outcome", "Passes", "Prediction"),
-    *("Step", "Style", "Turns", "Worker", "_Log"),
+    *("Account", "Asked", "Costs", "Foreign", "Prediction", "Step", "Style"),
 }
 
 

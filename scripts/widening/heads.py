@@ -1,4 +1,4 @@
-"""Draft heads for a widened target: those of the small one, guessing the same tokens.
+"""Draft heads for a widened target: those of the small one, drafting the same tokens.
 
 What the target's width is in a head grows with it, by zeros; what is the head's own keeps its size. The target's
 states are the small one's with zeros between, so a head that multiplies those by zeros and adds zeros there computes
@@ -31,7 +31,7 @@ from widening.model import Shape, find_places, is_widened, make_directory, widen
 
 _CARD = """# {name}
 
-A benchmark artefact: {source}, a draft head for {small}, widened to guess the same for {wide}. It is only for
+A benchmark artefact: {source}, a draft head for {small}, widened to draft the same for {wide}. It is only for
 measuring speed. Made by `scripts/widen.py`.
 """
 
@@ -44,14 +44,14 @@ class _Plan:
         config: keys of its `config.json` that change.
         axes: of each tensor that grows, how many times the target's width each axis is; 0 is a size of its own.
         scaled: tensors that are divided by the square root of the growth.
-        lent: tensors that the head had of the target, by the name that its own copies get.
+        copied: tensors that the head had of the target, by the name that its own copies get.
         file: name of its weights.
     """
 
     config: Mapping[str, Any]
     axes: Mapping[str, tuple[int, ...]]
     scaled: frozenset[str] = frozenset()
-    lent: Mapping[str, str] = field(default_factory=dict)
+    copied: Mapping[str, str] = field(default_factory=dict)
     file: str = "model.safetensors"
 
 
@@ -100,8 +100,8 @@ def widen_all(
                 f"{shown(methods[method])} and {shown(head)} are both heads for the method {method}; give one of each"
             )
         methods[method] = head
-    kept = bool(heads) and is_widened(small, output, shape)
-    rows = [] if kept else [widen(model, output, shape, seed, tick)]
+    exists = bool(heads) and is_widened(small, output, shape)
+    rows = [] if exists else [widen(model, output, shape, seed, tick)]
     for method, head in methods.items():
         tick(f"{FOLDER}/{method}")
         rows.append(widen_head(head, model, output, output / FOLDER / method))
@@ -119,7 +119,7 @@ def widen_head(head: str | Path, small: str, wide: Path, output: Path) -> dict[s
 
     Returns:
         What was made: `output`, `method`, `parameters` and `gigabytes`; `same_bits` is None and `obstacles` are none,
-        for what changes with a head's bits is a guess.
+        for what changes with a head's bits is a draft token.
 
     Raises:
         ConfigError: `wide` is no widened form of `small`, or the output directory is in use.
@@ -155,18 +155,18 @@ def widen_head(head: str | Path, small: str, wide: Path, output: Path) -> dict[s
 
 def _read(head: str | Path, small: ModelConfig) -> _Head:
     """Find a head and have its own proposer check that it fits the small target."""
-    asked = resolve_method(SpeculativeConfig(method=None, options={"model": str(head)}))
-    if asked.method is None or asked.method not in _WAYS:
+    given = resolve_method(SpeculativeConfig(method=None, options={"model": str(head)}))
+    if given.method is None or given.method not in _WAYS:
         raise ModelError(
-            f"{shown(str(head))} is for the method {asked.method}, which does not read its target's states; give it "
+            f"{shown(str(head))} is for the method {given.method}, which does not read its target's states; give it "
             "to the widened target as it is"
         )
-    proposer = make_proposer(asked, TargetInfo(small, resolve_dtype("auto", small), small.max_position))
+    proposer = make_proposer(given, TargetInfo(small, resolve_dtype("auto", small), small.max_position))
     config = read_head(str(head))
     with Checkpoint(config.path) as weights:
         names = tuple(weights.names)
     found = _Head(
-        asked.method, config, names, getattr(proposer, "config", None), getattr(proposer, "taps", ()), small
+        given.method, config, names, getattr(proposer, "config", None), getattr(proposer, "taps", ()), small
     )
     _WAYS[found.method](found, small)  # which says what cannot be widened
     return found
@@ -185,7 +185,7 @@ def _tensors(head: _Head, plan: _Plan, wide: ModelConfig) -> dict[str, Tensor]:
                 tensor = _grow(tensor, axis, times, place, wide.hidden_size)
             tensors[name] = tensor
     with Checkpoint(head.small.path) as weights:
-        tensors |= {name: weights.read(source).clone() for name, source in plan.lent.items()}
+        tensors |= {name: weights.read(source).clone() for name, source in plan.copied.items()}
     return tensors
 
 
@@ -265,8 +265,8 @@ def _eagle3(head: _Head, wide: ModelConfig) -> _Plan:
         # Of a target with more layers those that are usual would be others.
         "eagle_aux_hidden_state_layer_ids": list(head.taps),
     }
-    lent = {name: source for name, source in sources.items() if name not in head.names}
-    return _Plan(config, {"fc.weight": (0, len(head.taps))}, lent=lent)
+    copied = {name: source for name, source in sources.items() if name not in head.names}
+    return _Plan(config, {"fc.weight": (0, len(head.taps))}, copied=copied)
 
 
 _WAYS: Mapping[str, Callable[[_Head, ModelConfig], _Plan]] = {

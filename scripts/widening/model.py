@@ -227,9 +227,9 @@ def _config(small: ModelConfig, path: Path, shape: Shape) -> ModelConfig:
 
 def _check(small: ModelConfig, shape: Shape) -> None:
     for field in fields(shape):
-        asked, least = getattr(shape, field.name), getattr(small, field.name)
-        if asked < least:
-            raise ConfigError(f"{field.name}={asked} is below the model's own {least}; a model can only grow")
+        given, least = getattr(shape, field.name), getattr(small, field.name)
+        if given < least:
+            raise ConfigError(f"{field.name}={given} is below the model's own {least}; a model can only grow")
     if shape.num_heads % shape.num_kv_heads:
         raise ConfigError(
             f"num_heads={shape.num_heads} does not divide into {shape.num_kv_heads} groups; "

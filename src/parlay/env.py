@@ -11,7 +11,7 @@ Variables:
     PARLAY_RANK_KEY  secret that ranks of several machines show each other, at least 16 characters.
     PARLAY_MEMORY    bytes of memory for weights and cache (default: what is free).
     PARLAY_LOG       level of the `parlay` logger (default: WARNING).
-    OPENAI_API_KEY   key that `parlay bench serve` sends.
+    OPENAI_API_KEY   key that `parlay verify --url` sends.
     PARLAY_API_KEY   keys of `parlay serve`, separated by commas.
     PARLAY_FLAG_     what variables for flags begin with, such as PARLAY_FLAG_MAX_MODEL_LEN for `--max-model-len`.
     XDG_CACHE_HOME   in its folder `parlay`, results of the self-check are kept (default: ~/.cache).

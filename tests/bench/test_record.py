@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parlay.bench import record
-from parlay.bench.record import SWEEP, Record
+from parlay.bench.record import METHODS, FileKind, Record
 from parlay.errors import ConfigError
 
 QUESTION = {"model": "m", "precision": 0.02, "methods": ["none", "ngram"]}
@@ -16,7 +16,7 @@ PROMPTS = {"workloads": {"edit": "d1"}}
 
 def rows(workload: str = "edit", batch: int = 1) -> list[dict[str, Any]]:
     return [
-        {"workload": workload, "batch": batch, "temperature": 0.0, "method": m, "numerics": "id-1"}
+        {"model": "m", "workload": workload, "batch": batch, "temperature": 0.0, "method": m, "numerics": "id-1"}
         for m in ("plain", "ngram")
     ]
 
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_rows_are_kept_with_what_they_were_measured_on(path: Path) -> None:
+def test_rows_say_what_they_were_measured_on(path: Path) -> None:
     content = json.loads(path.read_text())
     assert [row["session"] for row in content["rows"]] == [0, 0]
     assert {"cpu", "commit", "torch", "numerics"} <= set(content["sessions"][0])
@@ -44,7 +44,7 @@ def test_a_second_run_goes_on(path: Path) -> None:
     assert not later.rows_of(workload="edit", batch=1, temperature=0.8)
     assert not later.rows_of(workload="agent", batch=1, temperature=0.0)
     later.check_numerics("id-1")
-    assert [row["session"] for row in later.add(rows("agent"))] == [1, 1]
+    later.add(rows("agent"))
     later.add(rows("agent", 8))
     content = json.loads(path.read_text())
     assert [row["session"] for row in content["rows"]] == [0, 0, 1, 1, 1, 1]
@@ -54,9 +54,8 @@ def test_a_second_run_goes_on(path: Path) -> None:
 
 def test_a_later_run_may_add_a_model_but_change_none(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
-    first = Record(path, {}, {"workloads": {}, "methods": {"m": ["none"]}}, SWEEP)
-    first.add([row | {"model": "m"} for row in rows()])
-    later = Record(path, {}, {"workloads": {}, "methods": {"n": ["none", "ngram"]}}, SWEEP)
+    Record(path, {}, {"workloads": {}, "methods": {"m": ["none"]}}).add(rows())
+    later = Record(path, {}, {"workloads": {}, "methods": {"n": ["none", "ngram"]}})
     later.check_numerics("id-1", model="m")
     later.check_numerics("id-2", model="n")
     with pytest.raises(ConfigError, match="numerics id-1, here id-2"):
@@ -64,9 +63,9 @@ def test_a_later_run_may_add_a_model_but_change_none(tmp_path: Path) -> None:
     later.add([row | {"model": "n", "numerics": "id-2"} for row in rows()])
     assert json.loads(path.read_text())["methods"] == {"m": ["none"], "n": ["none", "ngram"]}
     with pytest.raises(ConfigError, match="was measured with other methods of m; give the same, or another file"):
-        Record(path, {}, {"workloads": {}, "methods": {"m": ["none", "ngram"]}}, SWEEP)
-    with pytest.raises(ConfigError, match="is not what `parlay bench methods` writes"):
-        Record(path, QUESTION, PROMPTS)
+        Record(path, {}, {"workloads": {}, "methods": {"m": ["none", "ngram"]}})
+    with pytest.raises(ConfigError, match="is not what `another command` writes"):
+        Record(path, {}, {"workloads": {}, "methods": {}}, FileKind("another command", METHODS.case))
 
 
 def test_nothing_is_written_before_a_case_is_measured(tmp_path: Path) -> None:

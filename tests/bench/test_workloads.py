@@ -1,14 +1,15 @@
 """The protocol's workloads: frozen, and of the kind that they claim to be."""
 
+import json
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from checkpoints import write_byte_tokenizer
 
-from parlay.bench.protocol import load_prefixes
-from parlay.bench.workloads import EMBEDDED_ONLY, WORKLOADS, Workload, edit, workload
-from parlay.checkpoints.find import find_model
+from parlay.bench.tally import repeated_share
+from parlay.bench.workloads import EMBEDDED_ONLY, WORKLOADS, Workload, edit, load_prefixes, workload
+from parlay.checkpoints.find import ASSETS, find_model
 from parlay.errors import ConfigError
 from parlay.text.tokenizer import TextCodec
 
@@ -23,6 +24,22 @@ FROZEN = {
 @pytest.fixture(scope="module")
 def codec() -> TextCodec:
     return TextCodec(find_model("tiny-code"))
+
+
+def test_prefixes_are_frozen(codec: TextCodec) -> None:
+    prefixes = load_prefixes()
+    assert len(prefixes) == 512
+    assert {len(p.tokens) for p in prefixes} == {128}
+    assert len({p.tokens for p in prefixes}) == 512
+    with (ASSETS / "evaluation" / "prefixes.jsonl").open() as file:
+        for line, prefix in zip(file, prefixes, strict=True):
+            assert codec.encode(json.loads(line)["text"]) == list(prefix.tokens)
+
+
+def test_repeated_share() -> None:
+    assert repeated_share([range(32)]) == 0
+    assert repeated_share([[1] * 16]) == 8 / 9
+    assert repeated_share([]) == 0
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -92,16 +109,16 @@ def test_random_prompts_in_another_models_tokens(bytes_codec: TextCodec) -> None
 
 
 @pytest.mark.parametrize("name", EMBEDDED_ONLY)
-def test_what_another_vocabulary_cannot_be_asked(name: str, bytes_codec: TextCodec) -> None:
-    with pytest.raises(ConfigError, match=r"is in tiny-code's tokens, .* ask for agent or random, or give a file"):
+def test_another_vocabulary_cannot_have_it(name: str, bytes_codec: TextCodec) -> None:
+    with pytest.raises(ConfigError, match=r"is in tiny-code's tokens, .* take agent or random, or give a file"):
         workload(name, 3, bytes_codec)
 
 
 def test_seeds_are_new_in_every_pass() -> None:
-    asked = Workload("random", tuple(workload("random", 4)), max_tokens=7, ignore_eos=False)
-    seeds = [asked.params(prompt, 0.8, passes).seed for passes in range(3) for prompt in asked.prompts]
+    made = Workload("random", tuple(workload("random", 4)), max_tokens=7, ignore_eos=False)
+    seeds = [made.params(prompt, 0.8, passes).seed for passes in range(3) for prompt in made.prompts]
     assert seeds == list(range(12))
-    params = asked.params(asked.prompts[0], 0.8)
+    params = made.params(made.prompts[0], 0.8)
     assert (params.temperature, params.max_tokens, params.ignore_eos) == (0.8, 7, False)
-    assert asked.longest == 135
-    assert asked.digest != Workload("random", asked.prompts, max_tokens=8, ignore_eos=False).digest
+    assert made.longest == 135
+    assert made.digest != Workload("random", made.prompts, max_tokens=8, ignore_eos=False).digest

@@ -53,7 +53,6 @@ def test_flags_may_stand_between_model_and_prompt(parser: Parser, words: list[st
 @pytest.mark.parametrize(
     "command",
     ["run", "chat", "serve", "demo", "explain", "verify", "bench methods", "bench latency", "bench throughput",
-     "bench structured", "bench http", "bench roofline", "bench startup", "bench transformers", "bench ranks",
      "bench record --output x", "bench perplexity --text x"],
 )  # fmt: skip
 def test_the_model_is_a_word_or_a_flag(parser: Parser, command: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +120,13 @@ def test_what_is_unknown_is_answered_in_a_line(
     assert len(error) < 300
     own = " ".join(words[:2]) if words[0] == "bench" else words[0]
     assert f"parlay {own} --help lists the flags" in error
+
+
+@pytest.mark.parametrize("name", bench.MOVED)
+def test_a_benchmark_that_is_elsewhere(parser: Parser, name: str) -> None:
+    for flags in ([], ["--help"], ["m", "--rounds", "3"]):
+        with pytest.raises(ConfigError, match=r"python -m benchmarks\.\w+|`vllm bench serve` against `parlay serve`"):
+            parse(parser, ["bench", name, *flags])
 
 
 def test_an_answer_names_flags_that_exist(parser: Parser) -> None:

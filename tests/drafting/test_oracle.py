@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from parlay.bench.costs import PRESETS, Costs
-from parlay.bench.explain import emitted
 from parlay.bench.replay import Noise, Replay, Setting
 from parlay.bench.traces import NEVER, Recorded
 from parlay.drafting.device_lengths import DeviceLengths
+from parlay.explain.payoff import emitted
 from parlay.types.draft import Draft
 
 LENGTH = 8

@@ -1,5 +1,6 @@
 """For a long time: memory that is counted beside memory that is held, and threads that share one engine."""
 
+import ctypes
 import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -10,30 +11,34 @@ from server_process import resident
 
 from parlay import LLM, SamplingParams
 
-_CONSTANT = 16.0  # MiB that the process may grow by beside what is counted
 _REQUESTS = 20_000
+_WARM = 2000  # requests after which caches of code, threads and statistics are there
+_CONSTANT = 4.0  # MiB besides: what drafting measured, up to its windows' ends, and pages in part free
 
 
 @pytest.mark.soak
 def test_what_is_remembered_takes_the_memory_that_is_counted() -> None:
-    rng = Random(3)
+    """Without what the heap keeps for later, which `malloc_trim` gives back: some 6 MiB."""
+    rng, trim = Random(3), getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)
     llm = LLM("tiny-code", max_num_seqs=16, max_model_len=512, num_blocks=520)
     (past,) = (host._proposer._past for host in llm.engine._scheduler.drafting._hosts if host.name == "suffix")
 
     def ask(count: int) -> float:
-        prompts = [[rng.randrange(4096) for _ in range(rng.choice([1, 30, 100, 400]))] for _ in range(count)]
+        prompts = [[rng.randrange(4096) for _ in range(rng.choice([1, 10, 30, 100]))] for _ in range(count)]
         params = [
             SamplingParams(max_tokens=rng.choice([1, 3, 8, 20]), temperature=rng.choice([0, 1]), seed=i)
             for i in range(count)
         ]
         llm.generate(prompts, params, use_tqdm=False)
         gc.collect()
+        trim(0)
         return resident(os.getpid())
 
-    before, counted = ask(1000), past.bytes
-    for _ in range(_REQUESTS // 1000 - 1):
-        after = ask(1000)
-    assert after - before <= 1.15 * (past.bytes - counted) / (1 << 20) + _CONSTANT
+    before, counted = ask(_WARM), past.bytes
+    for done in range(_WARM, _REQUESTS, 1000):
+        grown, remembered = ask(1000) - before, (past.bytes - counted) / (1 << 20)
+        print(f"after {done + 1000} requests {grown:.1f} MiB more, of which {remembered:.1f} are counted")
+        assert grown <= 1.15 * remembered + _CONSTANT
 
 
 @pytest.mark.soak

@@ -59,14 +59,14 @@ def test_what_has_no_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.jinja").write_text(QWEN)
-    real = chat.conformed
+    real = chat.adapted
 
     def loses_the_first(*given: Any) -> tuple[list[Message], Any]:
         messages, tools = real(*given)
         return messages[1:] or messages, tools
 
-    monkeypatch.setattr(chat, "conformed", loses_the_first)
+    monkeypatch.setattr(chat, "adapted", loses_the_first)
     assert main([str(tmp_path), "-v"]) == 1
     assert f"a.jinja: several turns: {UNEXPLAINED}\n--- parlay" in capsys.readouterr().out
-    monkeypatch.setattr(compare_templates, "conformed", loses_the_first)
+    monkeypatch.setattr(compare_templates, "adapted", loses_the_first)
     assert main([str(tmp_path)]) == 1, "a change of the messages is no reason for loss"

@@ -14,7 +14,7 @@ from widen import main
 from widening.model import Shape, _shards, obstacles, widen
 
 from parlay import LLM, CompletionOutput
-from parlay.bench.protocol import load_prefixes, params_for
+from parlay.bench.workloads import Workload, load_prefixes
 from parlay.errors import ConfigError, ModelError
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
@@ -54,7 +54,9 @@ def logits_of(model: str | Path, tokens: list[int], dtype: torch.dtype) -> Tenso
 def complete(model: str | Path, **options: Any) -> list[CompletionOutput]:
     options.setdefault("speculative_config", None)
     llm = LLM(str(model), max_model_len=256, max_num_seqs=8, **options)
-    asked = [(p, params_for(p, temperature)) for p in load_prefixes(3) for temperature in (0.0, 0.8)]
+    asked = [
+        (p, Workload("completion", ()).params(p, temperature)) for p in load_prefixes(3) for temperature in (0.0, 0.8)
+    ]
     results = llm.generate([p.tokens for p, _ in asked], [params for _, params in asked], use_tqdm=False)
     return [result.outputs[0] for result in results]
 

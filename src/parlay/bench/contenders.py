@@ -33,7 +33,7 @@ def contenders(
 
     Args:
         model: name, directory or file of the target.
-        length: most nodes a draft, for proposers that draft; None takes each one's default.
+        length: most draft tokens a request and step, for proposers that draft; None takes each one's default.
         methods: only these, in this order; none takes all proposers, and before them `AUTO` and `AUTO` with each of
             `drafts`.
         drafts: checkpoints by their methods' names.
@@ -55,7 +55,7 @@ def contenders(
     found = embedded_configs(length, heads) | {
         name: _from_checkpoint(name, checkpoint, length) for name, checkpoint in drafts.items()
     }
-    kept = {}
+    usable = {}
     for name, how in found.items():
         if methods and name not in (PLAIN, *wanted):
             continue
@@ -66,16 +66,16 @@ def contenders(
                 raise
             _leave_out(name, error, path)
             continue
-        kept[name] = how
+        usable[name] = how
     if not methods:
-        methods = (AUTO, *(f"{AUTO}{_AND}{name}" for name in drafts), *kept)
+        methods = (AUTO, *(f"{AUTO}{_AND}{name}" for name in drafts), *usable)
     for name in wanted:
-        if name != AUTO and name not in kept:
+        if name != AUTO and name not in usable:
             raise ConfigError(
                 f"the method {name!r} has no checkpoint for {shown(model)}; give one with --draft {name}=PATH"
             )
-    kept[AUTO] = automatic(length)
-    return {name: _united(name, kept) for name in dict.fromkeys((PLAIN, *methods))}
+    usable[AUTO] = automatic(length)
+    return {name: _united(name, usable) for name in dict.fromkeys((PLAIN, *methods))}
 
 
 def budgeted(
@@ -85,7 +85,7 @@ def budgeted(
 
     Args:
         model: as in `contenders`.
-        budgets: most nodes a draft, for proposers that draft; none takes each one's default.
+        budgets: most draft tokens a request and step, for proposers that draft; none takes each one's default.
         methods: as in `contenders`.
         drafts: likewise.
 
@@ -126,7 +126,7 @@ def method_of(label: str) -> str:
 
 
 def automatic(length: int | None = None) -> SpeculativeConfig:
-    """Return the config of an engine that chooses its method, for drafts of at most `length` nodes."""
+    """Return the config of an engine that chooses its method, for drafts of at most `length` tokens."""
     return SpeculativeConfig(method=AUTO, num_speculative_tokens=length, lengths="goodput")
 
 

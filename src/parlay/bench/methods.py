@@ -1,8 +1,12 @@
-"""Plain decoding against every method, on the protocol's workloads and on files of prompts, in interleaved turns."""
+"""Plain decoding against every method, on workloads and files of prompts, for several models and budgets.
+
+A method with a budget is a contender of its own in a case's interleaved repetitions, so that plain decoding runs once
+a repetition for all budgets, and their ratios can be compared with one another too.
+"""
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from math import ceil
@@ -10,14 +14,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from parlay.bench.contenders import contenders, engines, method_of, verified
+from parlay.bench.contenders import budgeted, engines, method_of, verified
 from parlay.bench.options import MethodsOptions
-from parlay.bench.paired import StopRule, Turns, estimate
 from parlay.bench.prompts import name_of, read_prompts
-from parlay.bench.protocol import Prefix
-from parlay.bench.record import Record
+from parlay.bench.record import METHODS, Record
+from parlay.bench.repetitions import Repetitions, StopRule, estimate
 from parlay.bench.tally import Tally
-from parlay.bench.workloads import REMEMBERED, WORKLOADS, Workload, usual_workloads, workload
+from parlay.bench.workloads import REMEMBERED, WORKLOADS, Prefix, Workload, usual_workloads, workload
 from parlay.checkpoints.find import find_model
 from parlay.config import SpeculativeConfig
 from parlay.config.verification import COUPLED
@@ -28,20 +31,21 @@ from parlay.text.tokenizer import TextCodec
 from parlay.types.output import CompletionOutput
 
 PLAIN = "plain"
-_TURN = 0.5  # seconds of plain decoding's part of a turn, about: shorter ones are mostly jitter
+_LEAST_SECONDS = 0.5  # of plain decoding's part of a repetition, about: shorter ones are mostly jitter
 _WARM_UP = 8  # prompts, and two batches at least: the first one of an engine is slower
-_WARM_UP_SECONDS = 2.0  # after two batches more would only take time from the turns of an expensive model
+_WARM_UP_SECONDS = 2.0  # after two batches more would only take time from the repetitions of an expensive model
 _WARM_UP_TOKENS = 32
-# Options that decide which cases there are, but not what a case is; prompts are compared by digest.
-_CHOOSES_CASES = ("workloads", "prompts", "batch_sizes", "temperatures")
+# Options that decide which cases there are, but not what a case is; prompts and methods are compared by model.
+_CHOOSES_CASES = ("models", "methods", "workloads", "prompts", "batch_sizes", "temperatures")
 
 Tick = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One workload at one batch size and temperature."""
+    """One model's workload at one batch size and temperature."""
 
+    model: str
     workload: Workload
     batch: int
     temperature: float
@@ -49,80 +53,71 @@ class _Case:
     def __str__(self) -> str:
         return f"{self.workload.name}, batch {self.batch}, temperature {self.temperature:g}"
 
+    @property
+    def key(self) -> dict[str, Any]:
+        """What tells its rows from other cases'."""
+        return {
+            "model": self.model,
+            "workload": self.workload.name,
+            "batch": self.batch,
+            "temperature": self.temperature,
+        }
+
 
 def measure(options: MethodsOptions, output: Path | None, tick: Tick) -> list[dict[str, Any]]:
-    """Return a row for each workload, batch size, temperature and method, plain decoding first.
+    """Return a row for each model, workload, batch size, temperature, method and budget, plain decoding first.
 
     Args:
         options: what to measure.
-        output: a file that rows are written to after every case; what it has already is not measured again.
-        tick: called with a label before every method's part of a turn.
+        output: a file that rows are written to after every case; what it has already is not measured again, and a
+            later run may add models, workloads, batch sizes and temperatures.
+        tick: called with a label before every method's part of a repetition.
 
     Raises:
-        ConfigError: options, prompts or the file's rows do not fit, or are not what they should be.
+        ConfigError: options, prompts or the file's rows do not fit, or are not what they should be; for any of the
+            models this is raised before the first one is measured.
         ModelError: as `contenders` does.
-        CapacityError: the engines do not fit into memory side by side.
+        CapacityError: the engines of a model do not fit into memory side by side.
     """
-    asked = gather(options)
-    found = contenders(options.model, options.num_speculative_tokens, options.methods, options.drafts)
-    chosen = verified(found, options.verifications)
-    question = question_of(options) | {"methods": list(chosen)}
-    record = Record(output, question, {"workloads": {one.name: one.digest for one in asked}})
-    measure_cases(options, asked, chosen, record, tick)
+    if not options.workloads and not options.prompts:
+        # All models get the same, or their ratios could not be compared.
+        codecs = [TextCodec(find_model(model)) for model in options.models]
+        options = replace(options, workloads=usual_workloads(codecs))
+    workloads = {model: gather(options, model) for model in options.models}
+    chosen = {
+        model: verified(budgeted(model, options.budgets, options.methods, options.drafts), options.verifications)
+        for model in options.models
+    }
+    question = {name: value for name, value in asdict(options).items() if name not in _CHOOSES_CASES}
+    digests = {f"{one.name} for {model}": one.digest for model, own in workloads.items() for one in own}
+    methods = {model: list(contenders) for model, contenders in chosen.items()}
+    record = Record(output, question, {"workloads": digests, "methods": methods}, METHODS)
+    for model in options.models:
+        cases = [_Case(model, *one) for one in product(workloads[model], options.batch_sizes, options.temperatures)]
+        for i, case in enumerate(cases):
+            if record.rows_of(**case.key):
+                continue
+            left = (len(cases) - i) * options.minutes
+            place = f"{Path(model).name}: case {i + 1} of {len(cases)}, at most {left:,.3g} min left"
+            case_run = _CaseRun(options, case, chosen[model], partial(_labelled, tick, place))
+            record.add(case_run.run(partial(record.check_numerics, model=model)))
     return record.rows
 
 
-def question_of(options: MethodsOptions) -> dict[str, Any]:
-    """Return the conditions that all cases share."""
-    return {name: value for name, value in asdict(options).items() if name not in _CHOOSES_CASES}
-
-
-def measure_cases(
-    options: MethodsOptions,
-    asked: Sequence[Workload],
-    chosen: Mapping[str, SpeculativeConfig],
-    record: Record,
-    tick: Tick,
-    **part: Any,
-) -> None:
-    """Measure each workload, batch size and temperature that a record does not have yet, and add it there.
-
-    Args:
-        options: what to measure.
-        asked: by which prompts.
-        chosen: the contenders, plain decoding first.
-        record: earlier rows, and where new ones go.
-        tick: as for `measure`.
-        part: further keys of these rows, which rows of other models lack.
-
-    Raises:
-        CapacityError, ConfigError, ModelError: as `measure` does.
-    """
-    cases = list(product(asked, options.batch_sizes, options.temperatures))
-    for i, (one, batch, temperature) in enumerate(cases, start=1):
-        most = (len(cases) - i + 1) * options.minutes
-        place = f"case {i} of {len(cases)}, at most {most:,.3g} min left: "
-        if record.rows_of(**part, workload=one.name, batch=batch, temperature=temperature):
-            continue
-        measurement = _Measurement(options, _Case(one, batch, temperature), chosen, partial(_labelled, tick, place))
-        record.add([part | row for row in measurement.run(partial(record.check_numerics, **part))])
-
-
 def _labelled(tick: Tick, place: str, label: str) -> None:
-    tick(place + label)
+    tick(f"{place}: {label}")
 
 
-def gather(options: MethodsOptions) -> list[Workload]:
-    """Return the workloads of all prompts, in the model's tokens.
+def gather(options: MethodsOptions, model: str) -> list[Workload]:
+    """Return the workloads of all prompts, in a model's tokens.
 
     Raises:
         ConfigError: a workload or file of prompts that is none, does not fit the model, or is too small for a batch.
         ModelError: the model cannot be found or read.
     """
-    config, codec = describe_model(options.model), TextCodec(find_model(options.model))
-    names = options.workloads or (() if options.prompts else usual_workloads([codec]))
+    config, codec = describe_model(model), TextCodec(find_model(model))
     found: dict[str, Workload] = {}
-    for name in names:
+    for name in options.workloads:
         if name not in WORKLOADS:
             raise ConfigError(f"unknown workload {shown(name)}{nearest(name, WORKLOADS)}")
         found[name] = Workload(name, tuple(workload(name, options.prefixes, codec)), in_order=name in REMEMBERED)
@@ -136,7 +131,7 @@ def gather(options: MethodsOptions) -> list[Workload]:
     for one in found.values():
         if one.longest > config.max_position:
             raise ConfigError(
-                f"{one.name} needs {one.longest} tokens, {options.model} has room for {config.max_position}; "
+                f"{one.name} needs {one.longest} tokens, {model} has room for {config.max_position}; "
                 "leave it out, or lower --max-tokens for a file"
             )
         if len(one.prompts) < max(options.batch_sizes):
@@ -147,37 +142,33 @@ def gather(options: MethodsOptions) -> list[Workload]:
     return list(found.values())
 
 
-class _Measurement:
+class _CaseRun:
     """A case while it is measured.
 
-    Engines are new in every case, and again each time that all prompts have been asked: a proposer may remember
-    earlier prompts, and a repeated one would flatter it.
+    Engines are new in every case, and again each time that all prompts have been run: a proposer may remember earlier
+    prompts, and a repeated one would flatter it.
     """
 
     def __init__(
-        self,
-        options: MethodsOptions,
-        case: _Case,
-        chosen: Mapping[str, SpeculativeConfig],
-        tick: Tick,
+        self, options: MethodsOptions, case: _Case, chosen: Mapping[str, SpeculativeConfig], tick: Tick
     ) -> None:
         self._options, self._case, self._chosen, self._tick = options, case, chosen, tick
-        self._rule = StopRule(options.precision, options.turns, 60 * options.minutes)
+        self._rule = StopRule(options.precision, options.repetitions, 60 * options.minutes)
         self._began = perf_counter()
-        self._passes = 0
-        self._asked = 0  # prompts
-        self._batches = 1  # a turn
-        self._whole = not case.workload.in_order  # whether all of the workload was asked
-        self._numerics: dict[str, str] = {}
-        self._turns = Turns(tuple(chosen))
-        self._tallies: dict[str, Tally] = {}
+        self._passes = 0  # through all prompts
+        self._prompts = 0  # that have been run
+        self._batches = 1  # a repetition
+        self._whole = not case.workload.in_order  # whether all of the workload was run
+        self._numerics = ""
+        self._repetitions = Repetitions(tuple(chosen))
+        self._tallies = {name: Tally() for name in chosen}
 
     def run(self, check: Callable[[str], None]) -> list[dict[str, Any]]:
         """Return one row a method; `check` sees the numerics id before anything is measured."""
         while True:
             self._tick(f"{self._case}: loading")
             llms = engines(
-                self._options.model,
+                self._case.model,
                 self._chosen,
                 self._case.batch,
                 lengths=self._options.lengths,
@@ -185,31 +176,29 @@ class _Measurement:
                 dequantize=self._options.dequantize,
                 max_model_len=self._case.workload.longest,
             )
-            self._numerics = {name: llm.numerics_id for name, llm in llms.items()}
-            check(next(iter(self._numerics.values())))
+            self._numerics = next(iter(llms.values())).numerics_id
+            check(self._numerics)
             stop = self._pass(llms)
             del llms  # to make room for the next ones
             gc.collect()
             if stop:
-                return [self._row(name) for name in self._turns.names]
+                return [self._row(name) for name in self._chosen]
 
     def _pass(self, llms: Mapping[str, LLM]) -> bool:
-        """Take turns until all prompts have been asked; whether it is enough."""
+        """Repeat until all prompts have been run; whether it is enough."""
         self._tick(f"{self._case}: warm-up")
         seconds = [_warm_up(llm, self._case) for llm in llms.values()]
+        work = self._case.workload
         if not self._passes:
-            self._turns = Turns(tuple(llms))
-            self._tallies = {name: Tally() for name in llms}
-            most = len(self._case.workload.prompts) // self._case.batch
-            self._batches = max(1, min(ceil(_TURN / seconds[0]), most))
-        asked = self._case.workload
-        # Where later prompts depend on earlier ones, the first turns of a pass alone would be another workload.
-        first = 0 if asked.in_order else self._asked
+            most = len(work.prompts) // self._case.batch
+            self._batches = max(1, min(ceil(_LEAST_SECONDS / seconds[0]), most))
+        # Where later prompts depend on earlier ones, the first repetitions of a pass alone would be another workload.
+        first = 0 if work.in_order else self._prompts
         spent = False
-        for work in turns_of(asked.prompts, self._batches * self._case.batch, first):
-            self._turn(llms, work)
-            spent = self._rule.spent(len(self._turns), perf_counter() - self._began)
-            if spent or (not asked.in_order and self._precise()):
+        for prompts in pieces_of(work.prompts, self._batches * self._case.batch, first):
+            self._repeat(llms, prompts)
+            spent = self._rule.spent(len(self._repetitions), perf_counter() - self._began)
+            if spent or (not work.in_order and self._precise()):
                 break
         else:
             self._whole = True
@@ -219,55 +208,53 @@ class _Measurement:
         return spent or self._precise()
 
     def _precise(self) -> bool:
-        estimates = (estimate(self._turns.ratios(name)) for name in self._turns.names[1:])
-        return self._rule.precise(estimates, len(self._turns))
+        estimates = map(self._repetitions.estimate, self._repetitions.names[1:])
+        return self._rule.precise(estimates, len(self._repetitions))
 
-    def _turn(self, llms: Mapping[str, LLM], work: list[Prefix]) -> None:
-        label = f"{self._case}: turn {len(self._turns) + 1}"
-        parts = {name: partial(_complete, llm, self._case, work, self._passes) for name, llm in llms.items()}
-        for name, outputs in self._turns.take(parts, self._tick, f"{label},").items():
+    def _repeat(self, llms: Mapping[str, LLM], prompts: list[Prefix]) -> None:
+        label = f"{self._case}: repetition {len(self._repetitions) + 1},"
+        parts = {name: partial(_complete, llm, self._case, prompts, self._passes) for name, llm in llms.items()}
+        for name, outputs in self._repetitions.run(parts, self._tick, label).items():
             self._tallies[name].add(outputs)
-        self._asked += len(work)
+        self._prompts += len(prompts)
 
     def _row(self, name: str) -> dict[str, Any]:
-        plain, case = self._turns.names[0], self._case
-        tally, whole = self._tallies[name], estimate(self._turns.ratios(name))
+        plain, case = self._repetitions.names[0], self._case
+        tally, whole = self._tallies[name], self._repetitions.estimate(name)
         ratios = tally.after_first_ratios(self._tallies[plain])
         later = estimate(ratios) if ratios else None
         how = self._chosen[name]
         return {
-            "workload": case.workload.name,
-            "batch": case.batch,
-            "temperature": case.temperature,
+            **case.key,
             "method": PLAIN if name == plain else method_of(name),
             "budget": how.num_speculative_tokens,
             "verification": how.verification,
             "speed_up": whole.median,
             "interval": whole.interval,
-            "precise": self._whole and self._rule.precise([whole], len(self._turns)),
+            "precise": self._whole and self._rule.precise([whole], len(self._repetitions)),
             "decode_speed_up": later.median if later else None,
             "decode_interval": later.interval if later else None,
-            "turns": len(self._turns),
+            "repetitions": len(self._repetitions),
             "passes": self._passes,
-            "seconds": [round(seconds, 6) for seconds in self._turns.seconds[name]],
-            **tally.row(self._turns.seconds[name], self._tallies[plain]),
+            "seconds": [round(seconds, 6) for seconds in self._repetitions.seconds[name]],
+            **tally.row(self._repetitions.seconds[name], self._tallies[plain]),
             **({} if how.verification == COUPLED or not case.temperature else {"same_tokens": None}),
-            "numerics": self._numerics[plain],  # the target's; the verification is said above
+            "numerics": self._numerics,  # the target's; the verification is said above
         }
 
 
-def turns_of(prompts: Sequence[Prefix], size: int, asked: int) -> Iterator[list[Prefix]]:
-    """Yield the prompts of each turn of a pass, every prompt at most once and in order.
+def pieces_of(prompts: Sequence[Prefix], size: int, first: int) -> Iterator[list[Prefix]]:
+    """Yield the prompts of each repetition of a pass, every prompt at most once and in order.
 
-    What is left at the end of a pass is less than a turn; the next pass begins with it.
+    What is left at the end of a pass is less than a repetition's; the next pass begins with it.
 
     Args:
         prompts: of the workload.
-        size: of a turn.
-        asked: prompts that were asked before this pass.
+        size: of a repetition.
+        first: prompts that were run before this pass.
     """
-    for first in range(asked, asked + len(prompts) - size + 1, size):
-        yield [prompts[i % len(prompts)] for i in range(first, first + size)]
+    for start in range(first, first + len(prompts) - size + 1, size):
+        yield [prompts[i % len(prompts)] for i in range(start, start + size)]
 
 
 def _warm_up(llm: LLM, case: _Case) -> float:
@@ -275,7 +262,7 @@ def _warm_up(llm: LLM, case: _Case) -> float:
     prompts, limit = case.workload.prompts, min(_WARM_UP_TOKENS, case.workload.max_tokens)
     count = max(2, ceil(_WARM_UP / case.batch)) * case.batch
     nonsense = [Prefix(i, prompts[i % len(prompts)].tokens[::-1]) for i in range(count)]
-    short = _Case(Workload("warm-up", tuple(nonsense), limit), case.batch, case.temperature)
+    short = replace(case, workload=Workload("warm-up", tuple(nonsense), limit))
     start = perf_counter()
     for batch in range(0, count, case.batch):
         began = perf_counter()
@@ -287,10 +274,10 @@ def _warm_up(llm: LLM, case: _Case) -> float:
     return seconds * case.workload.max_tokens / limit
 
 
-def _complete(llm: LLM, case: _Case, work: list[Prefix], passes: int) -> list[CompletionOutput]:
+def _complete(llm: LLM, case: _Case, prompts: list[Prefix], passes: int) -> list[CompletionOutput]:
     outputs = []
-    for first in range(0, len(work), case.batch):
-        batch = work[first : first + case.batch]
+    for first in range(0, len(prompts), case.batch):
+        batch = prompts[first : first + case.batch]
         params = [case.workload.params(prompt, case.temperature, passes) for prompt in batch]
         for result in llm.generate([prompt.tokens for prompt in batch], params, use_tqdm=False):
             if result.error is not None:

@@ -32,7 +32,7 @@ class PerplexityOptions:
         model: a directory, a GGUF file, a name.
         text: a file of plain text, UTF-8.
         storages: what becomes of the model's matrices, one row each.
-        context: tokens a window.
+        context: tokens of a window.
         windows: at most so many; None takes the whole text.
     """
 
@@ -97,11 +97,11 @@ def measure(options: PerplexityOptions, tick: Callable[[str], None]) -> list[dic
         began = perf_counter()
         scores.append(_score(llm, windows, partial(_say, tick, storage)))
         seconds = perf_counter() - began
-        held = replace(config, storage=storage)
+        stored = replace(config, storage=storage)
         rows.append(
             {
                 "storage": storage,
-                "weights_mb": weight_bytes(held, resolve_dtype("auto", config)) / 1e6,
+                "weights_mb": weight_bytes(stored, resolve_dtype("auto", config)) / 1e6,
                 "tokens": len(scores[-1].losses),
                 **_summary(scores[-1].losses),
                 "tokens_per_s": len(windows) * options.context / seconds,

@@ -1,19 +1,23 @@
 """Prompts from files of JSON lines, in the forms of MT-bench, HumanEval and chats.
 
-A line with `turns` is MT-bench's: the first turn is asked through the chat template. One with `messages` is a
-conversation, asked likewise. One with `prompt` is a text to continue, as in HumanEval. Other keys are left alone.
+A line with `turns` is MT-bench's: the first turn goes through the chat template. One with `messages` is a
+conversation and does so too. One with `prompt` is a text to continue, as in HumanEval. Other keys are left alone.
 """
 
 import gzip
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from parlay.bench.protocol import Prefix
+from parlay.bench.workloads import Prefix
 from parlay.errors import ConfigError, RequestError, shown
 from parlay.text.tokenizer import TextCodec
+
+R = TypeVar("R")
 
 _ENDINGS = (".gz", ".jsonl")
 _FORMS = "'turns', 'messages' or 'prompt'"
@@ -39,44 +43,32 @@ def read_prompts(path: Path, codec: TextCodec, longest: int, count: int | None =
     Raises:
         ConfigError: the file cannot be read, or a line is in none of the forms or too long; it names the line.
     """
-    prompts: list[Prefix] = []
-    for number, line in enumerate(_text(path).split("\n"), start=1):
-        if count is not None and len(prompts) == count:
-            break
-        if not line.strip():
-            continue
-        try:
-            tokens = _entry(line, codec)
-        except (ConfigError, RequestError) as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from None
-        if not 0 < len(tokens) <= longest:
-            raise ConfigError(
-                f"{path}, line {number}: the prompt has {len(tokens)} tokens, but with what is to follow it there is "
-                f"room for 1 to {longest}; leave the line out, or lower --max-tokens"
-            )
-        prompts.append(Prefix(len(prompts), tuple(tokens)))
-    if not prompts:
-        raise ConfigError(f"{path} holds no prompts; give a file with a JSON object a line")
-    return prompts
+    entries = islice(_entries(path, partial(_tokens, codec=codec, longest=longest)), count)
+    return [Prefix(number, tokens) for number, tokens in enumerate(entries)]
 
 
 def read_texts(path: Path) -> list[str]:
-    """Return what each line of a file asks, as text: its prompt, its first turn, or its last message.
+    """Return the prompt of each line of a file as text: its `prompt`, its first turn, or its last message.
 
     Raises:
         ConfigError: the file cannot be read, or a line is in none of the forms; it names the line.
     """
-    texts = []
+    return list(_entries(path, _question))
+
+
+def _entries(path: Path, read: Callable[[Mapping[str, Any]], R]) -> Iterator[R]:
+    """Yield what `read` makes of each line; errors name the line."""
+    empty = True
     for number, line in enumerate(_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            texts.append(_question(_object(line)))
-        except ConfigError as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from None
-    if not texts:
+        if line.strip():
+            try:
+                found = read(_object(line))
+            except (ConfigError, RequestError) as error:
+                raise ConfigError(f"{path}, line {number}: {error}") from None
+            yield found
+            empty = False
+    if empty:
         raise ConfigError(f"{path} holds no prompts; give a file with a JSON object a line")
-    return texts
 
 
 def _question(entry: Mapping[str, Any]) -> str:
@@ -114,21 +106,27 @@ def _object(line: str) -> Mapping[str, Any]:
     return entry
 
 
-def _entry(line: str, codec: TextCodec) -> list[int]:
-    entry = _object(line)
+def _tokens(entry: Mapping[str, Any], codec: TextCodec, longest: int) -> tuple[int, ...]:
     if "turns" in entry:
         turns = entry["turns"]
         if not isinstance(turns, list) or not turns or not isinstance(turns[0], str):
             raise ConfigError(f"'turns' is a list of texts, not {shown(turns)}")
-        return _chat([{"role": "user", "content": turns[0]}], codec)
-    if "messages" in entry:
-        return _chat(entry["messages"], codec)
-    if not isinstance(entry.get("prompt"), str):
+        tokens = _chat([{"role": "user", "content": turns[0]}], codec)
+    elif "messages" in entry:
+        tokens = _chat(entry["messages"], codec)
+    elif isinstance(entry.get("prompt"), str):
+        tokens = codec.encode(entry["prompt"])
+    else:
         raise ConfigError(f"an entry has {_FORMS}, the last a text; this one has {shown(list(entry))}")
-    return codec.encode(entry["prompt"])
+    if not 0 < len(tokens) <= longest:
+        raise ConfigError(
+            f"the prompt has {len(tokens)} tokens, but with what is to follow it there is room for 1 to {longest}; "
+            "leave the line out, or lower --max-tokens"
+        )
+    return tuple(tokens)
 
 
 def _chat(messages: Any, codec: TextCodec) -> list[int]:
     if not codec.chats:
-        raise ConfigError("the model has no chat template to ask this through; give lines with 'prompt'")
+        raise ConfigError("the model has no chat template for this; give lines with 'prompt'")
     return codec.encode(codec.chat(messages), add_special_tokens=False)

@@ -15,7 +15,7 @@ from parlay import __version__, env
 def provenance(numerics: Iterable[str] = ()) -> dict[str, Any]:
     """Return the command, the commit, the versions and the engines' numerics ids behind a measurement."""
     return {
-        "command": " ".join(["parlay", *_public(sys.argv[1:])]),
+        "command": " ".join([_program(), *_public(sys.argv[1:])]),
         "commit": _git("rev-parse", "--short", "HEAD"),
         "modified": bool(
             _git("status", "--porcelain", "--untracked-files=no") or _git("status", "--porcelain", "..")
@@ -27,6 +27,12 @@ def provenance(numerics: Iterable[str] = ()) -> dict[str, Any]:
         "threads": env.threads(),
         "numerics": sorted(set(numerics)),
     }
+
+
+def _program() -> str:
+    """Return how a user calls this program: the command, or a benchmark of the repository."""
+    script = Path(sys.argv[0])
+    return f"python -m benchmarks.{script.stem}" if script.parent.name == "benchmarks" else "parlay"
 
 
 def _public(arguments: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ _MACHINE = ("parlay", "torch", "python", "cpu", "threads")  # of `provenance`: t
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """What a file is of.
 
     Attributes:
@@ -25,8 +25,7 @@ class Kind:
     case: tuple[str, ...]
 
 
-METHODS = Kind("parlay bench methods", ("workload", "batch", "temperature"))
-SWEEP = Kind("parlay bench sweep", ("model", *METHODS.case))
+METHODS = FileKind("parlay bench methods", ("model", "workload", "batch", "temperature"))
 
 
 class Record:
@@ -43,7 +42,7 @@ class Record:
         path: Path | None,
         question: Mapping[str, Any],
         parts: Mapping[str, Mapping[str, Any]],
-        kind: Kind = METHODS,
+        kind: FileKind = METHODS,
     ) -> None:
         """Read the file if it is there.
 
@@ -88,13 +87,12 @@ class Record:
         there = dict.fromkeys(str(row["numerics"]) for row in self.rows_of(**part))
         self._refuse([f"numerics {other}, here {numerics}" for other in there if other != numerics])
 
-    def add(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add the rows of a case, write the file, and return the rows as they are kept."""
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add the rows of a case, and write the file."""
         if self._session is None:
             self._session = len(self._sessions)
             self._sessions.append(provenance(row["numerics"] for row in rows))
-        kept = [row | {"session": self._session} for row in rows]
-        self.rows += kept
+        self.rows += [row | {"session": self._session} for row in rows]
         if self._path is not None:
             content = {
                 "kind": self._kind.command,
@@ -107,7 +105,6 @@ class Record:
             beside = self._path.with_name(self._path.name + ".part")
             beside.write_text(json.dumps(content, indent=1) + "\n")
             beside.replace(self._path)
-        return kept
 
     def _resume(self, path: Path) -> None:
         try:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from parlay.bench.contenders import contenders
 from parlay.bench.prompts import name_of, read_prompts
-from parlay.bench.protocol import Prefix
 from parlay.bench.traces import Recorded, Trace
-from parlay.bench.workloads import WORKLOADS, workload
+from parlay.bench.workloads import WORKLOADS, Prefix, workload
 from parlay.checkpoints.find import find_model
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.engine.engine import Engine

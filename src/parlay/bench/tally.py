@@ -1,26 +1,27 @@
 """A benchmark's row for one method: the sums over its completions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from parlay.bench.protocol import repeated_share
 from parlay.engine.stats import EngineStats, Reliability
 from parlay.types.output import CompletionOutput, RequestMetrics
 from parlay.types.stats import summed
 
+_GRAM = 8
+
 
 @dataclass
 class Tally:
-    """One method's completions in all turns of a case, and what its engines counted meanwhile.
+    """One method's completions in all repetitions of a case, and what its engines counted meanwhile.
 
     Attributes:
         tokens: of each completion.
         metrics: likewise.
-        after_first: seconds a token after the first, a turn; None where no completion had a second one.
+        after_first: seconds a token after the first, by repetition; None where no completion had a second one.
         steps: target forward passes; `forward`, `propose` and `outside` are their seconds.
-        reliability: of the nodes' probabilities.
+        reliability: of the draft tokens' probabilities.
     """
 
     tokens: list[tuple[int, ...]] = field(default_factory=list)
@@ -33,7 +34,7 @@ class Tally:
     reliability: Reliability = field(default_factory=Reliability)
 
     def add(self, outputs: Sequence[CompletionOutput]) -> None:
-        """Count the completions of a turn."""
+        """Count the completions of a repetition."""
         own = [o.metrics for o in outputs]
         later = sum(m.emitted - 1 for m in own)
         self.after_first.append(sum(m.finished - m.first_token for m in own) / later if later else None)
@@ -55,7 +56,7 @@ class Tally:
         self.reliability.expected[:] = [a + b for a, b in expected]
 
     def after_first_ratios(self, plain: "Tally") -> list[float]:
-        """Return how many times as fast as plain decoding tokens after the first came, a turn that had any."""
+        """Return how many times as fast as plain decoding tokens after the first came, by repetition that had any."""
         pairs = zip(plain.after_first, self.after_first, strict=True)
         return [p / own for p, own in pairs if p is not None and own is not None]
 
@@ -63,7 +64,7 @@ class Tally:
         """Return what is reported besides ratios.
 
         Args:
-            seconds: that the method took, a turn.
+            seconds: that the method took, by repetition.
             plain: of plain decoding, for the same prompts.
         """
         metrics = self.metrics
@@ -88,7 +89,7 @@ class Tally:
 
 
 def calibration(found: Reliability) -> dict[str, Any] | None:
-    """Return how well the probabilities of judged nodes predicted their acceptance; None if there were none."""
+    """Return how well the probabilities of draft tokens predicted their acceptance; None if none was judged."""
     nodes = sum(found.judged)
     if not nodes:
         return None
@@ -98,3 +99,13 @@ def calibration(found: Reliability) -> dict[str, Any] | None:
         "accepted": sum(found.accepted) / nodes,
         "error": found.error,
     }
+
+
+def repeated_share(outputs: Iterable[Sequence[int]]) -> float:
+    """Return the share of 8-grams that occurred before in the same output: a model that loops flatters proposers."""
+    total = repeated = 0
+    for tokens in outputs:
+        grams = [tuple(tokens[i : i + _GRAM]) for i in range(len(tokens) - _GRAM + 1)]
+        total += len(grams)
+        repeated += len(grams) - len(set(grams))
+    return repeated / total if total else 0.0

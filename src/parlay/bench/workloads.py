@@ -1,14 +1,17 @@
-"""The evaluation protocol's workloads, made from the held-out prefixes, and text in which nothing repeats.
+"""The evaluation protocol's workloads, made from held-out prefixes, and text in which nothing repeats.
 
-`completion` asks for what follows a prefix. `edit` shows a piece of code and the beginning of the same piece with one
-name changed: the answer repeats the code, except for the name. `agent` asks for the same few tasks again and again
-with another heading, as agents do: answers repeat earlier answers. `random` asks for what follows random tokens, each
-once: there is nothing to look up.
+The prefixes are frozen with the embedded model, 512 of 128 tokens each, and 32 tokens are generated after each.
+
+`completion` continues a prefix. `edit` shows a piece of code and the beginning of the same piece with one
+name changed: the answer repeats the code, except for the name. `agent` runs the same few tasks again and again
+with another heading, as agents do: answers repeat earlier answers. `random` continues random tokens, each once: there
+is nothing to look up.
 
 `completion` and `edit` are the embedded model's own. `agent` and `random` are made for any model, in its own tokens.
 With the embedded model's vocabulary all are frozen with it.
 """
 
+import json
 import keyword
 import re
 from collections import Counter
@@ -18,17 +21,25 @@ from functools import cache
 from hashlib import sha256
 from random import Random
 
-from parlay.bench.protocol import TOKENS, Prefix, load_prefixes
 from parlay.checkpoints.find import ASSETS
 from parlay.errors import ConfigError
 from parlay.text.tokenizer import TextCodec
 from parlay.types.params import SamplingParams
 
+_TOKENS = 32  # after each prefix
 _PROMPTS = 512
 _ATTEMPTS = 16  # at each of an agent's tasks
 _SHOWN = 80  # tokens of the code that is to be edited
 _BEGUN = 24  # tokens of the edited code that are there already
 _RANDOM = 128  # tokens of a random prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """One prompt: a held-out prefix, or a prompt of a workload or a file."""
+
+    number: int
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +56,15 @@ class Workload:
 
     name: str
     prompts: tuple[Prefix, ...]
-    max_tokens: int = TOKENS
+    max_tokens: int = _TOKENS
     ignore_eos: bool = True
     in_order: bool = False
 
     @property
     def digest(self) -> str:
-        """Names what is asked: other prompts or another length give another digest."""
-        asked = repr((self.max_tokens, self.ignore_eos, [prompt.tokens for prompt in self.prompts]))
-        return sha256(asked.encode()).hexdigest()[:16]
+        """Names what is run: other prompts or another length give another digest."""
+        content = repr((self.max_tokens, self.ignore_eos, [prompt.tokens for prompt in self.prompts]))
+        return sha256(content.encode()).hexdigest()[:16]
 
     @property
     def longest(self) -> int:
@@ -61,13 +72,20 @@ class Workload:
         return max(len(prompt.tokens) for prompt in self.prompts) + self.max_tokens
 
     def params(self, prompt: Prefix, temperature: float, passes: int = 0) -> SamplingParams:
-        """Return a prompt's sampling parameters; seeds are others once all prompts have been asked `passes` times."""
+        """Return a prompt's sampling parameters; seeds are others after `passes` passes through all prompts."""
         return SamplingParams(
             temperature=temperature,
             seed=prompt.number + passes * len(self.prompts),
             max_tokens=self.max_tokens,
             ignore_eos=self.ignore_eos,
         )
+
+
+def load_prefixes(count: int | None = None) -> list[Prefix]:
+    """Return the first `count` prefixes, all by default."""
+    with (ASSETS / "evaluation" / "prefixes.jsonl").open() as file:
+        rows = [json.loads(line) for line in file]
+    return [Prefix(i, tuple(row["token_ids"])) for i, row in enumerate(rows)][:count]
 
 
 def workload(name: str, count: int | None = None, codec: TextCodec | None = None) -> list[Prefix]:
@@ -86,7 +104,7 @@ def workload(name: str, count: int | None = None, codec: TextCodec | None = None
     codec = codec or _embedded()
     if name in EMBEDDED_ONLY and not has_embedded_vocabulary(codec):
         raise ConfigError(
-            f"the workload {name!r} is in tiny-code's tokens, which {codec.path} does not have; ask for "
+            f"the workload {name!r} is in tiny-code's tokens, which {codec.path} does not have; take "
             f"{' or '.join(other for other in WORKLOADS if other not in EMBEDDED_ONLY)}, or give a file of prompts"
         )
     return WORKLOADS[name](_PROMPTS if count is None else min(count, _PROMPTS), codec)

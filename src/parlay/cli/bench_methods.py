@@ -1,15 +1,15 @@
-"""`parlay bench methods`, and what `parlay bench sweep` shares with it."""
+"""`parlay bench methods`."""
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+import warnings
 from pathlib import Path
 from typing import Any
 
 from parlay.bench.options import MethodsOptions
-from parlay.cli.bench_serving import add_plot_flag
+from parlay.cli.bench_speed import add_plot_flag
 from parlay.cli.drafts import add_draft_flag, given_drafts
-from parlay.cli.flags import add_dequantize_flag, add_model
+from parlay.cli.flags import add_dequantize_flag, add_model, given
 from parlay.cli.report import Columns, count, progress, report
 from parlay.config.speculative import LENGTHS, TreeShape, parse_tree
 from parlay.config.verification import COUPLED, VERIFICATIONS
@@ -17,13 +17,13 @@ from parlay.config.verification import COUPLED, VERIFICATIONS
 _DEFAULT = MethodsOptions()
 
 # All columns of a table; nine or ten of them fit a terminal of eighty.
-COLUMNS: Columns = {
+_COLUMNS: Columns = {
     "model": ("model", "{}"),
     "workload": ("workload", "{}"),
     "batch": ("batch", "{:d}"),
     "temperature": ("temp", "{:g}"),
     "method": ("method", "{}"),
-    "budget": ("nodes", "{:d}"),
+    "budget": ("budget", "{:d}"),
     "verification": ("verified", "{}"),
     "tokens_per_s": ("tok/s", "{:,.0f}"),
     "speed_up": ("ratio", "{:.2f}"),
@@ -38,13 +38,24 @@ def add_parser(kinds: Any) -> None:
     """Register the command."""
     parser = kinds.add_parser(
         "methods",
-        help="plain decoding against every method, in interleaved turns",
-        description="Measure plain decoding against every method, in interleaved turns, until the ratios are known "
-        "precisely enough. The exit status is 1 if a token differs.",
+        aliases=["sweep"],
+        help="plain decoding against every method, interleaved, on one or several models",
+        description="Measure plain decoding against every method, in interleaved repetitions, until the ratios are "
+        "known precisely enough; with several models and budgets of draft tokens, each of them. The exit status is 1 "
+        "if a token differs.",
     )
     add = parser.add_argument
-    add_model(parser, _DEFAULT.model)
-    add("--num-speculative-tokens", type=count, help="nodes a draft (default: each method's own)")
+    add_model(parser, _DEFAULT.models[0])
+    add("--models", nargs="+", default=[], metavar="MODEL", help="several models, in place of one")
+    add(
+        "--budgets",
+        "--num-speculative-tokens",
+        type=count,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="most draft tokens a request and step, once with each (default: each method's own)",
+    )
     add(
         "--verifications",
         nargs="+",
@@ -52,19 +63,12 @@ def add_parser(kinds: Any) -> None:
         default=[COUPLED],
         help="methods with weights take part once with each (default: coupled); only coupled keeps a seed's tokens",
     )
-    add_case_flags(parser)
-    parser.set_defaults(run=_run)
-
-
-def add_case_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of one model's measurement: what is asked, and for how long."""
-    add = parser.add_argument
     add(
         "--workloads",
         nargs="+",
         default=[],
         metavar="NAME",
-        help="what to ask: completion, edit, agent, random; the first two need tiny-code's vocabulary (default: "
+        help="kinds of prompts: completion, edit, agent, random; the first two need tiny-code's vocabulary (default: "
         "completion with that, agent and random without, none with --prompts)",
     )
     add(
@@ -74,8 +78,8 @@ def add_case_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="ask these prompts: JSON lines with 'turns', 'messages' or 'prompt', .jsonl or .jsonl.gz; may be given "
-        "several times",
+        help="complete these prompts: JSON lines with 'turns', 'messages' or 'prompt', .jsonl or .jsonl.gz; may be "
+        "given several times",
     )
     add(
         "--methods",
@@ -87,11 +91,19 @@ def add_case_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_draft_flag(parser)
     add_dequantize_flag(parser)
+    _add_measurement_flags(parser)
+    add_plot_flag(parser)
+    parser.set_defaults(run=_run)
+
+
+def _add_measurement_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of what each case is, and of when it ends."""
+    add = parser.add_argument
     add("--batch-sizes", type=count, nargs="+", default=list(_DEFAULT.batch_sizes), help="prompts that run at once")
-    add("--temperatures", type=float, nargs="+", default=list(_DEFAULT.temperatures), help="of sampling")
-    add("--max-tokens", type=count, default=_DEFAULT.max_tokens, help="after each prompt of a file")
+    add("--temperatures", type=float, nargs="+", default=list(_DEFAULT.temperatures), help="temperatures of sampling")
+    add("--max-tokens", type=count, default=_DEFAULT.max_tokens, help="most tokens after each prompt of a file")
     add("--prefixes", type=count, help="use only this many prompts of each workload and file")
-    add("--lengths", choices=LENGTHS, default=_DEFAULT.lengths, help="of drafts (default: %(default)s)")
+    add("--lengths", choices=LENGTHS, default=_DEFAULT.lengths, help="lengths of drafts (default: %(default)s)")
     add(
         "--tree",
         type=_tree,
@@ -105,7 +117,13 @@ def add_case_flags(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULT.precision,
         help="go on with a case until every interval is within this share of its ratio (default: %(default)s)",
     )
-    add("--turns", type=count, default=_DEFAULT.turns, help="at most so many a case (default: %(default)s)")
+    add(
+        "--repetitions",
+        type=count,
+        default=_DEFAULT.repetitions,
+        help="at most so many a case (default: %(default)s)",
+    )
+    add("--turns", type=count, help=argparse.SUPPRESS)  # as it was called
     add("--minutes", type=float, default=_DEFAULT.minutes, help="at most so long a case (default: %(default)g)")
     add(
         "--output",
@@ -113,7 +131,6 @@ def add_case_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.json",
         help="write rows here after every case; with the same file a run goes on where it stopped",
     )
-    add_plot_flag(parser)
 
 
 def _tree(text: str) -> str | TreeShape:
@@ -123,78 +140,29 @@ def _tree(text: str) -> str | TreeShape:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def case_options(options: argparse.Namespace, **own: Any) -> MethodsOptions:
-    """Return the values of `add_case_flags`' flags, and a command's own options.
+def _run(options: argparse.Namespace) -> int:
+    if options.turns is not None:
+        warnings.warn("--turns is called --repetitions now", DeprecationWarning, stacklevel=1)
+        options.repetitions = options.turns
+    values = given(MethodsOptions, vars(options))
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    own = {"models": tuple(options.models) or (options.model,), "drafts": given_drafts(options)}
+    measured = MethodsOptions(**values | own)
+    from parlay.bench.methods import measure
+    from parlay.bench.plots import check_target, draw_ratios
 
-    Raises:
-        ConfigError: one of them is out of range, or two contradict each other.
-    """
-    return MethodsOptions(
-        workloads=tuple(options.workloads),
-        prompts=tuple(options.prompts),
-        methods=tuple(options.methods),
-        drafts=given_drafts(options),
-        lengths=options.lengths,
-        tree=options.tree,
-        dequantize=options.dequantize,
-        batch_sizes=tuple(options.batch_sizes),
-        temperatures=tuple(options.temperatures),
-        max_tokens=options.max_tokens,
-        prefixes=options.prefixes,
-        precision=options.precision,
-        turns=options.turns,
-        minutes=options.minutes,
-        **own,
-    )
-
-
-def show(
-    options: argparse.Namespace,
-    measure: Callable[[Callable[[str], None]], list[dict[str, Any]]],
-    draw: Callable[[Path, Sequence[dict[str, Any]]], None],
-    without: Sequence[str],
-) -> int:
-    """Measure, draw if a plot was asked for, print, and return the exit status: 1 if a token differs.
-
-    Args:
-        options: of the command line.
-        measure: is given a progress function, and returns rows.
-        draw: writes them as a plot.
-        without: keys of `COLUMNS` that the table leaves out.
-
-    Raises:
-        ConfigError: a plot cannot be written; nothing was measured then.
-    """
     if options.plot is not None:
-        from parlay.bench.plot import check_target
-
         check_target(options.plot)
     with progress() as tick:
-        rows = measure(tick)
+        rows = measure(measured, options.output, tick)
     if options.plot is not None:
-        draw(options.plot, rows)
-    columns = {key: column for key, column in COLUMNS.items() if key not in without}
-    report(options, [dict(row) for row in rows], columns)
+        draw_ratios(options.plot, f"parlay bench methods, {', '.join(Path(m).name for m in measured.models)}", rows)
+    left_out = {
+        "model": len(measured.models) == 1,
+        "budget": not measured.budgets,
+        "verification": measured.verifications == (COUPLED,),
+        # Ten columns have to fit a terminal of eighty.
+        "decode_speed_up": len(measured.models) > 1 or bool(measured.budgets),
+    }
+    report(options, [dict(row) for row in rows], {k: v for k, v in _COLUMNS.items() if not left_out.get(k)})
     return 1 if any(row["same_tokens"] is False for row in rows) else 0
-
-
-def _run(options: argparse.Namespace) -> int:
-    asked = case_options(
-        options,
-        model=options.model,
-        num_speculative_tokens=options.num_speculative_tokens,
-        verifications=tuple(options.verifications),
-    )
-
-    def measure(tick: Callable[[str], None]) -> list[dict[str, Any]]:
-        from parlay.bench import methods
-
-        return methods.measure(asked, options.output, tick)
-
-    def draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-        from parlay.bench.heatmap import draw_heatmap
-
-        draw_heatmap(path, f"parlay bench methods, {Path(options.model).name}", rows)
-
-    usual = asked.verifications == (COUPLED,)
-    return show(options, measure, draw, without=("model", "budget", *(("verification",) if usual else ())))

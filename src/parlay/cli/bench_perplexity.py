@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
-from parlay.cli.flags import add_model
+from parlay.cli.flags import add_model, given
 from parlay.cli.report import Columns, count, progress, report
 from parlay.types.storage import Storage
 
@@ -22,10 +22,9 @@ def add_parser(kinds: Any) -> None:
     """Register the command."""
     parser = kinds.add_parser(
         "perplexity",
-        help="of a text, with weights as they are stored, unpacked, and in eight bits",
+        help="what quantisation costs: perplexity of a text with weights as stored, unpacked, in eight or four bits",
         description="Measure what quantisation costs a model: the perplexity of a text in windows of equal length, "
-        "of which the second half counts, and the share of tokens whose likeliest one is that of the last row. "
-        "",
+        "of which the second half counts, and the share of tokens whose likeliest one is that of the last row.",
     )
     add_model(parser, "tiny-code")
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="plain text, UTF-8")
@@ -34,9 +33,9 @@ def add_parser(kinds: Any) -> None:
         nargs="+",
         choices=get_args(Storage),
         default=["stored", "plain"],
-        help="of matrices: as they are stored, plain numbers, int8 or int4 (default: stored and plain)",
+        help="forms of the matrices: as they are stored, plain numbers, int8 or int4 (default: stored and plain)",
     )
-    parser.add_argument("--context", type=count, default=512, help="tokens a window (default: 512)")
+    parser.add_argument("--context", type=count, default=512, help="tokens of a window (default: 512)")
     parser.add_argument("--windows", type=count, help="at most so many (default: the whole text)")
     parser.set_defaults(run=_run)
 
@@ -44,14 +43,8 @@ def add_parser(kinds: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     from parlay.bench.perplexity import PerplexityOptions, measure
 
-    asked = PerplexityOptions(
-        model=options.model,
-        text=options.text,
-        storages=tuple(options.storages),
-        context=options.context,
-        windows=options.windows,
-    )
+    values = given(PerplexityOptions, vars(options)) | {"storages": tuple(options.storages)}
     with progress() as tick:
-        rows = measure(asked, tick)
+        rows = measure(PerplexityOptions(**values), tick)
     report(options, rows, _COLUMNS)
     return 0

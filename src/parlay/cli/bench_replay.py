@@ -129,10 +129,13 @@ def _replay(options: argparse.Namespace) -> int:
             for name in options.costs or ()
         ]
         if options.measure is not None:
-            from parlay.bench.passes import time_passes
+            from parlay.explain.passes import time_passes
+            from parlay.models.select import describe_model, resolve_dtype
 
             tick(f"timing passes of {options.measure}")
-            tables.append(time_passes(options.measure, 2.0).costs)
+            config = describe_model(options.measure)
+            timed = time_passes(config, resolve_dtype("auto", config), 2.0).timed
+            tables.append(costs.of_passes(options.measure, timed, 0.0))
         rows = list(
             measure(
                 read_all(options.traces),

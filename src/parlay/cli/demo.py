@@ -17,7 +17,7 @@ from parlay.types.params import SamplingParams
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from parlay.bench.paired import Turns
+    from parlay.bench.repetitions import Repetitions
     from parlay.llm import LLM
     from parlay.types.prompt import Prompt
 
@@ -80,8 +80,8 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from parlay.bench.contenders import contenders, engines
-    from parlay.bench.paired import Turns
-    from parlay.bench.protocol import load_prefixes
+    from parlay.bench.repetitions import Repetitions
+    from parlay.bench.workloads import load_prefixes
 
     console = Console(highlight=False)
     with console.status(f"loading {options.model}"):
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     _show(options, chosen, console)
     with console.status("loading every method"):
         llms = engines(options.model, chosen, 1, lengths="goodput", max_model_len=1024, dequantize=options.dequantize)
-    turns = Turns(tuple(llms))
+    repetitions = Repetitions(tuple(llms))
     completions: dict[str, list[CompletionOutput]] = {name: [] for name in llms}
     with console.status("running every method in turn") as status:
         plain = llms[next(iter(llms))]
@@ -100,9 +100,9 @@ def run(options: argparse.Namespace) -> int:
             prompts += [prefix.tokens for prefix in load_prefixes(_UNSEEN)]
         for i, prompt in enumerate(prompts, start=1):
             parts = {name: partial(_complete, llm, prompt, params) for name, llm in llms.items()}
-            for name, output in turns.take(parts, status.update, f"prompt {i} of {len(prompts)},").items():
+            for name, output in repetitions.run(parts, status.update, f"prompt {i} of {len(prompts)},").items():
                 completions[name].append(output)
-    same = _compare(turns, completions, console)
+    same = _compare(repetitions, completions, console)
     console.print(f"numerics: {plain.engine.numerics_id}", style="dim")
     return 0 if same else 1
 
@@ -133,11 +133,11 @@ def _show(options: argparse.Namespace, chosen: "Mapping[str, SpeculativeConfig]"
     console.print(printer.palette.legend())
 
 
-def _compare(turns: "Turns", completions: "Mapping[str, list[CompletionOutput]]", console: "Console") -> bool:
+def _compare(
+    repetitions: "Repetitions", completions: "Mapping[str, list[CompletionOutput]]", console: "Console"
+) -> bool:
     """Print a row for each method; whether all tokens are those of plain decoding."""
     from rich.table import Table
-
-    from parlay.bench.paired import estimate
 
     plain, *others = completions
     table = Table("method", "tokens/s", "speed-up", "tokens a step", "same tokens")
@@ -154,8 +154,8 @@ def _compare(turns: "Turns", completions: "Mapping[str, list[CompletionOutput]]"
             off.append(name)
         table.add_row(
             "plain" if name == plain else name,
-            f"{emitted / sum(turns.seconds[name]):,.0f}",
-            f"{estimate(turns.ratios(name)).median:.2f}x",
+            f"{emitted / sum(repetitions.seconds[name]):,.0f}",
+            f"{repetitions.estimate(name).median:.2f}x",
             f"{sum(c.metrics.emitted for c in own) / steps:.2f}",
             "[green]yes[/]" if equal else "[red]NO[/]",
         )

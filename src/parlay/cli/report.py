@@ -79,8 +79,8 @@ def table(rows: Sequence[dict[str, Any]], columns: Columns) -> None:
 
 def _cell(row: dict[str, Any], key: str, form: str) -> str:
     value = row[key]
-    if key == "interval" and value is None and row.get("turns"):  # too few for an interval
-        return f"({row['turns']} turn{'s' * (row['turns'] > 1)})"
+    if key == "interval" and value is None and row.get("repetitions"):  # too few for an interval
+        return f"({row['repetitions']} run{'s' * (row['repetitions'] > 1)})"
     if isinstance(value, bool):
         return "yes" if value else "NO"
     text = "" if value is None else form.format(value)
@@ -90,7 +90,7 @@ def _cell(row: dict[str, Any], key: str, form: str) -> str:
 def _notes(rows: Sequence[dict[str, Any]], columns: Columns) -> Iterator[str]:
     """Yield what a table's marks and short titles mean."""
     if "interval" in columns and any(row.get("precise") is False for row in rows):
-        yield "* or (turns): wider than --precision asks for, or too few turns for an interval; give more --minutes"
+        yield "* or (runs): wider than --precision, or too few repetitions for an interval; give more --minutes"
     meanings = [f"{title}: {LEGEND[key]}" for key, (title, _) in columns.items() if key in LEGEND]
     if meanings:
         yield "; ".join(meanings)

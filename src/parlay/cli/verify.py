@@ -2,10 +2,15 @@
 
 import argparse
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parlay.cli.flags import add_dequantize_flag, add_model
+from parlay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from parlay.verify.same_tokens import Comparison
 
 _LONGEST = 1024  # tokens of a prompt and its completion
 
@@ -27,12 +32,12 @@ def add_parser(commands: Any) -> None:
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
-        help="of weights (default: the model's)",
+        help="type of weights (default: the model's)",
     )
     add_dequantize_flag(parser)
     parser.add_argument(
         "--url",
-        help="ask a running server of OpenAI's protocol instead, parlay's or another: the same requests alone, "
+        help="check a running server of OpenAI's protocol instead, parlay's or another: the same requests alone, "
         "again, together, among others and streamed; a key is taken from OPENAI_API_KEY",
     )
     parser.add_argument(
@@ -40,9 +45,12 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         help="your own prompts: JSON lines with 'turns', 'messages' or 'prompt', .jsonl or .jsonl.gz",
     )
-    parser.add_argument("--max-tokens", type=int, default=32, help="tokens a completion (default: 32)")
+    parser.add_argument("--max-tokens", type=int, default=32, help="tokens of each completion (default: 32)")
     parser.add_argument(
-        "--draws", type=int, default=2000, help="completions to test the sampled law with, 0 for none (default: 2000)"
+        "--draws",
+        type=int,
+        default=2000,
+        help="completions to test the sampled distribution with, 0 for none (default: 2000)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="fewer kinds of parameters, at most 16 tokens and 300 draws"
@@ -60,34 +68,35 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check, decode, print; 0 only if everything holds."""
-    from rich.console import Console
-
-    from parlay.bench.provenance import provenance
-    from parlay.bench.sameness import compare
-    from parlay.cli.junit import write_junit
-    from parlay.cli.report import paper
-    from parlay.cli.serving import read_speculation
-    from parlay.config import SpeculativeConfig
-    from parlay.config.speculative import PLAIN, plain
-    from parlay.config.verification import COUPLED, LOSSY
-    from parlay.errors import ConfigError
-    from parlay.numerics.identify import inspect
-    from parlay.proposers.select import resolve_methods
-
     if options.max_tokens < 1:
         raise ConfigError(f"--max-tokens must be at least 1, not {options.max_tokens}")
     if options.draws < 0:
         raise ConfigError(f"--draws must be at least 0, not {options.draws}")
     if options.junit is not None and not Path(options.junit).absolute().parent.is_dir():
         raise ConfigError(f"--junit {options.junit} cannot be written: there is no such directory")
-    if options.url is not None:
-        return _server(options)
-    asked = _comparison(options)
-    speculative = None
+    return _model(options) if options.url is None else _server(options)
+
+
+def _model(options: argparse.Namespace) -> int:
+    """Compare a model's answers with plain decoding's."""
+    from rich.console import Console
+
+    from parlay.bench.provenance import provenance
+    from parlay.cli.report import paper
+    from parlay.cli.serving import read_speculation
+    from parlay.config import SpeculativeConfig
+    from parlay.config.speculative import PLAIN, plain
+    from parlay.config.verification import COUPLED
+    from parlay.numerics.identify import inspect
+    from parlay.proposers.select import resolve_methods
+    from parlay.verify.same_tokens import compare
+
+    comparison = _comparison(options)
+    speculative, verification = None, COUPLED
     if options.speculative_config is not None:
         config = SpeculativeConfig.parse(read_speculation(options.speculative_config))
         names = [str(one.method) for one in resolve_methods(config)]
-        speculative = {PLAIN: plain(), "+".join(names): config}
+        speculative, verification = {PLAIN: plain(), "+".join(names): config}, config.verification
     console = paper(highlight=False, soft_wrap=True)
     with Console(stderr=True).status("loading") as status:
         numerics, findings = inspect(
@@ -103,80 +112,91 @@ def run(options: argparse.Namespace) -> int:
             for case, found in findings.items()
         ]
         _print_checks(console, checks)
-        rows: list[dict[str, Any]] = []
-        for row in compare(
+        found = compare(
             options.model,
-            asked,
+            comparison,
             dtype=options.dtype,
             dequantize=options.dequantize,
             speculative=speculative,
             tick=status.update,
-        ):
-            rows.append(row)
-            if not row.get("same", True):
-                break
-    _print_rows(console, rows)
-    holds = all(c["same"] for c in checks) and all(r.get("same", True) for r in rows)
-    kind = COUPLED if speculative is None else config.verification
-    if kind == COUPLED:
-        good, bad = (
-            "the same-tokens guarantee holds here, bit for bit",
-            "the same-tokens guarantee does NOT hold here to the bit",
         )
-    else:
-        law = "are lossy, which these draws are too few to show" if kind in LOSSY else "have the target's law"
-        good = f"verification={kind!r}: greedy tokens are the same, bit for bit; sampled ones {law}"
-        bad = f"verification={kind!r}: " + ("lossy, as it must be" if kind in LOSSY else "NOT what it promises")
-    console.print(f"[green]{good}[/]" if holds else f"[bold red]{bad}[/]")
-    if options.junit is not None:
-        write_junit(options.junit, checks, rows)
-    if options.json:
-        print(json.dumps({"holds": holds, "checks": checks, "rows": rows, "provenance": facts}))
-    return 0 if holds else 1
+        rows = list(_until_different(found))
+    holds = all(check["same"] for check in checks) and _same(rows)
+    _print_rows(console, rows)
+    console.print(_verdict(verification, holds=holds))
+    return _finish(options, holds, rows, checks=checks, provenance=facts)
 
 
 def _server(options: argparse.Namespace) -> int:
     """Compare a server's answers with each other."""
-    from importlib.util import find_spec
-
     from rich.console import Console
 
     from parlay import env
     from parlay.bench.prompts import read_texts
-    from parlay.bench.sameness import PROMPTS
-    from parlay.cli.junit import write_junit
     from parlay.cli.report import paper
-    from parlay.errors import ConfigError
-
-    if find_spec("httpx") is None:
-        raise ConfigError("asking a server needs httpx; pip install 'parlay[load]'")
-    from parlay.bench.sameness_http import compare_server
+    from parlay.verify.same_tokens import PROMPTS
+    from parlay.verify.server import compare_server
 
     texts = [str(one) for one in PROMPTS] if options.prompts is None else read_texts(Path(options.prompts))
-    rows: list[dict[str, Any]] = []
-    with Console(stderr=True).status("asking") as status:
-        for row in compare_server(options.url, env.api_key(), texts, options.max_tokens, status.update):
-            rows.append(row)
-            if not row["same"]:
-                break
+    with Console(stderr=True).status("waiting for the server") as status:
+        found = compare_server(options.url, env.api_key(), texts, options.max_tokens, status.update)
+        rows = list(_until_different(found))
     console = paper(highlight=False, soft_wrap=True)
     _print_rows(console, rows)
-    holds = all(row["same"] for row in rows)
-    said = "[green]one request, one answer[/]" if holds else "[bold red]one request has several answers[/]"
-    console.print(f"{options.url}: {said}")
+    verdict = "[green]one request, one answer[/]" if _same(rows) else "[bold red]one request has several answers[/]"
+    console.print(f"{options.url}: {verdict}")
+    return _finish(options, _same(rows), rows)
+
+
+def _until_different(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        yield row
+        if not _same([row]):
+            return
+
+
+def _same(rows: Iterable[dict[str, Any]]) -> bool:
+    return all(row.get("same", True) for row in rows)
+
+
+def _verdict(verification: str, *, holds: bool) -> str:
+    """Return what the results mean for a kind of verification."""
+    from parlay.config.verification import COUPLED, LOSSY
+
+    if verification == COUPLED:
+        good, bad = "holds here, bit for bit", "does NOT hold here to the bit"
+        good, bad = f"the same-tokens guarantee {good}", f"the same-tokens guarantee {bad}"
+    elif verification in LOSSY:
+        good = (
+            "greedy tokens are the same, bit for bit; sampled ones are lossy, which these draws are too few to show"
+        )
+        bad = "lossy, as it must be"
+    else:
+        good = "greedy tokens are the same, bit for bit; sampled ones have the target's distribution"
+        bad = "NOT what it promises"
+    said = good if holds else bad
+    if verification != COUPLED:
+        said = f"verification={verification!r}: {said}"
+    return f"[green]{said}[/]" if holds else f"[bold red]{said}[/]"
+
+
+def _finish(options: argparse.Namespace, holds: bool, rows: list[dict[str, Any]], **more: Any) -> int:
+    """Write the results where `--junit` and `--json` ask for it, and return the exit status."""
+    from parlay.verify.junit import write_junit
+
     if options.junit is not None:
-        write_junit(options.junit, [], rows)
+        write_junit(options.junit, more.get("checks", ()), rows)
     if options.json:
-        print(json.dumps({"holds": holds, "rows": rows}))
+        print(json.dumps({"holds": holds, **more, "rows": rows}))
     return 0 if holds else 1
 
 
-def _comparison(options: argparse.Namespace) -> Any:
+def _comparison(options: argparse.Namespace) -> "Comparison":
     """Return the comparison; a model's tokenizer is read if prompts have to be."""
     from parlay.bench.prompts import read_prompts
-    from parlay.bench.sameness import KINDS, PROMPTS, QUICK, Comparison
     from parlay.checkpoints.find import find_model
     from parlay.text.tokenizer import TextCodec
+    from parlay.verify.same_tokens import KINDS, PROMPTS, QUICK, Comparison
 
     prompts: Any = PROMPTS
     if options.prompts is not None:
@@ -222,23 +242,23 @@ def _print_rows(console: Any, rows: list[dict[str, Any]]) -> None:
     lines: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if "tokens" in row:
-            guessed = f" [dim]{row['accepted']} of {row['tokens']} guessed[/]" if row["accepted"] else ""
-            cell = _mark(row["same"], row["difference"]) + guessed
+            drafted = f" [dim]{row['accepted']} of {row['tokens']} drafted[/]" if row["accepted"] else ""
+            cell = _mark(row["same"], row["difference"]) + drafted
             lines.setdefault((row["method"], row["way"]), []).append(cell)
     for key, cells in lines.items():
         table.add_row(*key, *cells)
     console.print(table)
-    laws = _table("method", "sampled law", "draws", "cells", "standard deviations from what is expected")
+    tests = _table("method", "sampled distribution", "draws", "cells", "standard deviations from what is expected")
     for row in rows:
         if "draws" in row:
             mark = _mark(row["same"], row["difference"])
             figures = f"{row['draws']:,}", str(row["cells"]), f"{mark} {row['deviation']:+.1f}"
-            laws.add_row(row["method"], row["parameters"], *figures)
-    if laws.row_count:
-        console.print(laws)
+            tests.add_row(row["method"], row["parameters"], *figures)
+    if tests.row_count:
+        console.print(tests)
     for row in rows:
         if "skipped" in row:
-            console.print(f"{row['method']} was not tried: {row['skipped']}", style="yellow", markup=False)
+            console.print(f"{row['method']} was left out: {row['skipped']}", style="yellow", markup=False)
 
 
 def _table(*titles: str) -> Any:

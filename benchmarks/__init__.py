@@ -1,0 +1,1 @@
+"""Benchmarks of the engine's parts and comparisons with other engines; not installed with the package."""

