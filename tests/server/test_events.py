@@ -133,12 +133,6 @@ def test_openai_s_client_skips_them(live: Live) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == "w0 w1 "
 
 
-def test_they_are_comments_in_the_bytes(live: Live) -> None:
-    text = live.post("/v1/completions", {"prompt": [1], "stream": True}).text
-    assert text.startswith(": ping\n\n")
-    assert {line[:6] for line in text.split("\n") if line} == {": ping", "data: "}
-
-
 def test_a_whole_answer_is_nothing_but_the_answer(live: Live) -> None:
     """Blanks before it would take its status away from what fails later."""
     assert live.post("/v1/completions", {"prompt": [1]}).text.startswith("{")

@@ -221,26 +221,6 @@ def test_response_formats(client: openai.OpenAI) -> None:
         assert (form["type"] != "text") == text.lstrip().startswith("{")
 
 
-@pytest.mark.parametrize(
-    ("older", "form"),
-    [
-        ({"guided_regex": "[ab]{3}c"}, {"regex": "[ab]{3}c"}),
-        ({"guided_choice": ["no", "yes"]}, {"choice": ["no", "yes"]}),
-        ({"guided_json": {"enum": [1, 22]}}, {"json": {"enum": [1, 22]}}),
-        ({"guided_grammar": 'root ::= "x" "y"'}, {"grammar": 'root ::= "x" "y"'}),
-    ],
-)
-def test_older_names_of_forms(client: openai.OpenAI, older: dict[str, Any], form: dict[str, Any]) -> None:
-    def complete(**more: Any) -> str:
-        return client.completions.create(
-            model="tiny-code", prompt="def", temperature=0, max_tokens=12, extra_body=more
-        ).choices[0].text  # fmt: skip
-
-    assert complete(**older) == complete(structured_outputs=form) != complete()
-    with pytest.raises(openai.BadRequestError, match="one form"):
-        complete(**older, structured_outputs=form)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_forced_calls(client: openai.OpenAI, choice: Any, stream: bool) -> None:

@@ -219,17 +219,6 @@ def test_ends() -> None:
     }
 
 
-def test_a_border_belongs_to_its_bucket() -> None:
-    metrics = Engine().metrics()
-    metrics.observe_first(0.02, 0)
-    metrics.observe_first(1e9, 0)
-    found = read(metrics)
-    assert found["vllm:time_to_first_token_seconds_bucket", ("0.01",)] == 0
-    assert found["vllm:time_to_first_token_seconds_bucket", ("0.02",)] == 1
-    assert found["vllm:time_to_first_token_seconds_bucket", ("2560.0",)] == 1
-    assert found["vllm:time_to_first_token_seconds_bucket", ("+Inf",)] == 2
-
-
 def test_replicas_are_told_apart() -> None:
     """A replica's counters fall and its requests end by themselves; what nobody computed is the first's."""
     engines = [Engine(), Engine()]

@@ -1,4 +1,4 @@
-"""Predicted outputs and rejected guesses over HTTP, from this process's engine and from one of its own."""
+"""Predicted outputs and rejected draft tokens over HTTP."""
 
 import asyncio
 from collections import Counter
@@ -8,13 +8,9 @@ from typing import Any
 
 import openai
 import pytest
-from httpx import ASGITransport, AsyncClient
-from serving import GUESSING, Live, events_of, live_and_guessing
+from serving import Live, events_of, live_and_guessing
 
 from parlay import LLM, AsyncLLM, SamplingParams
-from parlay.config import ServerConfig
-from parlay.server.app import create_app
-from parlay.server.remote.client import EngineClient
 
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 MESSAGES = [{"role": "user", "content": "Say something."}]
@@ -171,24 +167,3 @@ def test_rejected_guesses_alone_ask_for_pieces_and_others_get_none(live: Live) -
     tools = [{"type": "function", "function": {"name": "f"}}]
     refused = live.post("/v1/chat/completions", {"messages": MESSAGES, "tools": tools, "return_rejected": True})
     assert refused.json()["error"]["param"] == "return_rejected"
-
-
-def test_an_engine_in_a_process_of_its_own(live: Live, text: str) -> None:
-    body = {"prompt": [PROMPT, "x = ["], **ASKED, **BOTH, "prediction": {"type": "content", "content": text}}
-    expected = live.post("/v1/completions", body).json()
-
-    async def main() -> list[Any]:
-        async with EngineClient("tiny-code", speculative_config=GUESSING) as engine:
-            app = create_app(engine, ServerConfig(), methods=engine.facts.methods)
-            async with AsyncClient(transport=ASGITransport(app), base_url="http://localhost") as http:
-                whole = (await http.post("/v1/completions", json=body)).json()
-                streamed = events_of(await http.post("/v1/completions", json={**body, "stream": True}))
-        return [whole, streamed]
-
-    whole, streamed = asyncio.run(asyncio.wait_for(main(), 60))
-    assert details(whole) == details(expected)
-    assert [c["sources"] for c in whole["choices"]] == [c["sources"] for c in expected["choices"]]
-    pieces: list[list[Any]] = [[], []]
-    for choice in (choice for chunk in streamed for choice in chunk["choices"]):
-        pieces[choice["index"]] += choice["sources"]
-    assert pieces == [c["sources"] for c in expected["choices"]]

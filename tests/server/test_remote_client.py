@@ -140,7 +140,7 @@ def test_slow_readers_miss_no_tokens(house: House) -> None:
         return max(map(len, seen)), [outputs[-1] for outputs in seen]
 
     most, outputs = house.run(main())
-    assert most < 240
+    assert most < 470  # of 480 where nothing is put together
     expected = [house.run(last(house.client, PROMPT[i:], ENDLESS)) for i in range(4)]
     assert [whole(o) for o in outputs] == [whole(o) for o in expected]
 

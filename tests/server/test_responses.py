@@ -204,21 +204,6 @@ def test_the_events_of_a_text(live: Live) -> None:
     assert events[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
-def test_the_events_of_a_call(live: Live) -> None:
-    """The arguments of a named function come as they grow."""
-    text = {"type": "object", "properties": {"text": {"type": "string", "minLength": 20, "maxLength": 20}}}
-    tool = {**TOOL, "parameters": {**text, "required": ["text"]}}
-    events = stream(live, input="Rome?", tools=[tool], tool_choice=NAMED, max_output_tokens=60)
-    kinds = [event["type"].removeprefix("response.") for event in events]
-    assert kinds[2] == "output_item.added"
-    assert kinds[-3:] == ["function_call_arguments.done", "output_item.done", "completed"]
-    assert len(kinds[3:-3]) > 1
-    assert set(kinds[3:-3]) == {"function_call_arguments.delta"}
-    arguments = "".join(event["delta"] for event in events[3:-3])
-    assert arguments == events[-3]["arguments"] == events[-2]["item"]["arguments"]
-    assert len(json.loads(arguments)["text"]) == 20
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_conversation_that_is_kept_and_one_that_is_sent(live: Live, client: openai.OpenAI, streamed: bool) -> None:
     """Three turns, a tool among them: by `previous_response_id`, or with all items, the prompts are the same."""

@@ -60,33 +60,6 @@ def test_of_a_very_long_prompt_the_beginning_decides() -> None:
 # --------------------------------------------------------------------------------------------------------- the index
 
 
-def test_a_replica_has_what_it_was_sent() -> None:
-    index = PrefixIndex(2, 8)
-    index.add(0, names(1, 2, 3))
-    index.add(1, names(1, 9))
-    assert index.depths(names(1, 2, 3, 4)) == [3, 1]
-    assert index.depths(names(2, 3)) == [0, 0]
-    index.forget(0)
-    assert index.depths(names(1, 2, 3)) == [0, 1]
-
-
-def test_a_prefix_loses_its_end_before_its_beginning() -> None:
-    index = PrefixIndex(1, 4)
-    index.add(0, names(1, 2, 3))
-    index.add(0, names(7, 8))
-    assert index.depths(names(1, 2, 3)) == [2]
-    index.add(0, names(1))  # is used again
-    index.add(0, names(9))
-    assert index.depths(names(1, 2)) == [1]
-    assert index.depths(names(7, 8)) == [2]
-
-
-def test_a_prompt_larger_than_the_cache() -> None:
-    index = PrefixIndex(1, 2)
-    index.add(0, names(1, 2, 3, 4))
-    assert index.depths(names(1, 2, 3, 4)) == [2]
-
-
 class Twin:
     """The index as one would say it: a list of blocks, those used last at its end."""
 
@@ -280,13 +253,6 @@ class Line:
         number = self.begin(prompt)
         self.link.leave(self.key)
         return number
-
-
-def test_a_conversation_goes_home() -> None:
-    line = Line()
-    homes = [line.ask(TALK), line.ask(TALK[::-1])]
-    assert homes == [0, 1]
-    assert [line.ask((*TALK, 1)), line.ask((*TALK[::-1], 1)), line.ask((*TALK, 1, 2))] == [0, 1, 0]
 
 
 def test_whoever_died_has_nothing_any_more() -> None:
