@@ -3,7 +3,6 @@
 from typing import Any
 
 from parlay.text.chat import ChatOptions, render, shows_tools
-from parlay.text.tool_prompt import described, in_text
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -75,13 +74,3 @@ def test_a_template_with_a_place_has_all_as_it_is() -> None:
     assert text.endswith("1")  # arguments are values
     assert "<assistant>\n" in text  # no content is an empty text
     assert "You can call" not in text
-
-
-def test_what_is_given_is_left_as_it_was() -> None:
-    messages = [{"role": "user", "content": "go"}, {"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
-    described(in_text(messages), [TOOL])
-    assert messages == [
-        {"role": "user", "content": "go"},
-        {"role": "tool", "content": "1"},
-        {"role": "tool", "content": "2"},
-    ]
