@@ -79,7 +79,7 @@ def test_a_panic_while_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(IncrementalDecoder, "add", add)
     requests = [llm.engine.add(prompt, PARAMS)[0] for prompt in ([5, 6, 7], [8, 9])]
-    broken = requests[1].detokenizer._pieces
+    broken = requests[1].detokenizer._decoder
     while llm.engine.busy:
         llm.engine.step()
     assert isinstance(requests[1].error, RequestError)
