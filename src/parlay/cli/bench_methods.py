@@ -91,13 +91,14 @@ def add_parser(kinds: Any) -> None:
     )
     add_draft_flag(parser)
     add_dequantize_flag(parser)
-    _add_measurement_flags(parser)
+    _add_case_flags(parser)
+    _add_stop_flags(parser)
     add_plot_flag(parser)
     parser.set_defaults(run=_run)
 
 
-def _add_measurement_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of what each case is, and of when it ends."""
+def _add_case_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say what each case is."""
     add = parser.add_argument
     add(
         "--batch-sizes",
@@ -131,6 +132,11 @@ def _add_measurement_flags(parser: argparse.ArgumentParser) -> None:
         help="branches of drafts: auto, off, or for methods with weights a shape as JSON, such as "
         '\'{"width": 4, "depth": 6}\' (default: %(default)s)',
     )
+
+
+def _add_stop_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say when a case ends, and where its rows go."""
+    add = parser.add_argument
     add(
         "--precision",
         type=float,
