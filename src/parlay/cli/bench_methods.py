@@ -90,7 +90,6 @@ def add_parser(kinds: Any) -> None:
         "suffix+eagle3 for two whose drafts become one, auto+eagle3 for auto with weights",
     )
     add_draft_flag(parser)
-    add_dequantize_flag(parser)
     _add_case_flags(parser)
     _add_stop_flags(parser)
     add_plot_flag(parser)
@@ -99,6 +98,7 @@ def add_parser(kinds: Any) -> None:
 
 def _add_case_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say what each case is."""
+    add_dequantize_flag(parser)
     add = parser.add_argument
     add(
         "--batch-sizes",
