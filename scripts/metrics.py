@@ -46,7 +46,18 @@ def measure(tree: Path) -> dict[str, str]:
         "largest import circle": str(largest_circle(tree / "src", files, modules)),
         "native lines": f"{sum(count_lines(file.read_text('utf-8')) for file in (tree / 'csrc').iterdir()):,}",
         "test lines": f"{sum(map(count_lines, tests)):,}",
+        **{f"lines of {folder}": f"{lines:,}" for folder, lines in sorted(by_folder(tree).items())},
     }
+
+
+def by_folder(tree: Path) -> dict[str, int]:
+    """Return the lines of Python in each room of the package and of the tests, and in the other folders."""
+    found: dict[str, int] = {}
+    for top, depth in (("src/parlay", 3), ("tests", 2), ("benchmarks", 1), ("scripts", 1), ("examples", 1)):
+        for file in (tree / top).rglob("*.py"):
+            folder = "/".join(file.relative_to(tree).parent.parts[:depth])
+            found[folder] = found.get(folder, 0) + count_lines(file.read_text("utf-8"))
+    return found
 
 
 def count_lines(text: str) -> int:
@@ -111,8 +122,8 @@ def main() -> None:
             columns[commit] = measure(Path(folder))
     print("| |" + "".join(f" {name} |" for name in columns))
     print("|---|" + "---:|" * len(columns))
-    for what in columns["here"]:
-        print(f"| {what} |" + "".join(f" {column[what]} |" for column in columns.values()))
+    for what in dict.fromkeys(what for column in columns.values() for what in column):
+        print(f"| {what} |" + "".join(f" {column.get(what, '')} |" for column in columns.values()))
 
 
 if __name__ == "__main__":

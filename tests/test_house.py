@@ -85,7 +85,7 @@ def test_the_servers_front_does_without_torch() -> None:
 
 def test_an_engine_does_not_need_transformers(tmp_path: Path) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r});"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent / 'support')!r});"
         "from pathlib import Path; from checkpoints import write_llama; from parlay import LLM, SamplingParams;"
         f"llm = LLM(str(write_llama(Path({str(tmp_path)!r}))), speculative_config={{'method': 'ngram'}});"
         "llm.generate('hello', SamplingParams(max_tokens=4));"

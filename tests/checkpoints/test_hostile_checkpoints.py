@@ -16,7 +16,7 @@ from gguf_files import write_gguf
 from hostile_files import LIMIT
 from safetensors.torch import load_file
 
-SCRIPT = Path(__file__).parents[1] / "hostile_files.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "hostile_files.py"
 BATCH = 1000
 GROWTH = 256 << 10  # KiB, from the 50th case of a process to its last
 SHAPE = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8}

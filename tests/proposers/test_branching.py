@@ -80,13 +80,13 @@ def by_hand(one: Start) -> set[Path]:
         )
         return {(*path, token): prob for token, prob in zip(tokens[0].tolist(), probs[0].tolist(), strict=True)}
 
-    worth: dict[Path, float] = {}
+    path_prob: dict[Path, float] = {}
     frontier: dict[Path, float] = {(): 1.0}
     for _ in range(one.length):
         found = {path: above * prob for at, above in frontier.items() for path, prob in children(at).items()}
-        worth |= found
+        path_prob |= found
         frontier = dict(sorted(found.items(), key=lambda item: -item[1])[: one.width])
-    return set(sorted(worth, key=lambda path: -worth[path])[: one.nodes])
+    return set(sorted(path_prob, key=lambda path: -path_prob[path])[: one.nodes])
 
 
 @settings(max_examples=60, deadline=None)
@@ -111,15 +111,15 @@ def test_dynamic_trees(requests: list[tuple[int, float]], width: int, nodes: int
 
 
 def obeys(draft: Draft) -> None:
-    """Check what holds for every draft with branches: worth never rises along a path, and the best path is first."""
-    worth = survivals(draft)
-    assert all(parent == ROOT or worth[node] <= worth[parent] for node, parent in enumerate(draft.parents))
+    """Check that probabilities never rise along a path, and that the best path is first."""
+    path_prob = survivals(draft)
+    assert all(parent == ROOT or path_prob[node] <= path_prob[parent] for node, parent in enumerate(draft.parents))
     best = ROOT
     for node in range(len(draft)):
         if draft.parents[node] != best:
             break
         siblings = [other for other, parent in enumerate(draft.parents) if parent == best]
-        assert worth[node] == max(worth[other] for other in siblings)
+        assert path_prob[node] == max(path_prob[other] for other in siblings)
         best = node
 
 

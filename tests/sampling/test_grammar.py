@@ -366,7 +366,7 @@ def test_what_must_follow_is_the_same_on_the_way_and_from_the_start(grammars: Gr
 
 def test_a_long_forced_text_is_asked_for_once(grammars: Grammars) -> None:
     constraint = grammars.start(StructuredOutputsParams(regex="(abc){400}x"))
-    track, asked = constraint._guessing, 0
+    track, asked = constraint._drafting, 0
 
     class Counting:
         def __init__(self, inner: Any) -> None:

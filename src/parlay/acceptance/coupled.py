@@ -90,7 +90,7 @@ def _walk(
         processed_logprobs: as for `verify`.
     """
     below = children(span.draft)
-    asked = span.params.scored
+    top = span.params.scored
     tokens: list[int] = []
     path: list[int] = []
     logprobs: list[TokenLogprobs] = []
@@ -107,16 +107,16 @@ def _walk(
             except RequestError as failure:
                 error = failure
                 break
-        if asked is not None:
+        if top is not None:
             scores = _scores(kernels, span, row) if processed_logprobs else raw
-            logprobs.append(token_logprobs(kernels, scores, token, asked))
+            logprobs.append(token_logprobs(kernels, scores, token, top))
         tokens.append(token)
         node = below[node].get(token)
         if node is not None:
             path.append(node)
         if token in span.stop_ids or len(tokens) == span.remaining:
             break
-    return Verdict(tuple(tokens), tuple(path), None if asked is None else tuple(logprobs), error=error)
+    return Verdict(tuple(tokens), tuple(path), None if top is None else tuple(logprobs), error=error)
 
 
 def _scores(kernels: Kernels, span: Span, row: Tensor) -> Tensor:

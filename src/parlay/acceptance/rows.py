@@ -123,17 +123,17 @@ class Emission:
     @property
     def verdict(self) -> Verdict:
         """The verdict of all tokens emitted."""
-        asked = self._span.params.scored
-        logprobs = None if asked is None else tuple(self._logprobs)
+        top = self._span.params.scored
+        logprobs = None if top is None else tuple(self._logprobs)
         return Verdict(tuple(self.tokens), tuple(self._path), logprobs, error=self._error)
 
     def _emit(self, token: int, node: int) -> bool:
-        span, asked = self._span, self._span.params.scored
-        if asked is not None:
+        span, top = self._span, self._span.params.scored
+        if top is not None:
             known = (
                 self._distribution[1] if self._distribution is not None and self._distribution[0] == node else None
             )
             distribution = self._rows.distribution(node) if known is None else known
-            self._logprobs.append(self._rows.scores(node, distribution, token, asked))
+            self._logprobs.append(self._rows.scores(node, distribution, token, top))
         self.tokens.append(token)
         return token in span.stop_ids or len(self.tokens) == span.remaining

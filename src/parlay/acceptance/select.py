@@ -53,21 +53,8 @@ def make_verifier(config: SpeculativeConfig) -> Verifier:
     return partial(verify, rules[config.verification], config.verification == "typical")
 
 
-def plainly(
-    kernels: Kernels,
-    spans: Sequence[Span],
-    logits: Tensor,
-    processors: Processors = NO_PROCESSORS,
-    distributions: Distributions = NO_DISTRIBUTIONS,
-    *,
-    processed_logprobs: bool = False,
-) -> list[Verdict]:
-    """Decide every span by the coupled walk, which needs no distributions."""
-    return coupled.verify(kernels, spans, logits, processors, processed_logprobs=processed_logprobs)
-
-
 def verify(
-    rule: Rule,
+    rule: Rule | None,
     any_draft: bool,
     kernels: Kernels,
     spans: Sequence[Span],
@@ -80,7 +67,7 @@ def verify(
     """Decide every span of a step, by a rule where it applies and else by the coupled walk.
 
     Args:
-        rule: for sampled requests with a draft.
+        rule: for sampled requests with a draft; None for the coupled walk alone, which needs no distributions.
         any_draft: whether it applies to drafts that were not drawn too.
         kernels: the operations to run with.
         spans: as for `coupled.verify`, like what follows.
@@ -92,6 +79,8 @@ def verify(
     Raises:
         SpanError: one span could not be decided.
     """
+    if rule is None:
+        return coupled.verify(kernels, spans, logits, processors, processed_logprobs=processed_logprobs)
     verdicts: list[Verdict | None] = []
     rest: list[Span] = []
     others: list[Tensor] = []
@@ -115,3 +104,6 @@ def verify(
     kept = logits if len(rest) == len(spans) else torch.cat(others)
     walked = iter(coupled.verify(kernels, rest, kept, processors, processed_logprobs=processed_logprobs))
     return [next(walked) if one is None else one for one in verdicts]
+
+
+plainly: Verifier = partial(verify, None, False)

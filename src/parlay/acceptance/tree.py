@@ -36,8 +36,8 @@ def walk(draft: Draft, tokens: Sequence[int]) -> tuple[int, ...]:
     """Return the nodes of a draft along which tokens go, root to leaf."""
     if draft.is_chain:
         right = 0
-        for guess, token in zip(draft.tokens, tokens, strict=False):
-            if guess != token:
+        for drafted, token in zip(draft.tokens, tokens, strict=False):
+            if drafted != token:
                 break
             right += 1
         return tuple(range(right))

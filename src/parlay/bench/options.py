@@ -86,8 +86,8 @@ class LatencyOptions:
         batch_size: requests that run at once.
         input_len: tokens of each prompt.
         output_len: tokens of each completion; end-of-sequence is ignored.
-        temperature: of sampling; 0 is greedy.
-        seed: of the prompts and of the noise.
+        temperature: temperature of sampling; 0 is greedy.
+        seed: seed of the prompts and of the noise.
         num_iters: repetitions that count, each with other prompts.
         num_iters_warmup: repetitions before those.
         dataset: a file of prompts, `.jsonl` or `.jsonl.gz`, in place of texts of `input_len` tokens; its lines have
@@ -127,8 +127,8 @@ class ThroughputOptions:
         input_len: tokens of each prompt, on average.
         range_ratio: how far lengths of prompts are spread: evenly between 1 - this and 1 + this times `input_len`.
         output_len: tokens of each completion; end-of-sequence is ignored.
-        temperature: of sampling; 0 is greedy.
-        seed: of the prompts and of the noise.
+        temperature: temperature of sampling; 0 is greedy.
+        seed: seed of the prompts and of the noise.
         num_iters: repetitions that count, each with other prompts.
         num_iters_warmup: repetitions before those.
         dataset: a file of prompts, `.jsonl` or `.jsonl.gz`, in place of texts of `input_len` tokens; its lines have

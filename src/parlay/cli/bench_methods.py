@@ -90,19 +90,40 @@ def add_parser(kinds: Any) -> None:
         "suffix+eagle3 for two whose drafts become one, auto+eagle3 for auto with weights",
     )
     add_draft_flag(parser)
-    add_dequantize_flag(parser)
-    _add_measurement_flags(parser)
+    _add_case_flags(parser)
+    _add_stop_flags(parser)
     add_plot_flag(parser)
     parser.set_defaults(run=_run)
 
 
-def _add_measurement_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of what each case is, and of when it ends."""
+def _add_case_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say what each case is."""
+    add_dequantize_flag(parser)
     add = parser.add_argument
-    add("--batch-sizes", type=count, nargs="+", default=list(_DEFAULT.batch_sizes), help="prompts that run at once")
-    add("--temperatures", type=float, nargs="+", default=list(_DEFAULT.temperatures), help="temperatures of sampling")
-    add("--max-tokens", type=count, default=_DEFAULT.max_tokens, help="most tokens after each prompt of a file")
-    add("--prefixes", type=count, help="use only this many prompts of each workload and file")
+    add(
+        "--batch-sizes",
+        type=count,
+        nargs="+",
+        default=list(_DEFAULT.batch_sizes),
+        metavar="N",
+        help="numbers of prompts that run at once (default: 1 8)",
+    )
+    add(
+        "--temperatures",
+        type=float,
+        nargs="+",
+        default=list(_DEFAULT.temperatures),
+        metavar="T",
+        help="temperatures of sampling (default: 0 0.8)",
+    )
+    add(
+        "--max-tokens",
+        type=count,
+        default=_DEFAULT.max_tokens,
+        metavar="N",
+        help="most tokens after each prompt of a file (default: %(default)s)",
+    )
+    add("--prefixes", type=count, metavar="N", help="use only this many prompts of each workload and file")
     add("--lengths", choices=LENGTHS, default=_DEFAULT.lengths, help="lengths of drafts (default: %(default)s)")
     add(
         "--tree",
@@ -111,20 +132,33 @@ def _add_measurement_flags(parser: argparse.ArgumentParser) -> None:
         help="branches of drafts: auto, off, or for methods with weights a shape as JSON, such as "
         '\'{"width": 4, "depth": 6}\' (default: %(default)s)',
     )
+
+
+def _add_stop_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say when a case ends, and where its rows go."""
+    add = parser.add_argument
     add(
         "--precision",
         type=float,
         default=_DEFAULT.precision,
+        metavar="SHARE",
         help="go on with a case until every interval is within this share of its ratio (default: %(default)s)",
     )
     add(
         "--repetitions",
         type=count,
         default=_DEFAULT.repetitions,
-        help="at most so many a case (default: %(default)s)",
+        metavar="N",
+        help="most repetitions of a case (default: %(default)s)",
     )
     add("--turns", type=count, help=argparse.SUPPRESS)  # as it was called
-    add("--minutes", type=float, default=_DEFAULT.minutes, help="at most so long a case (default: %(default)g)")
+    add(
+        "--minutes",
+        type=float,
+        default=_DEFAULT.minutes,
+        metavar="MINUTES",
+        help="longest time of a case (default: %(default)g)",
+    )
     add(
         "--output",
         type=Path,

@@ -19,14 +19,17 @@ def add_parser(commands: Any) -> None:
     )
     add_model(parser, "tiny-code")
     add_dequantize_flag(parser)
-    parser.add_argument("--seconds", type=float, default=5.0, help="time for timing passes (default: 5)")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, metavar="S", help="seconds in which passes are timed (default: 5)"
+    )
     parser.add_argument(
         "--draft-cost",
         type=float,
         default=0.0,
+        metavar="SHARE",
         help="time to draft one token, as a share of a plain step of the target (default: 0, as of look-ups)",
     )
-    parser.add_argument("--context", type=int, default=128, help="tokens before a step (default: 128)")
+    parser.add_argument("--context", type=int, default=128, metavar="N", help="tokens before a step (default: 128)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the speed-ups too (needs matplotlib)")
     add_json_flag(parser)
     parser.set_defaults(run=run)

@@ -96,7 +96,7 @@ class SpeculativeConfig:
         if self.disable_by_batch_size is not None and self.disable_by_batch_size < 0:
             raise ConfigError(f"disable_by_batch_size must be at least 0, not {self.disable_by_batch_size}")
         if self.max_model_len is not None and self.max_model_len < 1:
-            raise ConfigError(f"max_model_len of what guesses must be at least 1, not {self.max_model_len}")
+            raise ConfigError(f"max_model_len in speculative_config must be at least 1, not {self.max_model_len}")
         _check_ranges(self.num_speculative_tokens_per_batch_size or ())
         self._check_verification()
 
@@ -108,7 +108,7 @@ class SpeculativeConfig:
             )
         if self.method == PLAIN and self.verification != COUPLED:
             raise ConfigError(
-                f"verification={self.verification!r} is about guesses, and method {PLAIN!r} makes none; leave it out"
+                f"verification={self.verification!r} is about drafts, and method {PLAIN!r} makes none; leave it out"
             )
         for name in ("posterior_threshold", "posterior_alpha"):
             value = getattr(self, name)

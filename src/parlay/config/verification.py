@@ -38,7 +38,7 @@ def in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: an unknown word, or words that contradict each other or `verification`.
     """
     left = {key: value for key, value in given.items() if key not in _WORDS}
-    asked: dict[str, str] = {}
+    translated: dict[str, str] = {}
     for key, meanings in _WORDS.items():
         value = given.get(key)
         if value is None:
@@ -46,17 +46,17 @@ def in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, str) or value not in meanings:
             known = ", ".join(map(repr, meanings))
             raise ConfigError(f"{key}={shown(value)} is not served; write one of {known}, or leave it out")
-        asked[key] = meanings[value]
-    if asked.get("draft_sample_method") == COUPLED and asked.get("rejection_sample_method") == REJECTION:
-        asked["rejection_sample_method"] = COUPLED
-    if asked.get("rejection_sample_method") == BLOCK and asked.get("draft_sample_method") == REJECTION:
-        del asked["draft_sample_method"]
+        translated[key] = meanings[value]
+    if translated.get("draft_sample_method") == COUPLED and translated.get("rejection_sample_method") == REJECTION:
+        translated["rejection_sample_method"] = COUPLED
+    if translated.get("rejection_sample_method") == BLOCK and translated.get("draft_sample_method") == REJECTION:
+        del translated["draft_sample_method"]
     own = given.get("verification")
-    everything = ({"verification": own} if isinstance(own, str) else {}) | asked
+    everything = ({"verification": own} if isinstance(own, str) else {}) | translated
     if len(set(everything.values())) > 1:
         (one, _), (other, _), *_ = everything.items()
         raise ConfigError(
             f"{one}={shown(given[one])} and {other}={shown(given[other])} contradict each other; "
             "write verification alone"
         )
-    return left | ({"verification": next(iter(asked.values()))} if asked else {})
+    return left | ({"verification": next(iter(translated.values()))} if translated else {})

@@ -30,12 +30,12 @@ def text_since(request: Request, seen: int) -> str:
 def metrics_of(request: Request) -> RequestMetrics:
     """Return a request's metrics so far."""
     counts, emitted = request.counts, len(request.tokens) - len(request.prompt_tokens)
-    guesses = counts.guesses
+    totals = counts.guesses
     return RequestMetrics(
-        drafts=guesses.drafts,
-        drafted=guesses.drafted,
-        accepted=guesses.accepted,
-        accepted_per_position=tuple(guesses.accepted_per_position),
+        drafts=totals.drafts,
+        drafted=totals.drafted,
+        accepted=totals.accepted,
+        accepted_per_position=tuple(totals.accepted_per_position),
         steps=counts.steps,
         emitted=emitted,
         preemptions=counts.preemptions,

@@ -22,7 +22,7 @@ class Attribution:
         self._pieces = IncrementalDecoder(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
         # Where the text of each token ends, and its source; or a rejected node's text and source.
         self._waiting: deque[tuple[int, str] | tuple[str, str]] = deque()
-        self._guesses: deque[Rejected] = deque()  # rejected behind the tokens so far
+        self._rejected_nodes: deque[Rejected] = deque()  # rejected behind the tokens so far
         self._text = ""  # what was not returned yet
         self._decoded = 0
         self._tokens = 0
@@ -66,7 +66,7 @@ class Attribution:
             rejected: further rejected nodes. Each is a piece of its own, before the text that comes next.
             finished: nothing more will come; nodes behind the end of the text are then returned too.
         """
-        self._guesses += rejected
+        self._rejected_nodes += rejected
         self._rejected += len(rejected)
         for token, source in zip(tokens, sources, strict=True):
             self._wait()
@@ -97,9 +97,9 @@ class Attribution:
 
     def _wait(self) -> None:
         """Queue the nodes that were rejected before the next token."""
-        while self._guesses and self._guesses[0].at <= self._tokens:
-            guess = self._guesses.popleft()
-            self._waiting.append((self._alone(guess.token_id), guess.source))
+        while self._rejected_nodes and self._rejected_nodes[0].at <= self._tokens:
+            node = self._rejected_nodes.popleft()
+            self._waiting.append((self._alone(node.token_id), node.source))
 
     def _alone(self, token: int) -> str:
         with DECODING:

@@ -123,7 +123,7 @@ def _watch(
     ways: "Sequence[SharedMemory | SharedRing]",
     closing: threading.Event,
 ) -> None:
-    """End all ranks as soon as one has ended that was not told to."""
+    """End all ranks as soon as one has ended that was not closed."""
     ended = threading.Event()
 
     def wait(process: "subprocess.Popen[bytes]") -> None:

@@ -146,8 +146,8 @@ class Request:
     @property
     def scoring_prompt(self) -> bool:
         """Whether the log-probabilities of the prompt are asked for and not complete; one completion is enough."""
-        asked = self.params.prompt_logprobs is not None and self.leader is None
-        return asked and len(self.prompt_logprobs) < len(self.prompt_tokens) - 1
+        wanted = self.params.prompt_logprobs is not None and self.leader is None
+        return wanted and len(self.prompt_logprobs) < len(self.prompt_tokens) - 1
 
 
 def best(requests: Sequence[Request]) -> list[Request]:

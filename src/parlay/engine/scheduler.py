@@ -348,7 +348,7 @@ class Scheduler:
         if request.params.return_rejected:
             at = known - len(request.prompt_tokens) + len(path)
             nodes = enumerate(zip(span.draft.tokens, span.draft.source, strict=True))
-            request.rejected.extend(Rejected(at, *guess) for node, guess in nodes if node not in path)
+            request.rejected.extend(Rejected(at, *drafted) for node, drafted in nodes if node not in path)
         if reason is not None:
             self.finish(request, reason, now)
             return

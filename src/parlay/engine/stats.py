@@ -69,7 +69,7 @@ class EngineStats(Stats):
         """Count one request's turn.
 
         Args:
-            sources: who guessed each node of its draft.
+            sources: which proposer drafted each node.
             path: its accepted nodes, root to leaf.
             judged: of the nodes that the target judged, their probabilities and whether they were accepted.
             why: the reason why there was no draft, if there was none.

@@ -186,9 +186,9 @@ class Worker:
 
         One that names no request costs nobody more than the step's drafts, unless the next steps fail too.
         """
-        asked = [bool(s.catch_up.budget or s.catch_up.follow or s.catch_up.hold) for s in spans]
-        self._cold = any(asked) and any(s.catch_up.budget for s in spans)
-        if not any(asked):
+        drafts = [bool(s.catch_up.budget or s.catch_up.follow or s.catch_up.hold) for s in spans]
+        self._cold = any(drafts) and any(s.catch_up.budget for s in spans)
+        if not any(drafts):
             return [NO_PROPOSAL] * len(spans)
         try:
             proposals = proposer.propose(spans, verdicts, hidden, self._runner.tapped)
@@ -197,7 +197,7 @@ class Worker:
             ]
         except Exception as error:
             cause = (error.__cause__ if isinstance(error, SpanError) else None) or error
-            drafting = [span.request_id for span, own in zip(spans, asked, strict=True) if own]
+            drafting = [span.request_id for span, own in zip(spans, drafts, strict=True) if own]
             self._failed += not isinstance(error, SpanError)
             lasting = isinstance(error, SpanError) or self._failed >= _PATIENT
             blamed = [error.request_id] if isinstance(error, SpanError) else drafting if lasting else drafting[:1]
@@ -211,7 +211,7 @@ class Worker:
                 )
                 if own
                 else NO_PROPOSAL
-                for span, own in zip(spans, asked, strict=True)
+                for span, own in zip(spans, drafts, strict=True)
             ]
         self._failed = 0
         return proposals

@@ -37,7 +37,7 @@ class BlockTable:
         self._published = 0
 
     def drop(self) -> None:
-        """Forget every block, of which the pool is told by `BlockPool.reset`."""
+        """Forget every block, which the pool takes back by `BlockPool.reset`."""
         self.blocks, self._published = [], 0
 
     def adopt_prefix(self, tokens: Sequence[int]) -> int:

@@ -94,7 +94,7 @@ def read_head(name: str, hub: Hub = DEFAULT) -> HeadConfig:
 def layer_config(head: HeadConfig, raw: dict[str, Any], first: str, names: Collection[str]) -> ModelConfig:
     """Return the config of a head's decoder layers.
 
-    Which of them have biases or norms of single heads is told by the tensors, since configs leave it out or mean
+    Which of them have biases or norms of single heads follows from the tensors, since configs leave it out or mean
     something else by the same key.
 
     Args:

@@ -109,15 +109,15 @@ def describe_files(path: Path) -> ModelConfig:
     return foreign.describe(path, raw)
 
 
-def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
-    """Return the dtype of activations and cache: what was asked for, or with `auto` the checkpoint's.
+def resolve_dtype(requested: str, config: ModelConfig) -> torch.dtype:
+    """Return the dtype of activations and cache: what was requested, or with `auto` the checkpoint's.
 
     float16, whose range is too small, is for weights alone: where a checkpoint's stay in it, activations are float32.
 
     Raises:
         ConfigError: a dtype that is not served.
     """
-    name = config.dtype if asked == "auto" else asked
+    name = config.dtype if requested == "auto" else requested
     if name == config.dtype == "float16":
         # Beside weights that keep all their bits, activations of bfloat16 would lose three of them at every layer.
         kept = config.storage == "stored" and config.foreign is None and not quantization_of(config.raw)
@@ -128,7 +128,7 @@ def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
             f"dtype 'float16' is not served for {config.path}, which is stored as {config.dtype}; take 'bfloat16', "
             "whose range is larger, or 'float32'"
         )
-    if name not in _DTYPES and asked == "auto":
+    if name not in _DTYPES and requested == "auto":
         known = " or ".join(map(repr, _DTYPES))
         raise ConfigError(
             f"{config.path}: its config names the dtype {shown(name)}, which is not served; give dtype={known}"
@@ -139,14 +139,14 @@ def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
 
 
 def describe_as(
-    path: Path, storage: Storage, asked: str | None = None, load_format: LoadFormat = "auto"
+    path: Path, storage: Storage, requested: str | None = None, load_format: LoadFormat = "auto"
 ) -> ModelConfig:
     """Return the shape of a model that was found, to be read in a certain form.
 
     Args:
         path: of the model.
         storage: what becomes of its matrices.
-        asked: one that is made, such as "int8", or the quantisation that the checkpoint is said to have.
+        requested: one that is made, such as "int8", or the quantisation that the checkpoint is said to have.
         load_format: of the files that it is said to have; "auto" stands for any.
 
     Raises:
@@ -154,15 +154,15 @@ def describe_as(
         ModelError: as `describe_files` does.
     """
     config = replace(describe_files(path), storage=storage)
-    if asked in MADE and config.foreign is not None:
+    if requested in MADE and config.foreign is not None:
         raise ConfigError(
-            f"quantization={shown(asked)} is not served for {config.architecture}, which a class of transformers "
+            f"quantization={shown(requested)} is not served for {config.architecture}, which a class of transformers "
             "computes; leave it out"
         )
     own = "gguf" if config.path.is_file() else method_of(config.raw)
-    if asked not in (None, *MADE, own):
+    if requested not in (None, *MADE, own):
         has = f"is quantised by {own}" if own else "is not quantised"
-        raise ConfigError(f"quantization={shown(asked)}, but {config.path} {has}; leave it out")
+        raise ConfigError(f"quantization={shown(requested)}, but {config.path} {has}; leave it out")
     if load_format not in ("auto", own) and load_format != (found := file_format(config.path)):
         raise ConfigError(f"load_format={shown(load_format)}, but {config.path} is read as {found}; leave it out")
     return config
@@ -207,7 +207,7 @@ def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
 
 
 def exposes_hidden_states(config: ModelConfig) -> bool:
-    """Whether a model lends proposers its embedding and the states between its layers, as every `Decoder` does."""
+    """Whether proposers can use a model's embedding and the states between its layers, as every `Decoder` does."""
     return issubclass(_class(config), Decoder)
 
 

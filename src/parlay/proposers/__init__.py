@@ -1,1 +1,1 @@
-"""Proposers, which guess tokens. One proposer a file; the folder is the registry."""
+"""Proposers, which draft tokens. One proposer a file; the folder is the registry."""

@@ -1,16 +1,16 @@
 """Drafts with branches: several children of a node, and several of a level's nodes to continue from.
 
 The likeliest few tokens of each node's row become its children (`Kernels.branch`), with the noise that the target
-will sample with; the best of all children of a level are the nodes of the next (`Kernels.grow`). A node's worth is
-the product of the probabilities on its path. In the end the best of all nodes are the draft. No Python runs between
-two levels here either.
+will sample with; the best of all children of a level are the nodes of the next (`Kernels.grow`). A path's probability
+is the product of its nodes'. In the end the best of all nodes are the draft. No Python runs between two levels here
+either.
 
 Nodes of a level have no cache slots in order behind the known tokens: their keys and values lie in scratch slots, of
 which each node sees its own path's. Where no node depends on those before it (Medusa), a level has one row a request,
 and a path may take any of its tokens at each level.
 
-Source: EAGLE-2's dynamic trees (Li et al. 2024, arXiv 2406.16858), with a child's worth from scores that include the
-target's noise; without noise the two are the same.
+Source: EAGLE-2's dynamic trees (Li et al. 2024, arXiv 2406.16858), with a child's probability from scores that
+include the target's noise; without noise the two are the same.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -37,14 +37,14 @@ class BranchNode(NamedTuple):
     """A node that a draft may have, its children not yet known.
 
     Attributes:
-        worth: probability of its whole path.
+        path_prob: probability of its whole path.
         parent: the number of another node, `ROOT` for none.
         token: its token.
         prob: given its parent.
         origin: which node of its level its parent is.
     """
 
-    worth: float
+    path_prob: float
     parent: int
     token: int
     prob: float
@@ -66,7 +66,7 @@ class Branching:
         levels = min(MOST_DEPTH, len(tokens) - 1)
         self._children = torch.zeros((levels, MOST_ROWS * MOST_WIDTH), dtype=torch.int64)
         self._likely = torch.zeros((levels, MOST_ROWS * MOST_WIDTH))
-        self._worth = torch.ones((levels, MOST_ROWS))
+        self._path_probs = torch.ones((levels, MOST_ROWS))
         self._unused = torch.zeros(MOST_ROWS * MOST_WIDTH)
         self._ranked: dict[int, Tensor] = {}  # by width
         self._origin, self._chosen = torch.zeros((2, levels, MOST_ROWS), dtype=torch.int64)
@@ -111,9 +111,9 @@ class Branching:
             self._kernels.grow(
                 tokens,
                 likely,
-                self._worth[level - 1, : len(tokens)],
+                self._path_probs[level - 1, : len(tokens)],
                 self._tokens[level, :rows],
-                self._worth[level, :rows],
+                self._path_probs[level, :rows],
                 origin,
                 self._chosen[level, :rows],
                 count,
@@ -143,11 +143,11 @@ class Branching:
             likely[level, row] = self._ranks(width)[:width] if self._first.private else found[1]
 
     def drafts(self, turn: Sequence[Start], width: int) -> list[Draft]:
-        """Return the drafts, of the nodes with the highest worth."""
+        """Return the drafts, of the nodes whose paths are the likeliest."""
         depth = turn[0].length
         rows, size = len(turn) * width, len(turn) * width * width
         children, likely = self._children[:depth, :size].tolist(), self._likely[:depth, :size].tolist()
-        worth, chosen = self._worth[:depth, :rows].tolist(), self._chosen[:depth, :rows].tolist()
+        path_prob, chosen = self._path_probs[:depth, :rows].tolist(), self._chosen[:depth, :rows].tolist()
         if self._first.private and not self._head.at_once:
             likely = [self._ranks(width)[:size].tolist()] * depth
         made = []
@@ -157,7 +157,7 @@ class Branching:
                 nodes = width if level and not self._head.path_free else 1
                 own = slice(row * nodes * width, (row + 1) * nodes * width)
                 at = slice(row * nodes, (row + 1) * nodes)
-                levels.append((children[level][own], likely[level][own], worth[level][at], chosen[level][at]))
+                levels.append((children[level][own], likely[level][own], path_prob[level][at], chosen[level][at]))
             if self._head.choices is not None:
                 candidates = _chosen([(tokens, probs) for tokens, probs, _, _ in levels], self._head.choices)
             elif self._head.path_free:
@@ -182,7 +182,7 @@ class Branching:
         return distribution
 
     def _ranks(self, width: int) -> Tensor:
-        """Return the worth of children by their ranks alone, `[MOST_ROWS * width]`."""
+        """Return the probabilities of children by their ranks alone, `[MOST_ROWS * width]`."""
         if width not in self._ranked:
             own = torch.tensor([_FIRST_RANK * _NEXT_RANK**rank for rank in range(width)])
             self._ranked[width] = own.repeat(MOST_ROWS)
@@ -197,15 +197,15 @@ class Branching:
 
 
 def _grown(levels: Sequence[tuple[list[int], list[float], list[float], list[int]]], width: int) -> list[BranchNode]:
-    """Return all children of all levels' nodes; `levels` has their tokens, probabilities, worth and number."""
+    """Return all children of all levels' nodes; `levels` has their tokens, probabilities, paths and numbers."""
     candidates: list[BranchNode] = []
     before = 0  # where the children of the level before begin
-    for level, (tokens, probs, worth, chosen) in enumerate(levels):
+    for level, (tokens, probs, path_prob, chosen) in enumerate(levels):
         first = len(candidates)
         for place, (token, prob) in enumerate(zip(tokens, probs, strict=True)):
             node = place // width
             parent = before + chosen[node] if level else ROOT
-            candidates.append(BranchNode(worth[node] * prob, parent, token, prob, node))
+            candidates.append(BranchNode(path_prob[node] * prob, parent, token, prob, node))
         before = first
     return candidates
 
@@ -219,7 +219,7 @@ def _chosen(levels: Sequence[tuple[list[int], list[float]]], choices: Sequence[t
             tokens, probs = levels[len(path) - 1]
             parent, prob = places[path[:-1]], probs[path[-1]]
             places[path] = len(candidates)
-            above = candidates[parent].worth if parent != ROOT else 1.0
+            above = candidates[parent].path_prob if parent != ROOT else 1.0
             candidates.append(BranchNode(above * prob, parent, tokens[path[-1]], prob))
     return candidates
 
@@ -227,18 +227,18 @@ def _chosen(levels: Sequence[tuple[list[int], list[float]]], choices: Sequence[t
 def _products(levels: Sequence[tuple[list[int], list[float]]], most: int) -> list[BranchNode]:
     """Return the `most` likeliest paths where every level's tokens may follow any of the level before."""
     candidates: list[BranchNode] = []
-    # The candidates: worth, level, rank at it, and the node that it follows.
+    # The candidates: probability of the path, level, rank at it, and the node that it follows.
     heap: list[tuple[float, int, int, int]] = []
 
     def offer(level: int, rank: int, parent: int) -> None:
         if level < len(levels) and rank < len(levels[level][1]):
-            above = candidates[parent].worth if parent >= 0 else 1.0
+            above = candidates[parent].path_prob if parent >= 0 else 1.0
             heappush(heap, (-above * levels[level][1][rank], level, rank, parent))
 
     offer(0, 0, ROOT)
     while heap and len(candidates) < most:
-        worth, level, rank, parent = heappop(heap)
-        candidates.append(BranchNode(-worth, parent, levels[level][0][rank], levels[level][1][rank]))
+        path_prob, level, rank, parent = heappop(heap)
+        candidates.append(BranchNode(-path_prob, parent, levels[level][0][rank], levels[level][1][rank]))
         offer(level, rank + 1, parent)
         offer(level + 1, 0, len(candidates) - 1)
     return candidates
@@ -250,14 +250,14 @@ def _draft(
     source: str,
     distribution: Callable[[int, int], "Distribution"] | None = None,
 ) -> Draft:
-    """Return the draft of the `most` nodes with the highest worth, the best path first.
+    """Return the draft of the `most` nodes whose paths are the likeliest, the best path first.
 
-    A parent comes before its children in `candidates` and is worth no less, so any prefix of the order is a tree.
+    A parent comes before its children in `candidates` and its path is no less likely, so any prefix is a tree.
     """
-    order = sorted(range(len(candidates)), key=lambda i: -candidates[i].worth)[:most]
+    order = sorted(range(len(candidates)), key=lambda i: -candidates[i].path_prob)[:most]
     below: dict[int, list[int]] = {}
-    for i in order:  # siblings by worth
-        if candidates[i].worth > 0:
+    for i in order:  # siblings by probability
+        if candidates[i].path_prob > 0:
             below.setdefault(candidates[i].parent, []).append(i)
     tokens: list[int] = []
     parents: list[int] = []

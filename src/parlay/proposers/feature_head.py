@@ -64,7 +64,7 @@ class _PairRun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _RecordedPass:
     """A pass over pairs with the target's states.
 
     Attributes:
@@ -139,7 +139,7 @@ class FeatureHead(DraftHead):
         """Whether the head needs the target's embedding.
 
         Raises:
-            ModelError: the target cannot lend its own.
+            ModelError: the target cannot share its own.
         """
         if "embed_tokens.weight" in weights.names:
             return False
@@ -162,7 +162,7 @@ class FeatureHead(DraftHead):
         self._recorded = group.size == 1
         if group.rank:  # which does not draft
             return
-        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._passes: dict[tuple[int, int], _RecordedPass] = {}
         self._held = HeldStates()
         self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of the requests that draft
         self._spare, self._every = torch.zeros_like(self._state), torch.arange(MOST_ROWS)
@@ -242,26 +242,26 @@ class FeatureHead(DraftHead):
             self._gather_parts(sources, chosen, parts)
             return self._complete(_shifted(batch), parts)
         blocks = _rounded(blocks)
-        kept = self._kept.get((count, blocks))
-        if kept is None:
-            kept = self._kept[count, blocks] = self._prepare(empty_batch(count, blocks), len(sources))
-        copy_batch(batch, kept.inputs)
-        kept.inputs.positions.sub_(1)
-        kept.inputs.view.first.fill_(1)
-        self._gather_parts(sources, chosen, kept.parts)
-        self._recorder.run([(("keep", count, blocks), kept.work)])
-        return kept.state
+        recorded = self._passes.get((count, blocks))
+        if recorded is None:
+            recorded = self._passes[count, blocks] = self._prepare(empty_batch(count, blocks), len(sources))
+        copy_batch(batch, recorded.inputs)
+        recorded.inputs.positions.sub_(1)
+        recorded.inputs.view.first.fill_(1)
+        self._gather_parts(sources, chosen, recorded.parts)
+        self._recorder.run([(("keep", count, blocks), recorded.work)])
+        return recorded.state
 
     def _gather_parts(self, sources: Tensor, chosen: Tensor, parts: Tensor) -> None:
         for source, part in zip(sources, parts, strict=True):
             self._kernels.embed(source, chosen, part)
 
-    def _prepare(self, inputs: Batch, parts: int) -> _Kept:
+    def _prepare(self, inputs: Batch, parts: int) -> _RecordedPass:
         count, width = len(inputs.tokens), self._target.config.hidden_size
         buffers = self._buffers(count)
         given = buffers("parts", parts * width).view(parts, count, width)
         state = buffers("state", self.config.hidden_size)
-        return _Kept(inputs, given, state, partial(self._complete, inputs, given))
+        return _RecordedPass(inputs, given, state, partial(self._complete, inputs, given))
 
     @shared
     def _complete(self, inputs: Batch, parts: Tensor) -> Tensor:

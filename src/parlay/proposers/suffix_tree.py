@@ -20,7 +20,7 @@ class Continuation(NamedTuple):
     """A chain of tokens.
 
     Attributes:
-        tokens: the guessed ones.
+        tokens: the draft tokens.
         probs: for each, the probability that it and all before it follow.
         score: their sum: the expected number of accepted tokens.
         match: how many tokens of context were found.
@@ -36,7 +36,7 @@ class Branches(NamedTuple):
     """A tree of what may follow, its likeliest path first.
 
     Attributes:
-        tokens: the guessed ones.
+        tokens: the draft tokens.
         parents: index of each one's parent, -1 for those that follow at once.
         probs: for each, the probability that it and all before it follow.
         score: of the best chain, as in `Continuation`.
@@ -73,11 +73,11 @@ class SuffixCounts(Protocol):
     def guess(
         self, sequence: int, most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[float], float, int]:
-        """Continuation what follows a growing sequence.
+        """Draft what follows a growing sequence.
 
         Args:
             sequence: its number.
-            most: tokens to guess.
+            most: tokens to draft.
             factor, offset: after a match of m tokens at most `m * factor + offset`.
             min_prob: least probability of all tokens so far.
 
@@ -88,12 +88,12 @@ class SuffixCounts(Protocol):
     def guess_after(
         self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[float], float, int]:
-        """Continuation what follows a text, of which the last `depth` tokens are looked at; otherwise as `guess`."""
+        """Draft what follows a text, of which the last `depth` tokens are looked at; otherwise as `guess`."""
 
     def branch(
         self, sequence: int, most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[int], list[float], float]:
-        """Continuation a tree of `most` tokens that follow the match of the best chain; otherwise as `guess`.
+        """Draft a tree of `most` tokens that follow the match of the best chain; otherwise as `guess`.
 
         Returns:
             what `Branches` has.
@@ -102,7 +102,7 @@ class SuffixCounts(Protocol):
     def branch_after(
         self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[int], list[float], float]:
-        """Continuation a tree of what follows a text, as `guess_after` does a chain."""
+        """Draft a tree of what follows a text, as `guess_after` does a chain."""
 
     def lookup(self, sequence: int, least: int, most: int, longest: int) -> list[int]:
         """Return what followed where the end of a growing sequence occurred before.
@@ -219,9 +219,9 @@ class SuffixTree:
         for match in range(1, len(text)):
             if text[-match:] not in self._counts:
                 break
-            guess = self._follow(text[-match:], self._longest(match, most, factor, offset), min_prob)
-            if guess.tokens and guess.score >= best.score:
-                best = guess
+            found = self._follow(text[-match:], self._longest(match, most, factor, offset), min_prob)
+            if found.tokens and found.score >= best.score:
+                best = found
         return best
 
     def branch(  # noqa: D102

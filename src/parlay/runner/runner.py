@@ -126,7 +126,7 @@ class ModelRunner:
     def forward_here(self, batch: Batch) -> Tensor:
         """Run a batch of at most 64 rows on its own tensors, as a part of what the caller may record.
 
-        No other rank is told.
+        No other rank takes part.
 
         Returns:
             Hidden states `[rows, hidden]`, valid until the next pass.

@@ -19,8 +19,8 @@ _STACK = 1 << 29  # bytes of address space: the compiler recurses along rules an
 _STACK_LOCK = threading.Lock()
 
 
-def notation(asked: StructuredOutputsParams) -> str:
-    """Return the asked form in the library's own notation.
+def notation(form: StructuredOutputsParams) -> str:
+    """Return a form in the library's own notation.
 
     Raises:
         RequestError: a schema has constraints that are not enforced, or is out of bounds.
@@ -28,14 +28,14 @@ def notation(asked: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
-    if asked.json is not None or asked.json_object:
-        schema = json.loads(str(asked.json)) if asked.json is not None else {"type": "object"}
-        return _json_notation(check_schema(schema), asked.space)
-    if asked.choice is not None:
-        return str(LLMatcher.grammar_from_regex("|".join(_literal(option) for option in asked.choice)))
-    if asked.regex is not None:
-        return str(LLMatcher.grammar_from_regex(asked.regex))
-    return str(LLMatcher.grammar_from_lark(any_to_lark(str(asked.grammar))))
+    if form.json is not None or form.json_object:
+        schema = json.loads(str(form.json)) if form.json is not None else {"type": "object"}
+        return _json_notation(check_schema(schema), form.space)
+    if form.choice is not None:
+        return str(LLMatcher.grammar_from_regex("|".join(_literal(option) for option in form.choice)))
+    if form.regex is not None:
+        return str(LLMatcher.grammar_from_regex(form.regex))
+    return str(LLMatcher.grammar_from_lark(any_to_lark(str(form.grammar))))
 
 
 def _json_notation(schema: dict[str, Any], space: Mapping[str, Any]) -> str:

@@ -44,32 +44,32 @@ class Grammars:
         self._compiled: OrderedDict[tuple[str, StructuredOutputsParams], Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
-    def start(self, asked: StructuredOutputsParams, tenant: str = "") -> "Constraint":
+    def start(self, form: StructuredOutputsParams, tenant: str = "") -> "Constraint":
         """Return a constraint that stands at the beginning of an answer.
 
         Args:
-            asked: the form.
+            form: the form.
             tenant: who asks; compiled grammars are not shared among tenants, to which the time would reveal them.
 
         Raises:
             RequestError: the form is not supported, out of bounds or malformed, or no text has it.
         """
-        return Constraint(self.compile(asked, tenant), self._ends)
+        return Constraint(self.compile(form, tenant), self._ends)
 
-    def compile(self, asked: StructuredOutputsParams, tenant: str = "") -> "Compiled":
+    def compile(self, form: StructuredOutputsParams, tenant: str = "") -> "Compiled":
         """Return a form whose next answer can begin at once; any thread may ask. See `start`.
 
         Raises:
             RequestError: as `start`.
         """
         with self._lock:
-            compiled = self._compiled.get((tenant, asked))
+            compiled = self._compiled.get((tenant, form))
             if compiled is not None:
-                self._compiled.move_to_end((tenant, asked))
+                self._compiled.move_to_end((tenant, form))
         if compiled is None:
-            compiled = Compiled(self._tokens(), asked)
+            compiled = Compiled(self._tokens(), form)
             with self._lock:
-                self._compiled[tenant, asked] = compiled
+                self._compiled[tenant, form] = compiled
                 if len(self._compiled) > _KEPT:
                     self._compiled.popitem(last=False)
         compiled.stock()
@@ -99,19 +99,19 @@ class Compiled:
     depends on that request alone; those of drafts are copies, which at worst draft nothing.
     """
 
-    def __init__(self, tokenizer: "LLTokenizer", asked: StructuredOutputsParams) -> None:
+    def __init__(self, tokenizer: "LLTokenizer", form: StructuredOutputsParams) -> None:
         """Compile and check.
 
         Raises:
             RequestError: the form is malformed, holds what is not supported, is out of bounds, or no text has it.
         """
-        self._tokenizer, self._what = tokenizer, asked.form
+        self._tokenizer, self._what = tokenizer, form.form
         self._text = ""
         self._spare: list[LLMatcher] = []
-        self._root: LLMatcher | None = self._made(asked)
+        self._root: LLMatcher | None = self._made(form)
 
     def stock(self) -> None:
-        """Make in advance what `fresh` and `guesses` return next."""
+        """Make in advance what `fresh` and `for_drafts` return next."""
         if self._root is None:
             self._root = self._made()
         if len(self._spare) < _SPARE:
@@ -124,7 +124,7 @@ class Compiled:
         except IndexError:
             return self._made()
 
-    def guesses(self) -> "LLMatcher | None":
+    def for_drafts(self) -> "LLMatcher | None":
         """Return a matcher for drafts, which is shared among them; None while there is none."""
         root = self._root
         return None if root is None else root.deep_copy()
@@ -133,7 +133,7 @@ class Compiled:
         """Have drafts of later answers begin with another lexer, since this one is at its limits."""
         self._root = None
 
-    def _made(self, asked: StructuredOutputsParams | None = None) -> "LLMatcher":
+    def _made(self, form: StructuredOutputsParams | None = None) -> "LLMatcher":
         """Return a new matcher; the first one makes the notation, and is checked."""
         from llguidance import LLMatcher
 
@@ -142,11 +142,11 @@ class Compiled:
         def work() -> None:
             try:
                 with COMPILING:
-                    if asked is not None:
-                        self._text = notation(asked)
+                    if form is not None:
+                        self._text = notation(form)
                     matcher = LLMatcher(self._tokenizer, self._text, log_level=0, limits=limits())
                     found.append(matcher)
-                    found.append(matcher.get_error() or (dead_end(matcher.deep_copy()) if asked is not None else ""))
+                    found.append(matcher.get_error() or (dead_end(matcher.deep_copy()) if form is not None else ""))
             except Exception as error:  # the library raises bare Exception
                 found[:] = [None, str(error)]
 
@@ -175,7 +175,7 @@ class Constraint(Processor):
         """
         self._ends = tuple(ends)
         self._emitting = _Track(compiled.fresh)
-        self._guessing = _Track(compiled.guesses, compiled.spent)
+        self._drafting = _Track(compiled.for_drafts, compiled.spent)
 
     def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         """Leave the permitted tokens.
@@ -206,28 +206,28 @@ class Constraint(Processor):
 
     def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         """Leave the permitted tokens in a proposer's row; a row beyond the grammar's end stays as it is."""
-        if self._guessing.follow(known, path):
-            allowed = self._guessing.allowed(row.shape[0])
+        if self._drafting.follow(known, path):
+            allowed = self._drafting.allowed(row.shape[0])
             if allowed is not None:
                 np.copyto(row.numpy(), -np.inf, where=~allowed)
 
     def permits(self, path: Sequence[int], token: int) -> bool:
         """Whether `token` may follow `path`, the output's first tokens."""
-        if not self._guessing.seek(path):
+        if not self._drafting.seek(path):
             return False
         if token in self._ends:
-            return bool(self._guessing.matcher.is_accepting())
-        forced = self._guessing.forced()
-        return bool(token == forced[0] if forced else self._guessing.matcher.validate_tokens([token]) == 1)
+            return bool(self._drafting.matcher.is_accepting())
+        forced = self._drafting.forced()
+        return bool(token == forced[0] if forced else self._drafting.matcher.validate_tokens([token]) == 1)
 
     def forced(self, path: Sequence[int]) -> list[int]:
         """Return the tokens that follow `path` because each is the only one permitted."""
-        if not self._guessing.seek(path):
+        if not self._drafting.seek(path):
             return []
-        tokens = self._guessing.forced()
+        tokens = self._drafting.forced()
         if len(tokens) > _MOST_FORCED:
             return tokens[:_MOST_FORCED]
-        if len(self._ends) == 1 and self._guessing.seek([*path, *tokens]) and self._guessing.complete:
+        if len(self._ends) == 1 and self._drafting.seek([*path, *tokens]) and self._drafting.complete:
             tokens = [*tokens, self._ends[0]]
         return tokens
 

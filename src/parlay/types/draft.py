@@ -11,12 +11,12 @@ _CHAIN = tuple(range(ROOT, 1024))  # the parents of a chain's nodes
 
 # Several are made for each request and step, and a struct is made in an eighth of the time of a dataclass.
 class Draft(msgspec.Struct, frozen=True):
-    """The guessed tokens of one request in one step: a tree below the root, parents before children.
+    """The draft tokens of one request in one step: a tree below the root, parents before children.
 
     Attributes:
-        tokens: guessed token ids, one a node, best path first.
+        tokens: draft token ids, one a node, best path first.
         parents: index of each node's parent, `ROOT` for children of the root. A chain counts upward: -1, 0, 1 ...
-        source: who guessed each node.
+        source: which proposer drafted each node.
         probs: how likely a node is to be accepted given that its parent is; never used for correctness. From a
             proposer they are its own estimates, if it has any; in a plan they are calibrated, and every node has one.
         q: of each node the distribution that it was drawn from, None if it was not drawn; kept only where a verifier

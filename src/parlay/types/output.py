@@ -87,7 +87,7 @@ class Rejected(NamedTuple):
         at: how many of the completion's tokens come before it: those of earlier steps, and those its step accepted.
             The token at this index is then the target's own choice, unless the completion ended without one.
         token_id: the node's token.
-        source: who guessed it.
+        source: which proposer drafted it.
     """
 
     at: int

@@ -36,7 +36,7 @@ class SpeculationOverride:
     Attributes:
         enabled: False decodes this request plainly.
         num_speculative_tokens: at most this many tokens a draft; None keeps the engine's number.
-        method: who guesses, of the methods that the engine has loaded; `none` decodes plainly, None leaves it to the
+        method: who drafts, of the methods that the engine has loaded; `none` decodes plainly, None leaves it to the
             engine.
     """
 
@@ -163,9 +163,9 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         structured_outputs: the form of the answer, such as a JSON schema; it then ends by itself.
         prediction: a text that the output will mostly repeat, such as a file before an edit, or its token ids. It
-            makes a good guess fast and changes no token; any engine takes it, also one without a proposer.
+            becomes draft tokens and changes no token of the output; any engine takes it, also one without a proposer.
         speculative: this request's own wish about speculation.
-        return_rejected: tell which guesses were rejected, and where.
+        return_rejected: report which draft tokens were rejected, and where.
 
     Raises:
         ConfigError: an unknown name; the message suggests the nearest known one.

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 @dataclass(slots=True)
 class DraftStats:
-    """What guesses came to: those of one source, or of one request.
+    """What became of draft tokens: those of one source, or of one request.
 
     Attributes:
         drafts: drafts with at least one node of them.
@@ -57,7 +57,7 @@ class Stats:
         undrafted: those of them without a draft, by why there was none; `parlay.drafting.state` has the reasons.
         lengths: nodes verified at once, by how often.
         faults: requests that a proposer has failed, by its name.
-        methods: by who guessed the nodes.
+        methods: by the proposer that drafted the nodes.
         preemptions: times that a request lost its blocks.
         prompt_tokens: of the requests that were admitted, each counted once.
         queried_tokens: those of them that were looked for in the prefix cache.

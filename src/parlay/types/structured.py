@@ -50,8 +50,8 @@ class StructuredOutputsParams:
                 raise RequestError(f"{name} must be true or false, not {shown(getattr(self, name))}")
         given = [name for name in _FORMATS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
-            asked = " and ".join(given) or "none of them"
-            raise RequestError(f"structured_outputs takes just one of {', '.join(_FORMATS)}; {asked} was given")
+            found = " and ".join(given) or "none of them"
+            raise RequestError(f"structured_outputs takes just one of {', '.join(_FORMATS)}; {found} was given")
         if self.disable_any_whitespace and not given[0].startswith("json"):
             raise RequestError(f"disable_any_whitespace is about JSON; leave it out beside {given[0]}")
         if self.whitespace_pattern is not None:

@@ -127,10 +127,10 @@ def _run(model: Any, record: _Record) -> None:
 
 
 def _asked(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **asked: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, None]:
     """Record a layer's call of attention; answer with as much memory."""
-    record = asked.pop(KEYWORD, None)
+    record = options.pop(KEYWORD, None)
     if not isinstance(record, _Record):
         raise Unserved("its layers do not hand arguments of a call on to attention")
     _, heads, rows, head_dim = query.shape
@@ -140,15 +140,15 @@ def _asked(
         raise Unserved("its values have another width than its keys")
     if head_dim % 8 or head_dim > 256:
         raise Unserved(f"its heads have {head_dim} columns, and multiples of 8 up to 256 are served")
-    if attention_mask is None or asked.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+    if attention_mask is None or options.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise Unserved("its attention is not causal")
-    if asked.get("dropout"):
+    if options.get("dropout"):
         raise Unserved("it drops out attention's weights")
-    for name, wish in asked.items():
+    for name, wish in options.items():
         # False and None are what a class passes for options that it does not use.
         if name not in _HARMLESS and wish is not None and wish is not False:
             raise Unserved(f"it asks attention for {_WISHES.get(name, name)}, which there is not")
-    window, hint = int(attention_mask.reshape(-1)[0]), asked.get("sliding_window")
+    window, hint = int(attention_mask.reshape(-1)[0]), options.get("sliding_window")
     if hint and window and hint != window:
         raise Unserved(f"its mask shows {window} keys where its sliding window is {hint}")
     record.modules.append(module)

@@ -1,7 +1,7 @@
 """A smaller model of the same vocabulary drafts token by token, in a chain or along a tree's likeliest branches.
 
 Idea: Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318). Here the draft model
-samples with the target's own noise (Daliri, Musco, Suresh 2024, arXiv 2408.07978), so that it guesses the token that
+samples with the target's own noise (Daliri, Musco, Suresh 2024, arXiv 2408.07978), so that it drafts the token that
 the target is about to sample instead of drawing an independent one.
 
 Its layers keep their keys and values on the same block ids as the target's and count their computed tokens

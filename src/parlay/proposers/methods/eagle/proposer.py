@@ -3,7 +3,7 @@
 Idea: Li et al. 2024 (arXiv 2401.15077); EAGLE-2 (arXiv 2406.16858) drafts trees with the same weights. A linear layer
 joins a token's embedding and the target's hidden state before it; one decoder layer, which attends to all such pairs
 before, makes the state of the token itself; the target's own head then gives the next token. The state goes back in
-with the token that was guessed, in a chain or along the likeliest branches of a tree.
+with the draft token, in a chain or along the likeliest branches of a tree.
 
 A node costs a layer and the target's head. Loses where that head is most of the target, as in small models with large
 vocabularies, and further along a draft, since it was trained on true states and is fed predicted ones.
@@ -86,9 +86,9 @@ class Proposer(FeatureHead):
         dtype, target, group = self._target.dtype, runtime.target, runtime.group
         if self._borrows:
             return TargetEmbedding(target, group)
-        lent = target.embedding if group.size == 1 and isinstance(target, Decoder) else None
-        if lent is not None and torch.equal(weights.read(EMBEDDING, dtype), lent.numbers(dtype)):
-            return lent
+        shared = target.embedding if group.size == 1 and isinstance(target, Decoder) else None
+        if shared is not None and torch.equal(weights.read(EMBEDDING, dtype), shared.numbers(dtype)):
+            return shared
         own = fitted(weights.read_weight(EMBEDDING, dtype), self._target.config.vocab_size)
         return Embedding(runtime.kernels, own, group)
 

@@ -1,6 +1,6 @@
 """Medusa: a head for each of the next tokens, all on the last hidden state.
 
-Idea: Cai et al. 2024 (arXiv 2401.10774). Head i guesses the token i + 1 places after the newest, independently: it
+Idea: Cai et al. 2024 (arXiv 2401.10774). Head i predicts the token i + 1 places after the newest, independently: it
 knows neither the newest token nor the other heads' nodes. A head is residual blocks of the target's width and then
 either its own output layer (the first generation) or the target's (the second), which makes the head far smaller. The
 heads' likeliest tokens make a chain, or a tree in which any token of a head may follow any of the one before: the

@@ -1,7 +1,7 @@
 """MLP speculator: from the last hidden state and the newest token, one small layer a node.
 
 Idea: Wertheimer et al. 2024 (arXiv 2404.19124), IBM's accelerators for public models. A state, at first the target's,
-is projected, joined by the embedding of the newest token, normed and activated; a head on it guesses the next token,
+is projected, joined by the embedding of the newest token, normed and activated; a head on it predicts the next token,
 which joins the state in turn. So a node depends on those before it, unlike Medusa's, and costs no attention.
 
 Loses where the text depends on more than the last state holds: acceptance falls quickly from node to node.

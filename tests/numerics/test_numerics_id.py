@@ -154,7 +154,7 @@ print(json.dumps({"same": alone == together, "id": llm.numerics_id}))
     ids=str,
 )
 def test_unusual_environments(tmp_path: Path, environment: dict[str, str], kernels: str) -> None:
-    names = f"TESTS, MODEL = {str(Path(__file__).parents[1])!r}, {str(tmp_path)!r}\n"
+    names = f"TESTS, MODEL = {str(Path(__file__).parents[1] / 'support')!r}, {str(tmp_path)!r}\n"
     ran = subprocess.run(
         [sys.executable, "-c", names + PROGRAM],
         env={**os.environ, **environment},

@@ -4,15 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from kernels.breaking import OneSlot, OtherOrder
+from kernels.helpers import DTYPES
 from torch import Tensor
 
 from parlay.kernels.base import Activation, AttentionView, Kernels
 from parlay.kernels.reference import ReferenceKernels
 from parlay.numerics import selfcheck
 from parlay.numerics.selfcheck import ROW_COUNTS, Case, check, product_case
-
-from .breaking import OneSlot, OtherOrder
-from .helpers import DTYPES
 
 EVERY = [
     *(product_case(op, k, n, d) for op in ("linear", "logits") for k, n in ((256, 96), (97, 33)) for d in DTYPES),

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from kernels.breaking import OtherOrder
 
 from parlay.kernels.reference import ReferenceKernels
 from parlay.numerics import kernel_choice, selfcheck
 from parlay.numerics.kernel_choice import choose_kernels, judge
 from parlay.numerics.selfcheck import Case, product_case
-
-from .breaking import OtherOrder
 
 CASES = [product_case("linear", 96, 64, torch.bfloat16), Case("act_mul", (40,), torch.float32)]
 

@@ -12,7 +12,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-_FOLDER = Path(__file__).parent / "proposers" / "methods"
+_FOLDER = Path(__file__).parents[1] / "proposers" / "methods"
 
 
 @cache
