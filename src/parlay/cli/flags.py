@@ -39,8 +39,18 @@ class Parser(argparse.ArgumentParser):
         self.spare = ""
         self.joins = False
 
+    @property
+    def commands(self) -> dict[str, "Parser"]:
+        """The commands below this one, by name."""
+        found = (action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        return {name: parser for choices in found for name, parser in choices.items()}
+
+    def complete(self) -> None:
+        """Add flags that are not known before the command is used."""
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown flags here, where this command's known ones are available."""
+        self.complete()
         words = list(sys.argv[1:] if args is None else args)
         if self._subparsers is not None:
             return super().parse_known_args(words, namespace)
