@@ -81,7 +81,7 @@ def add_parser(commands: Any) -> None:
         f"it cannot be fetched, {TOY}, which comes with parlay.",
     )
     add_model(parser)
-    parser.add_argument("--model", help="the same")
+    parser.add_argument("--model", help="the model, as MODEL")
     add_draft_flag(parser)
     add_dequantize_flag(parser)
     parser.add_argument(

@@ -27,9 +27,9 @@ def add_parser(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "serve",
-        help="serve a model over HTTP, as OpenAI does",
-        description="Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it in order. docs/server.md has "
-        "the endpoints and their fields.",
+        help="serve a model over HTTP with OpenAI's protocol",
+        description="Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it in order. The server lists its "
+        "endpoints and their fields at /docs; docs/serving.md explains them.",
     )
     add_model(parser)
     add_speculation_flag(parser)
