@@ -25,7 +25,6 @@ SHORT = {
     "explain": "--seconds 1",
     "verify": "--quick --max-tokens 4 --draws 0",
     "bench methods": "--minutes 0.01 --prefixes 1 --batch-sizes 1 --temperatures 0 --max-tokens 4",
-    "bench sweep": "--minutes 0.01 --prefixes 1 --batch-sizes 1 --temperatures 0 --workloads random",
     "bench latency": "--max-tokens 4",
     "bench throughput": "--max-tokens 4",
     "bench perplexity": "",
