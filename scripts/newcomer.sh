@@ -49,9 +49,7 @@ example() {
 from parlay import LLM, SamplingParams
 
 llm = LLM("tiny-code")
-for output in llm.generate(
-    ["def fibonacci(n):\n", "class Stack:\n"], SamplingParams(temperature=0.8, seed=1, max_tokens=64)
-):
+for output in llm.generate(["def fibonacci(n):\n", "class Stack:\n"], SamplingParams(temperature=0.8, max_tokens=64)):
     print(output.outputs[0].text, output.metrics.acceptance_length)
 PYTHON
 }

@@ -1,7 +1,7 @@
-"""What the documentation's site has of files outside `docs/`, for mkdocs: `make docs`.
+"""What the documentation's site has besides `docs/`, for mkdocs: `make docs`.
 
-The README is its first page. Links between pages become the site's; of links to files that the site has no page for,
-such as sources, the text stays.
+The README is its first page, and the pages of `docs/reference/` are completed from the code. Links between pages
+become the site's; of links to files that the site has no page for, such as sources, the text stays.
 """
 
 import posixpath
@@ -9,24 +9,35 @@ import re
 from pathlib import Path
 from typing import Any
 
+import reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+_GENERATED = {
+    "<!-- generated: command_line -->": reference.command_line,
+    "<!-- generated: options -->": reference.options,
+    "<!-- generated: http -->": lambda: "[Endpoints](endpoints.html) · [OpenAPI document](openapi.json)",
+}
 _LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Files, *, config: MkDocsConfig, **_: Any) -> Files:
-    """Add the pages that lie beside `docs/`."""
+    """Add the pages that lie beside `docs/`, and a server's own."""
     for name, page in _PAGES.items():
         files.append(File.generated(config, page, content=(_ROOT / name).read_text("utf-8")))
+    for name, content in reference.http().items():
+        files.append(File.generated(config, f"reference/{name}", content=content))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, files: Files, **_: Any) -> str:
-    """Lead links to where the site has what they are to."""
+    """Put in what is generated, and lead links to where the site has what they are to."""
+    for mark, make in _GENERATED.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, make())
     own = {place: name for name, place in _PAGES.items()}
     source = own.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 

@@ -1,4 +1,4 @@
-"""The server under load for long: `PARLAY_SOAK_SECONDS` of it. Its tables are those of docs/operations.md."""
+"""The server under load for long: `PARLAY_SOAK_SECONDS` of it. Its tables are in docs/reports."""
 
 import asyncio
 import os

@@ -65,11 +65,15 @@ def add_parser(commands: Any) -> None:
 
 def add_flags(parser: argparse.ArgumentParser, *, word: bool = True, model: str = MODEL) -> None:
     """Add the flags of a conversation."""
-    parser.add_argument("--system", metavar="TEXT", help="what to tell the model before the conversation")
+    parser.add_argument("--system", metavar="TEXT", help="system message that begins the conversation")
     parser.add_argument(
-        "--chat-template", metavar="FILE", help="a template in place of the model's own: a file, or its text"
+        "--chat-template",
+        metavar="FILE",
+        help="chat template in place of the model's own: a file, or the template itself",
     )
-    parser.add_argument("--verbose", action="store_true", help="show figures of every answer, and its seed")
+    parser.add_argument(
+        "--verbose", action="store_true", help="show speed, acceptance by position and seed of every answer"
+    )
     own: dict[str, Any] = {name: f"the model's own, else {value}" for name, value in _SAMPLING.items()}
     own |= {"max_tokens": "as many as the context has room for", "seed": "drawn anew by every start"}
     add_model_flags(parser, word=word, model=model, **own)

@@ -146,13 +146,13 @@ class Conversation:
 
     def say(self, text: str) -> bool:
         """Answer a message; whether a structured answer was cut, which makes it invalid."""
-        asked = [*self._messages, {"role": "user", "content": text}]
-        prompt = self._llm.chat_prompt(asked, chat_template=self._template)
+        messages = [*self._messages, {"role": "user", "content": text}]
+        prompt = self._llm.chat_prompt(messages, chat_template=self._template)
         self._turns += 1
         seed = mix(self._drawn, self._turns) if self._params.seed is None else self._params.seed
         params = replace(self._params, seed=seed)  # known here, so that the answer can be repeated
         answer, output = self._show(self._llm.stream(prompt, params))
-        self._messages = [*asked, {"role": "assistant", "content": answer}]
+        self._messages = [*messages, {"role": "assistant", "content": answer}]
         if output is None:
             return False
         if not answer:

@@ -13,7 +13,7 @@ def add_draft_flag(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=_draft,
         metavar="METHOD=PATH",
-        help="the checkpoint of a method for this target; may be given several times",
+        help="checkpoint that drafts for this target with a method; may be given several times",
     )
 
 

@@ -39,8 +39,18 @@ class Parser(argparse.ArgumentParser):
         self.spare = ""
         self.joins = False
 
+    @property
+    def commands(self) -> dict[str, "Parser"]:
+        """The commands below this one, by name."""
+        found = (action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        return {name: parser for choices in found for name, parser in choices.items()}
+
+    def complete(self) -> None:
+        """Add flags that are not known before the command is used."""
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown flags here, where this command's known ones are available."""
+        self.complete()
         words = list(sys.argv[1:] if args is None else args)
         if self._subparsers is not None:
             return super().parse_known_args(words, namespace)
@@ -155,7 +165,7 @@ def add_model(parser: argparse.ArgumentParser, default: str | None = None, of: s
     usual = f" (default: {default})" if default else ""
     parser.add_argument(_MODEL, nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=text + usual)
     if default is not None:
-        parser.add_argument("--model", default=default, help="the same")
+        parser.add_argument("--model", default=default, help="the model, as MODEL")
     add_threads_flag(parser)
 
 
@@ -167,7 +177,7 @@ def add_threads_flag(parser: argparse.ArgumentParser) -> None:
         type=_int,
         default=argparse.SUPPRESS,
         metavar="N",
-        help="threads for compute, as the variable PARLAY_THREADS (default: one for each available core)",
+        help="number of compute threads, also PARLAY_THREADS (default: one for each available core)",
     )
 
 
@@ -230,7 +240,9 @@ def foreign_options(values: Mapping[str, Any], own: Collection[str] = ()) -> dic
 def add_dequantize_flag(parser: argparse.ArgumentParser) -> None:
     """Add `--dequantize` to a command that has no other of `EngineConfig`'s flags."""
     parser.add_argument(
-        "--dequantize", action="store_true", help="unpack quantised weights when they are read (default: keep them)"
+        "--dequantize",
+        action="store_true",
+        help="unpack quantised weights when they are read (default: compute with them as stored)",
     )
 
 

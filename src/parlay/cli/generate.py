@@ -33,19 +33,21 @@ def add_parser(commands: Any) -> None:
         "status is 1 if a structured output was cut.",
     )
     parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="the prompt, with what stdin has after it; - is stdin alone"
+        "prompt", nargs="?", metavar="PROMPT", help="prompt, followed by what stdin has; - reads stdin alone"
     )
     parser.spare = "generate takes one prompt, in quotes if it has several words; write --model before a model"
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--chat",
         action="store_true",
-        help="put the prompt through the model's chat template (default: where it has one; the embedded models, "
-        "which complete code, excepted)",
+        help="put the prompt through the model's chat template (default: if it has one; not for the embedded models, "
+        "which complete code)",
     )
-    form.add_argument("--raw", action="store_true", help="complete the prompt as it is")
+    form.add_argument("--raw", action="store_true", help="complete the prompt as it is, without a chat template")
     form.add_argument(
-        "--chat-template", metavar="FILE", help="--chat with another template: a file, or the template itself"
+        "--chat-template",
+        metavar="FILE",
+        help="chat template in place of the model's own: a file, or the template itself",
     )
     add_model_flags(parser, word=False, max_tokens=_MAX_TOKENS)
     parser.set_defaults(run=run)

@@ -45,8 +45,8 @@ _ENVIRONMENT = """environment:
 _HERE = Path(__file__).parent
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+def make_parser() -> Parser:
+    """Return the parser of all commands."""
     parser = Parser(
         prog="parlay",
         description="A language model engine whose heart is speculative decoding: several tokens a step, "
@@ -59,9 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     models = pull, listing, show, remove
     for command in (demo, run, chat, generate, serve, rank, *models, train, quantize, bench, explain, verify):
         command.add_parser(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = make_parser()
     try:
         words = normalise(list(sys.argv[1:] if arguments is None else arguments))
-        apply_settings(commands.choices, words)
+        apply_settings(parser.commands, words)
         options = parser.parse_args(words)
         if "threads" in options:
             env.adopt({"PARLAY_THREADS": str(options.threads)})

@@ -13,13 +13,15 @@ def add_parser(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "rank",
-        help="share the layers of an engine on another machine",
-        description="Be a rank of an engine that was started with --tensor-parallel-size and --rank-address on "
+        help="run a rank of an engine that is on another machine",
+        description="Run a rank of an engine that was started with --tensor-parallel-size and --rank-address on "
         "another machine. When that engine ends, wait for the next. PARLAY_RANK_KEY must be the same on both.",
     )
-    parser.add_argument("address", metavar="HOST:PORT", help="the engine's --rank-address")
-    parser.add_argument("--model", help="where the model is on this machine (default: what the engine calls it)")
-    parser.add_argument("--once", action="store_true", help="end with the engine instead of waiting for the next")
+    parser.add_argument("address", metavar="HOST:PORT", help="address of the engine, its --rank-address")
+    parser.add_argument("--model", help="name or path of the model on this machine (default: the engine's own)")
+    parser.add_argument(
+        "--once", action="store_true", help="end when the engine ends, instead of waiting for the next one"
+    )
     parser.set_defaults(run=_run)
 
 

@@ -9,7 +9,7 @@ import time
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from threading import Timer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parlay import env
 from parlay.cli.flags import add_flags, add_foreign_flags, add_model, foreign_options, given
@@ -19,6 +19,14 @@ from parlay.cli.template import read_template
 from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig
 from parlay.errors import ConfigError
 
+if TYPE_CHECKING:  # the front's libraries take time, which other commands do not need
+    from starlette.types import ASGIApp
+
+    from parlay.server.admission import Admission
+    from parlay.server.keys import Keys
+    from parlay.server.logs import Log
+    from parlay.server.remote.client import EngineClient
+
 _SWITCH = 0.001  # seconds that a thread of the front computes while the event loop waits
 _LAST = 5.0  # seconds for threads to end once everything else has
 
@@ -27,9 +35,9 @@ def add_parser(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "serve",
-        help="serve a model over HTTP, as OpenAI does",
-        description="Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it in order. docs/server.md has "
-        "the endpoints and their fields.",
+        help="serve a model over HTTP with OpenAI's protocol",
+        description="Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it in order. The server lists its "
+        "endpoints and their fields at /docs; docs/serving.md explains them.",
     )
     add_model(parser)
     add_speculation_flag(parser)
@@ -83,14 +91,11 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
     from parlay.cli.announce import facts, figures, loading
     from parlay.loading_bar import loading_bar
     from parlay.server.admission import Admission
-    from parlay.server.app import create_app
     from parlay.server.browsers import LOOPBACK
     from parlay.server.garbage_collection import leave_out_what_is_loaded, search_seldom
     from parlay.server.keys import read_keys
     from parlay.server.listen import Server, bind
     from parlay.server.logs import log_line, log_text, report_speed
-    from parlay.server.metrics import PrometheusMetrics
-    from parlay.server.page import content_security_policy, page
     from parlay.server.remote.client import EngineClient
 
     keys = read_keys(config, env.api_keys())
@@ -100,7 +105,6 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
     sockets = bind(config)
     if config.host not in LOOPBACK and not keys:
         print("parlay: anyone who reaches this address may use the model; --api-key-file closes it", file=sys.stderr)
-    html = page()
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)  # the server's own, once it listens
@@ -120,18 +124,7 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
         if config.chat_template is not None:
             engine.codec.use_template(config.chat_template)
         admission = Admission(config.max_open, config.max_open_per_key)
-        methods = engine.facts.methods
-        method = "+".join(methods[1:]) or methods[0]
-        app = create_app(
-            engine,
-            config,
-            keys=keys,
-            admission=admission,
-            methods=methods,
-            metrics=PrometheusMetrics(engine.model_name, method, engine.replicas, engine.numerics_id),
-            page=(html, content_security_policy(html)),
-            log=log,
-        )
+        app = _make_app(engine, config, keys, admission, log)
         leave_out_what_is_loaded()
         search_seldom()
         sys.setswitchinterval(_SWITCH)
@@ -145,6 +138,28 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
             speed = asyncio.create_task(report_speed(engine.stats, log, config.log_interval))
             stack.callback(speed.cancel)
         await Server(app, config, admission).serve(sockets)
+
+
+def _make_app(
+    engine: "EngineClient", config: ServerConfig, keys: "Keys", admission: "Admission", log: "Log"
+) -> "ASGIApp":
+    """Return the application with its metrics and its page."""
+    from parlay.server.app import create_app
+    from parlay.server.metrics import PrometheusMetrics
+    from parlay.server.page import content_security_policy, page
+
+    html, methods = page(), engine.facts.methods
+    method = "+".join(methods[1:]) or methods[0]
+    return create_app(
+        engine,
+        config,
+        keys=keys,
+        admission=admission,
+        methods=methods,
+        metrics=PrometheusMetrics(engine.model_name, method, engine.replicas, engine.numerics_id),
+        page=(html, content_security_policy(html)),
+        log=log,
+    )
 
 
 def _show(known: dict[str, str]) -> None:

@@ -64,7 +64,7 @@ def add_speculation_flag(parser: argparse.ArgumentParser, default: str = "auto")
     parser.add_argument(
         "--speculative-config",
         metavar="METHOD|HEAD|JSON",
-        help="how to speculate: a method such as ngram, a head's or draft model's directory or name, or "
+        help="what drafts: a method such as ngram, a head's or draft model's directory or name, or "
         f'\'{{"method": "ngram", "num_speculative_tokens": 5}}\'; none decodes plainly (default: {default})',
     )
 

@@ -19,8 +19,8 @@ def add_config_flag(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE.yaml",
-        help=f"take flags from this file, by their names; variables such as {env.FLAG}MAX_MODEL_LEN win over it, and "
-        "flags over both",
+        help="read flags from this file, by their names; a variable such as "
+        f"{env.FLAG}MAX_MODEL_LEN overrides it, and a flag overrides both",
     )
 
 

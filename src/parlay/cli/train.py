@@ -21,14 +21,13 @@ _FEW_STEPS = 200
 class _MethodParser(Parser):
     """A parser that has the flags of its method only once it is used: the method's file imports torch."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        method = self.get_default("method")
+    def complete(self) -> None:
+        """Add the flags of the method."""
         if self.get_default("own") is None:
-            own = _METHODS.load(method).Options
+            own = _METHODS.load(self.get_default("method")).Options
             self.set_defaults(own=own)
             add_flags(self, TrainOptions)
             add_flags(self, own)
-        return super().parse_known_args(args, namespace)
 
 
 def add_parser(commands: Any) -> None:
