@@ -120,6 +120,12 @@ def test_functions_are_short() -> None:
     assert not found
 
 
+def test_no_test_file_has_the_name_of_another() -> None:
+    """Folders of tests are no packages, so that pytest would take one for the other."""
+    names = [file.name for file in Path(__file__).parent.rglob("test_*.py") if "node_modules" not in file.parts]
+    assert len(names) == len(set(names))
+
+
 def test_no_class_has_the_name_of_another() -> None:
     """But for those by which plug-ins are found: each family file has a `Model`, each method a `Proposer`."""
     named: dict[str, list[str]] = {}
