@@ -80,8 +80,8 @@ FAULTS = [
     Fault(
         "a leaked abort",
         "src/parlay/drafting/drafting.py",
-        "        for host in request.drafting.hosts:\n            host.forget(request.request_id, request.tokens)",
-        "        for host in []:\n            host.forget(request.request_id, request.tokens)",
+        "        for host in request.drafting.hosts:\n            host.forget(request)",
+        "        for host in []:\n            host.forget(request)",
     ),
     Fault(
         "a wrong block of K",

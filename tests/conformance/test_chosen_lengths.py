@@ -9,8 +9,8 @@ from conftest import DTYPES, MakeLLM, Pair, Plain, check_accepted, drafts, propo
 from crossing import crossed
 
 from parlay import LLM, ConfigError, SamplingParams
-from parlay.drafting.controller import Controller
-from parlay.drafting.times import DraftTimes
+from parlay.drafting.cost import DraftCost, StepCost
+from parlay.drafting.policy import Policy
 from parlay.proposers.select import proposers
 
 DRAFTING = [name for name in proposers.names() if drafts(name)]
@@ -38,15 +38,17 @@ def test_whatever_the_clock_says(
     temperature: float,
 ) -> None:
     """Times are made up, so that costs change with every step and lengths with them."""
-    rng, timed, ran = random.Random(3), Controller.timed, []
+    rng, ran, step, draft = random.Random(3), [], StepCost.observe, DraftCost.observe
 
-    def made_up(
-        self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float, *more: Any
-    ) -> None:
+    def made_up(self: StepCost, rows: int, keys: int, seconds: float) -> float:
         ran.append(rows)
-        timed(self, rows, keys, rng.choice((0.001, 0.002, 0.05, 9.0)), drafted, rng.choice((1e-5, 1e-2)), *more)
+        return step(self, rows, keys, rng.choice((0.001, 0.002, 0.05, 9.0)))
 
-    monkeypatch.setattr(Controller, "timed", made_up)
+    def drafted(self: DraftCost, length: int, count: int, seconds: float, **more: Any) -> None:
+        draft(self, length, count, rng.choice((1e-5, 1e-2)), **more)
+
+    monkeypatch.setattr(StepCost, "observe", made_up)
+    monkeypatch.setattr(DraftCost, "observe", drafted)
     for options in ({}, {"max_num_batched_tokens": 48, "block_size": 4}):
         llm = make_llm(dtype=dtype, speculative_config=config(method, models[dtype]), **options)
         assert_same(run(llm, asks(temperature)), plain(dtype, asks(temperature)))
@@ -58,11 +60,12 @@ def test_whatever_the_clock_says(
 def test_where_a_row_costs_nothing_guesses_are_verified(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    def free(self: Controller, *timed: Any) -> None:
+    def free(self: Policy, *timed: Any, **more: Any) -> None:
         self.cost.table = [1.0] * len(self.cost.table)
-        self._lengths.times = DraftTimes(dict.fromkeys(range(9), 0.0))
 
-    monkeypatch.setattr(Controller, "timed", free)
+    monkeypatch.setattr(Policy, "timed", free)
+    monkeypatch.setattr(DraftCost, "known", {1: [1.0] * 5})
+    monkeypatch.setattr(DraftCost, "by_length", lambda self, most, count: [0.0] * (most + 1))
     answers = run(make_llm(speculative_config=config(method, models["float32"])), asks(0.0))
     assert_same(answers, plain("float32", asks(0.0)))
     check_accepted(method, accepted(answers))
@@ -72,10 +75,10 @@ def test_where_a_row_costs_nothing_guesses_are_verified(
 def test_where_rows_are_expensive_nothing_is_verified(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    def expensive(self: Controller, *timed: Any) -> None:
+    def expensive(self: Policy, *timed: Any, **more: Any) -> None:
         self.cost.table = [float(max(rows, 1)) ** 2 for rows in range(len(self.cost.table))]
 
-    monkeypatch.setattr(Controller, "timed", expensive)
+    monkeypatch.setattr(Policy, "timed", expensive)
     answers = run(make_llm(speculative_config=config(method, models["float32"])), asks(0.7))
     assert_same(answers, plain("float32", asks(0.7)))
     # The first step knows no better, and a device proposer has drafted for the second.

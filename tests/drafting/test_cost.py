@@ -1,12 +1,13 @@
 """What steps cost: learnt from steps, never falling, robust to bursts and jumps of the clock."""
 
+import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafting.cost import KNOTS, StepCost, isotonic
+from parlay.drafting.cost import KNOTS, DraftCost, StepCost, isotonic
 
 
 def true_seconds(rows: int, keys: int = 0) -> float:
@@ -163,3 +164,65 @@ def test_isotonic_is_the_nearest(pairs: list[tuple[float, float]]) -> None:
 
 def test_knots_ascend() -> None:
     assert list(KNOTS) == sorted(set(KNOTS))
+
+
+# ------------------------------------------------------------------------------------------------- a device proposer
+
+
+def draft_seconds(length: int, count: int) -> float:
+    return (0.0005 + 0.0004 * length) * (1 + count / 8)
+
+
+def drafted(*counts: int) -> DraftCost:
+    cost = DraftCost()
+    for count in counts:
+        for length in (1, 4):
+            cost.observe(length, count, 5 * draft_seconds(length, count))  # the first records its passes
+            for _ in range(8):
+                cost.observe(length, count, draft_seconds(length, count))
+    return cost
+
+
+def test_drafts_are_a_line_in_their_length_for_each_number_of_requests() -> None:
+    cost = drafted(1, 32)
+    for count in (1, 32):
+        assert cost.by_length(6, count)[0] == 0
+        assert cost.by_length(6, count)[1:] == pytest.approx([draft_seconds(k, count) for k in range(1, 7)], rel=0.05)
+    assert cost.by_length(4, 1)[4] < cost.by_length(4, 4)[4] < cost.by_length(4, 16)[4]
+
+
+def test_of_one_length_the_first_token_counts_twice() -> None:
+    cost = DraftCost()
+    for _ in range(3):
+        cost.observe(3, 1, 0.004)
+    assert cost.by_length(7, 1)[1:] == pytest.approx([0.001 * (k + 1) for k in range(1, 8)])
+
+
+def test_bursts_and_steps_that_record_passes_change_little() -> None:
+    cost = drafted(1)
+    cost.observe(1, 1, 10.0)
+    assert cost.by_length(1, 1)[1] < 1.35 * draft_seconds(1, 1)
+    cost.observe(1, 1, 10.0, settled=False)
+    for seconds in (0.0, -1.0, math.nan, math.inf):
+        cost.observe(4, 1, seconds)
+    assert cost.by_length(4, 1)[4] == pytest.approx(draft_seconds(4, 1), rel=0.2)
+
+
+def test_what_was_remembered_gives_way() -> None:
+    cost = DraftCost(drafted(1).known)
+    for _ in range(80):
+        cost.observe(1, 1, draft_seconds(1, 1) / 2)
+    assert cost.by_length(1, 1)[1] == pytest.approx(draft_seconds(1, 1) / 2, rel=0.1)
+    assert DraftCost({1: [0.0] * 5, 2: [1.0]}).known == {}
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40), st.floats(1e-6, 10)), min_size=2, max_size=50))
+def test_longer_drafts_never_take_less(seen: list[tuple[int, int, float]]) -> None:
+    cost = DraftCost()
+    for length, count, seconds in seen:
+        cost.observe(length, count, seconds)
+    if cost.known:
+        for count in (1, 8, 100):
+            times = cost.by_length(12, count)
+            assert times == sorted(times)
+            assert all(0 <= t < 1e4 for t in times)

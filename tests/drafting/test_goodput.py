@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafting.goodput import best_draft, choose, survivals
+from parlay.drafting.belief import survivals
+from parlay.drafting.goodput import best_draft, choose
 from parlay.types.draft import ROOT, Draft
 
 TABLE = [0.010 * max(1 + 0.01 * rows, rows / 12) for rows in range(513)]

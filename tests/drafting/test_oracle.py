@@ -8,7 +8,7 @@ import pytest
 from parlay.bench.costs import PRESETS, Costs
 from parlay.bench.replay import Noise, Replay, Setting
 from parlay.bench.traces import NEVER, Recorded
-from parlay.drafting.device_lengths import DeviceLengths
+from parlay.drafting.belief import Source
 from parlay.explain.payoff import emitted
 from parlay.types.draft import Draft
 
@@ -94,7 +94,8 @@ def test_a_jump_of_acceptance_is_followed_within_200_steps(costs: Costs, batch: 
                 place = sum(step.emitted for step in run.outcome.steps) / batch
 
 
-def test_noise_and_neighbours_leave_it_near_the_oracle() -> None:
+def test_noise_and_neighbours_cost_nothing() -> None:
+    """Costs seen in a burst of other load may look too high for long, which loses a gain, and no more."""
     noise = Noise(spread=0.15, burst=0.01, steps=20, factor=2.0, seed=5)
     setting = Setting(method=METHOD, chosen=True)
     rates = []
@@ -102,22 +103,21 @@ def test_noise_and_neighbours_leave_it_near_the_oracle() -> None:
         run = Replay(answers(8, 4000, lambda _: 0.8), kind, 8, FAST, noise=noise)
         rate_of(run, 100)
         rates.append(rate_of(run, 500))
-    plain = 8 / (FAST.seconds(8) + FAST.key * 8 * 300 + FAST.step + FAST.turn * 8)
-    assert rates[0] / rates[1] > 0.93 * oracle(FAST, 8, 0.8, 8 * 300) / plain
+    assert rates[0] > 0.98 * rates[1]
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 4), (4, 4), (2, 8)])
 def test_what_is_learnt_does_not_depend_on_lengths(lengths: tuple[int, int]) -> None:
     """Of accepted / drafted it would."""
     rng, alpha, means = random.Random(2), 0.7, []
-    ahead = DeviceLengths(LENGTH)
+    source = Source()
     for _ in range(4000):
         levels = []
         for _ in range(rng.randint(*lengths)):
             levels.append(rng.random() < alpha)
             if not levels[-1]:
                 break
-        ahead.judged(levels)
-        means.append(ahead.acceptance._now[: lengths[0]])
+        source.reach(levels)
+        means.append(source.levels(lengths[0]))
     for level in range(lengths[0]):
         assert sum(m[level] for m in means) / len(means) == pytest.approx(alpha, abs=0.03)

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from parlay import SamplingParams
 from parlay.acceptance.tree import paths
-from parlay.drafting.calibration import Calibration
-from parlay.drafting.goodput import survivals
-from parlay.drafting.hosts import Turn
+from parlay.drafting.belief import Belief, survivals
 from parlay.drafting.state import Candidate
 from parlay.drafting.union import union
 from parlay.types.draft import ROOT, Draft
@@ -21,7 +19,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def estimate(draft: Draft) -> Draft:
-    return Calibration().estimate(draft, GREEDY)
+    return Belief().estimate(draft, GREEDY)
 
 
 def candidate(
@@ -30,8 +28,9 @@ def candidate(
     raw = Draft.chain(tokens, source, [prob] * len(tokens))
     if parents is not None:
         raw = Draft(raw.tokens, tuple(parents), raw.source, raw.probs)
-    draft = Calibration().apply(raw, GREEDY)
-    return Candidate(draft, survivals(draft), None if speculated else Turn(1, None), speculated)
+    draft = Belief().apply(raw, GREEDY)
+    hosted = frozenset() if speculated else frozenset(range(len(draft)))
+    return Candidate(draft, survivals(draft), hosted, speculated)
 
 
 def texts(draft: Draft) -> set[tuple[int, ...]]:
@@ -74,7 +73,7 @@ def test_it_holds_every_path_once_and_nothing_else(several: list[Candidate]) -> 
 @given(candidates(), st.integers(1, 6))
 def test_a_budget_takes_the_most_promising_nodes(several: list[Candidate], most: int) -> None:
     whole, cut = union(several, 100, estimate), union(several, most, estimate)
-    if whole.joined is None:
+    if not whole.joined:
         return
     assert len(cut.draft) == min(most, len(whole.draft))
     parents = whole.draft.parents
@@ -95,8 +94,8 @@ def test_who_agrees_shares_and_the_surest_owns() -> None:
     assert joined.draft.source == ("b", "b", "b", "b", "a")
     joined = union([candidate([1, 2, 3], "model", 0.5, speculated=3), candidate([1, 4], "b", 0.9)], 100, estimate)
     assert (joined.draft.tokens, joined.speculated, joined.draft.source[0]) == ((1, 2, 3, 4), 3, "b")
-    assert joined.guessed(range(4)) == 2
-    assert joined.guessed([1, 2]) == 0
+    assert joined.count_hosted(range(4)) == 2
+    assert joined.count_hosted([1, 2]) == 0
 
 
 def test_what_begins_alike_stays_a_chain() -> None:
@@ -106,25 +105,25 @@ def test_what_begins_alike_stays_a_chain() -> None:
 
 def test_a_second_guess_is_judged_where_the_first_is_wrong() -> None:
     """Of ten places the first guess is right at five, and the second at four of the others."""
-    found = Calibration()
+    found = Belief()
     tree = Draft((1, 2), (ROOT, ROOT), ("a", "b"), None, None, (0.0, 0.0))
     for place in range(600):
         draft = found.estimate(tree, GREEDY)
         token = (1, 1, 1, 1, 1, 2, 2, 2, 2, 3)[place % 10]
         path = (token - 1,) if token < 3 else ()
-        judged = found.observe(draft, Verdict((token,), path), GREEDY)
+        judged = found.judge(draft, Verdict((token,), path), GREEDY)
         assert judged == [(0, token == 1), (1, token == 2)]
     probs = found.estimate(tree, GREEDY).probs
     assert probs is not None
     assert probs == pytest.approx((0.5, 0.4), abs=0.06)
     alone = found.estimate(Draft((2,), (ROOT,), ("b",), None, None, (0.0,)), GREEDY).probs
-    assert alone == Calibration().estimate(Draft((2,), (ROOT,), ("b",), None, None, (0.0,)), GREEDY).probs
+    assert alone == Belief().estimate(Draft((2,), (ROOT,), ("b",), None, None, (0.0,)), GREEDY).probs
 
 
 def test_a_union_teaches_nothing_twice() -> None:
-    found = Calibration()
+    found = Belief()
     draft = found.estimate(Draft((1, 2), (ROOT, ROOT), ("a", "b"), None, None, (0.0, 0.0)), GREEDY)
     before = draft.probs
     for _ in range(200):
-        found.observe(draft, Verdict((1,), (0,)), GREEDY, joined=True)
+        found.judge(draft, Verdict((1,), (0,)), GREEDY, joined=True)
     assert found.estimate(draft, GREEDY).probs == before

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 from asking import assert_whole, essence
-from conftest import MakeLLM
+from conftest import MakeLLM, Pair, proposer_options
 
 import parlay
 from parlay import LLM, EngineFaultError, RankError, SamplingParams
-from parlay.drafting.calibration import Calibration, _Model
-from parlay.drafting.controller import Controller
+from parlay.drafting.belief import Belief
+from parlay.drafting.policy import Ahead, Policy
 from parlay.engine import exclusive
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.step import Worker
@@ -236,21 +236,30 @@ def test_signals_that_nobody_handles_in_python_and_other_threads() -> None:
 @pytest.mark.parametrize(
     ("cls", "method"),
     [
-        (_Model, "refine"),
-        (Calibration, "observe"),
-        (Controller, "asks"),
-        (Controller, "choose"),
-        (Controller, "timed"),
-        (Controller, "judged"),
+        (Belief, "apply"),
+        (Belief, "judge"),
+        (Policy, "begin"),
+        (Policy, "choose"),
+        (Policy, "timed"),
+        (Ahead, "choose"),
+        (Ahead, "judged"),
     ],
 )
 @pytest.mark.parametrize("times", [1, 3, 1000])
 def test_an_error_in_what_drafting_learns_costs_no_request(
-    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, cls: type, method: str, times: int
+    make_llm: MakeLLM,
+    models: dict[str, Pair],
+    monkeypatch: pytest.MonkeyPatch,
+    cls: type,
+    method: str,
+    times: int,
 ) -> None:
     """And where it comes again and again, drafting ends."""
     expected = answers(make_llm())
-    llm = make_llm("draft_model", 4) if method == "judged" else make_llm(speculative_config=CONFIGS["auto"])
+    config = CONFIGS["auto"]
+    if cls is Ahead:
+        config = {"method": "draft_model", "lengths": "goodput", **proposer_options("draft_model", models["float32"])}
+    llm = make_llm(speculative_config=config)
     real, calls = getattr(cls, method), iter(range(times))
 
     def sometimes(self: Any, *args: Any, **more: Any) -> Any:
@@ -262,25 +271,6 @@ def test_an_error_in_what_drafting_learns_costs_no_request(
     for _ in range(4):
         assert answers(llm) == expected
         assert_whole(llm.engine)
-
-
-def test_an_interrupted_refinement_changes_nothing() -> None:
-    def judged() -> _Model:
-        model = _Model()
-        for _ in range(2):
-            for i in range(64):
-                model.observe(float(i % 7), 1 + i % 4, i % 3 > 0)
-            if not len(model._rows):
-                model.refine()
-        return model
-
-    with Lines() as lines:
-        judged()
-    for stop in range(lines.count - 30, lines.count):
-        model = _Model()
-        with pytest.raises(Stop), Lines(stop):
-            model = judged()
-        assert {len(model._rows), len(model._accepted)} == {len(model._worth)}, stop
 
 
 # ----------------------------------------------------------------------------------------------------- several ranks

@@ -7,7 +7,8 @@ import pytest
 from asking import Ask, run
 from conftest import MakeLLM, Pair, proposer_options
 
-from parlay.drafting.controller import Controller
+from parlay.drafting import device
+from parlay.drafting.policy import Ahead, Measuring, Policy
 from parlay.types.params import SamplingParams
 
 
@@ -17,15 +18,16 @@ def test_a_plain_step_after_drafts_tells_nothing(
 ) -> None:
     steps = [0]
 
-    def sometimes(self: Controller, most: int, *of: Any, **more: Any) -> int:
+    def sometimes(self: Ahead, most: int, *of: Any, **more: Any) -> int:
         steps[0] += 1
         return min(most, int(steps[0] % 4 == 0))
 
-    monkeypatch.setattr(Controller, "next_length", sometimes)
-    monkeypatch.setattr(Controller, "pauses", True)  # so that lengths are chosen in every step
-    monkeypatch.setattr(Controller, "asks", lambda self, *of: True)
+    monkeypatch.setattr(Ahead, "choose", sometimes)
+    monkeypatch.setattr(device, "THINKS", 1)  # so that lengths are chosen in every step
+    monkeypatch.setattr(Measuring, "step", lambda self, **of: None)
+    monkeypatch.setattr(Policy, "hopeful", True)
     monkeypatch.setattr(
-        Controller, "choose", lambda self, chances, *of, **more: [[0] if verified else [] for _ in chances]
+        Policy, "choose", lambda self, chances, *of, **more: [[0] if verified else [] for _ in chances]
     )
     options = proposer_options("draft_model", models["float32"])
     llm = make_llm(speculative_config={"method": "draft_model", "lengths": "goodput", "tree": "off", **options})

@@ -14,7 +14,7 @@ from watching import start
 
 from parlay import SamplingParams
 from parlay.acceptance.tree import depths, paths
-from parlay.drafting.goodput import survivals
+from parlay.drafting.belief import survivals
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
 from parlay.proposers.branching import _chosen, _draft, _products

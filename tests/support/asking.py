@@ -144,5 +144,5 @@ def assert_whole(engine: Engine) -> None:
     pool, scheduler = engine._pool, engine._scheduler
     assert pool.available == pool.num_blocks, "an idle engine holds blocks"
     for host in scheduler.drafting._hosts:
-        assert not host._turns, "drafting remembers requests that ended"
+        assert not host._shown, "drafting remembers requests that ended"
         assert not getattr(host._proposer, "_texts", None), "the proposer remembers requests that ended"

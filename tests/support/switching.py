@@ -1,4 +1,4 @@
-"""Several methods at once, and a controller that does as it likes."""
+"""Several methods at once, and a policy that does as it likes."""
 
 import random
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import Pair, proposer_options
 
-from parlay.drafting.controller import Controller
+from parlay.drafting.policy import Ahead, Asking, Policy
 
 
 def every_method(pair: Pair, method: str | None = None, **more: Any) -> list[dict[str, Any]]:
@@ -17,12 +17,9 @@ def every_method(pair: Pair, method: str | None = None, **more: Any) -> list[dic
 
 
 def choose_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
-    """Let controllers choose at random, anew in every step."""
+    """Let policies choose at random, anew in every step."""
 
-    def asks(self: Controller, *of: int) -> bool:
-        return rng.random() < 0.8
-
-    def choose(self: Controller, chances: Sequence[Sequence[float]], *of: int, **more: bool) -> list[list[int]]:
+    def choose(self: Policy, chances: Sequence[Sequence[float]], *of: int, **more: bool) -> list[list[int]]:
         # A parent is as likely as its child at least, so whatever is likely enough is a tree.
         least = [rng.choice([2.0, 0.0, *own]) for own in chances]
         return [
@@ -32,16 +29,18 @@ def choose_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Non
             for own, bound in zip(chances, least, strict=True)
         ]
 
-    def next_length(self: Controller, most: int, *of: int, **more: bool) -> int:
+    def length(self: Ahead, most: int, *of: Any, **more: bool) -> int:
+        self.trial = rng.random() < 0.3
         return rng.randint(0, most)
 
-    def saving(self: Controller, *of: int) -> float:
-        return rng.choice([0.0, 0.5, 1e9])
+    def best(self: Ahead, *of: int) -> tuple[int, float, int, list[float]]:
+        return 0, rng.choice([0.0, 0.5, 1e9]), 0, []
 
-    monkeypatch.setattr(Controller, "asks", asks)
-    monkeypatch.setattr(Controller, "choose", choose)
-    monkeypatch.setattr(Controller, "next_length", next_length)
-    monkeypatch.setattr(Controller, "saving", saving)
-    monkeypatch.setattr(Controller, "branches", property(lambda self: rng.random() < 0.7))
-    monkeypatch.setattr(Controller, "trying", property(lambda self: rng.random() < 0.3))
-    monkeypatch.setattr(Controller, "device_gain", property(lambda self: rng.random() * 4))
+    monkeypatch.setattr(Policy, "choose", choose)
+    monkeypatch.setattr(Policy, "hopeful", property(lambda self: rng.random() < 0.8))
+    monkeypatch.setattr(Policy, "branches", property(lambda self: rng.random() < 0.7))
+    monkeypatch.setattr(Asking, "affords", lambda self, count: rng.random() < 0.8)
+    monkeypatch.setattr(Ahead, "choose", length)
+    monkeypatch.setattr(Ahead, "best", best)
+    monkeypatch.setattr(Ahead, "affords", property(lambda self: rng.random() < 0.5))
+    monkeypatch.setattr(Ahead, "gain", property(lambda self: rng.random() * 4))

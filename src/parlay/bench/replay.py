@@ -22,10 +22,11 @@ from parlay.bench.steps import Outcome, Step, step_of
 from parlay.bench.traces import Recorded
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import AUTO
-from parlay.drafting.controller import Controller
+from parlay.drafting.belief import Belief
 from parlay.drafting.cost import StepCost
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.hosts import Method
+from parlay.drafting.policy import Ahead, Policy
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.kv.pool import BlockPool
@@ -136,7 +137,11 @@ class _Looked(DeviceProposer):
             return NO_PROPOSAL
         state = ask.state
         if ask.follow:
-            state = ProposerState(state.next_pair + state.held + len(span.tokens) + len(verdict.path))
+            known = state.next_pair + len(ask.rerun)
+            completes = known - 1 == span.start
+            state = ProposerState(known + completes * (len(span.tokens) + len(verdict.path)))
+            if not completes:
+                return Proposal(state=state)
         if length < 1:
             return Proposal(state=state)
         recorded = self._requests[span.request_id % len(self._requests)]
@@ -155,7 +160,7 @@ class Replay:
     """One replay, step by step.
 
     Attributes:
-        controller: what chooses lengths, if anything does.
+        policy: what chooses lengths, if anything does.
     """
 
     def __init__(
@@ -186,11 +191,12 @@ class Replay:
         self._hosts = {m.name: m.proposer for m in methods if isinstance(m.proposer, _Counted)}
         self._device = next((m.proposer for m in methods if isinstance(m.proposer, _Looked)), None)
         length = max((method.length for method in methods), default=0)
-        self.controller = _controller(costs, length, learn) if setting.chosen else None
+        name = setting.method if self._device is not None else ""
+        self.policy = _policy(costs, name, learn) if setting.chosen else None
         config = EngineConfig(max_num_seqs=batch, max_num_batched_tokens=_ROWS, enable_prefix_caching=False)
         longest = max(len(r.prompt) + len(r.output) for r in requests)
         pool = BlockPool(batch * (-(-(longest + length + 2) // config.block_size)), config.block_size)
-        self._scheduler = Scheduler(config, pool, drafting(methods, self.controller, self._taken))
+        self._scheduler = Scheduler(config, pool, drafting(methods, self.policy, self._taken))
         self._asked = 0
         self._noise, self._rng, self._burst = noise, random.Random(noise.seed), 0
         self._log = _Log()
@@ -224,8 +230,7 @@ class Replay:
         if self._device is not None:
             drafting = factor * step.drafting_seconds(self._costs, self._setting.method)
         output = StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), StepTimes(own, 0.0, drafting))
-        moved = scheduler.commit(plan, output, 0.0)
-        scheduler.drafting.timed(plan, output, own + drafting)
+        moved = scheduler.commit(plan, output, 0.0, own + drafting)
         for request in moved:
             if request.finish_reason is not None:
                 self._ask()
@@ -281,11 +286,9 @@ class Replay:
         return factor * (noise.factor if self._burst else 1.0)
 
 
-def drafting(
-    methods: Sequence[Method], controller: Controller | None, clock: Callable[[], float] = lambda: 0.0
-) -> Drafting:
+def drafting(methods: Sequence[Method], policy: Policy | None, clock: Callable[[], float] = lambda: 0.0) -> Drafting:
     """Return an engine's drafting."""
-    return Drafting(methods, share_prefixes=False, controller=controller, tree=controller is not None, clock=clock)
+    return Drafting(methods, share_prefixes=False, policy=policy, tree=policy is not None, clock=clock)
 
 
 def replay(
@@ -330,11 +333,11 @@ def priced(outcome: Outcome, setting: Setting, costs: Costs, weights: bool) -> O
     return Outcome(outcome.steps, tuple(seconds))
 
 
-def _controller(costs: Costs, length: int, learn: bool) -> Controller:
-    cost = StepCost(_ROWS, costs.key_share)
+def _policy(costs: Costs, device: str, learn: bool) -> Policy:
+    cost, belief = StepCost(_ROWS, costs.key_share), Belief()
     if learn:
         cost.learn([(rows, costs.seconds(rows)) for rows in TIMED])
-    return Controller(cost, length)
+    return Policy(cost, belief, Ahead(device, cost, belief) if device else None)
 
 
 def _methods(setting: Setting, requests: Sequence[Recorded], costs: Costs) -> list[Method]:

@@ -105,7 +105,7 @@ def step_of(plan: Plan, verdicts: Sequence[Verdict], proposals: Sequence[Proposa
         span.request_id: len(verdict.tokens) for span, verdict in zip(plan.spans, verdicts, strict=True)
     }
     return Step(
-        rows=sum(len(span.tokens) + len(span.draft) for span in plan.spans),
+        rows=sum(len(span.tokens) + len(span.draft) + len(span.catch_up.rerun) for span in plan.spans),
         prompt=sum(len(span.tokens) + len(span.draft) for span in plan.spans if span.request_id in prompt),
         keys=sum(span.end for span in plan.spans),
         turns=sum(span.sample for span in plan.spans),

@@ -39,6 +39,9 @@ _AGED = 1 / 400  # or this for each step since the last of that number, if that 
 _RISE, _FALL = 0.2, 0.5  # weights in the table at a number of rows that is not known yet, upwards and downwards
 _TRUSTED = 16  # steps of a number of rows after which it is known
 _MOST = 2.0  # factor beyond which a step's time is clipped: clocks jump, processes are stopped
+_FADES = 0.95  # weight of earlier drafts when one more was timed
+_LINE = 0.1  # square of the lengths' deviation from which on the slope of a draft's cost is the measured one
+_DOUBLED = 2**0.5  # by what factor drafts for twice as many requests are expected to take longer
 _LEAST = 1e-9  # seconds: no step is faster, but a clock may be wrong
 _EVERY = 16  # steps between two updates of the table as it is read
 _SOON = 0.08  # relative error from which on it is updated at once
@@ -158,6 +161,63 @@ class StepCost:
         knots, extra = sorted(self._known), self._extra
         seconds = isotonic([self._own(k, extra) for k in knots], [float(self._weights[k]) for k in knots])
         self.table = Curve(knots, seconds, self._most_rows)
+
+
+class DraftCost:
+    """How long a device proposer's drafts take: a line in their length, at the usual pace, by number of requests.
+
+    Numbers of requests are grouped by powers of two; one that was not seen yet is expected to cost what its nearest
+    neighbour does, or a share more for each doubling.
+    """
+
+    def __init__(self, known: Mapping[int, Sequence[float]] | None = None) -> None:
+        """Begin with an earlier run's sums."""
+        # By size, decayed: how many drafts, and of these the sums of lengths, their squares, seconds, and products.
+        self._sums = {
+            size: [*map(float, sums)] for size, sums in (known or {}).items() if len(sums) == 5 and min(sums) > 0
+        }
+        self._begun = set[tuple[int, int]]()  # of which the first draft was seen, which records its passes
+
+    @property
+    def known(self) -> dict[int, list[float]]:
+        """The sums, to start another run from."""
+        return self._sums
+
+    def observe(self, length: int, count: int, seconds: float, *, settled: bool = True) -> None:
+        """Record drafts of one length for so many requests; `settled`: whether their step recorded no pass."""
+        size = count.bit_length()
+        if not length or not _LEAST < seconds < inf:
+            return
+        if (size, length) not in self._begun:
+            self._begun.add((size, length))
+            return
+        sums = self._sums.get(size)
+        if sums is None:
+            sums = self._sums[size] = [0.0] * 5
+        elif not settled:
+            return
+        else:
+            usual = self._at(sums, length)
+            seconds = min(max(seconds, usual / _MOST), _MOST * usual)
+        for place, value in enumerate((1.0, length, length * length, seconds, length * seconds)):
+            sums[place] = _FADES * sums[place] + value
+
+    def by_length(self, most: int, count: int) -> list[float]:
+        """Return seconds of drafting 0 to `most` tokens for so many requests."""
+        size = count.bit_length()
+        nearest = min(self._sums, key=lambda other: (abs(other - size), other))
+        factor, sums = _DOUBLED ** (size - nearest), self._sums[nearest]
+        return [factor * self._at(sums, length) if length else 0.0 for length in range(most + 1)]
+
+    @staticmethod
+    def _at(sums: Sequence[float], length: int) -> float:
+        weight, x, xx, y, xy = sums
+        mean, seconds = x / weight, y / weight
+        # As far as lengths have not differed, a draft is taken to begin with the cost of one more token.
+        usual = seconds / (mean + 1)
+        slope = (xy / weight - mean * seconds + _LINE * usual) / (xx / weight - mean * mean + _LINE)
+        slope = min(max(slope, 0.0), seconds / mean)
+        return max(seconds + slope * (length - mean), _LEAST)
 
 
 class Curve(Sequence[float]):

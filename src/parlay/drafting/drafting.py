@@ -1,50 +1,52 @@
 """Which proposers draft for which request, how much is verified, and what is learnt from it.
 
-The scheduler knows rows and blocks, not proposers. It asks how many nodes a request may have (`limit`, `states`) and
-for drafts within what was granted (`draft`), and it reports what became of them (`observe`). What a device proposer
-has to catch up travels to it in the plan (`catch_up`), which the scheduler does not read.
+The scheduler knows rows and blocks, not proposers. For each step it calls `plan`, which makes the drafts within the
+rows that are left, and `learn`, with what became of them. What a device proposer has to catch up travels to it in the
+plan, which the scheduler does not read.
 
 In every step each request has one tree of the nodes of all its host proposers and those that a device proposer made
-at the end of the step before; the output that its user predicted comes before them all. A grammar removes forbidden
-nodes and adds forced ones. A controller leaves out nodes that are not worth their rows, by calibrated probabilities.
-Nodes that were not verified are judged by the tokens that came instead.
+at the end of the step before. A grammar removes forbidden nodes and adds forced ones. The policy leaves out nodes
+that are not worth their rows; these are judged by the tokens that came instead.
+
+Drafts cost no request anything: an error in `plan` or `learn` costs the step's drafts and what was learnt, and after
+eight such errors nothing is drafted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from math import expm1, log1p
 from time import perf_counter
 
 from parlay.acceptance.tree import height, levels, walk
-from parlay.drafting.bounds import own_bound, permitted, within
-from parlay.drafting.controller import Controller
+from parlay.config.speculative import PLAIN as NO_METHOD
+from parlay.drafting.belief import Belief, survivals
 from parlay.drafting.device import Device
-from parlay.drafting.harmless import Mishaps, harmless
-from parlay.drafting.hosts import Faults, Host, Method
-from parlay.drafting.measured import measured
-from parlay.drafting.notes import Notes
-from parlay.drafting.offers import NOTHING, Offer
+from parlay.drafting.hosts import Faults, Host, Method, Predictions
+from parlay.drafting.policy import Policy
 from parlay.drafting.prediction import DEFAULT_LENGTH
-from parlay.drafting.recovery import Recovery
-from parlay.drafting.state import Candidate, Drafted, Why
+from parlay.drafting.shape import shape
+from parlay.drafting.state import PLAIN, Candidate, Drafted, HostSource, Outcome, Part, Rows, StepDrafts, Why
 from parlay.drafting.union import best_of, union
+from parlay.log import logger
 from parlay.proposers.base import DeviceProposer, HostProposer
-from parlay.types.draft import NO_DRAFT
-from parlay.types.plan import CatchUp, Plan, Proposal, Span, SpanError, StepOutput, Verdict
+from parlay.types.draft import NO_DRAFT, Draft
+from parlay.types.params import SpeculationOverride
+from parlay.types.plan import Plan, ProposerState, StepOutput, Verdict
 
-_TIMED = 8  # steps
+_TIMED = 8  # a few plain steps tell enough of their cost: one in so many is timed
 _LEAST = 0.25  # of the price of a row: a host proposer's chain ends where it promises less
-_NOTHING = CatchUp()  # for a device proposer, if there is one
+_MOST_ERRORS = 8  # after which there are no more drafts
+_FORGIVEN = 10_000  # steps without an error after which those before do not count
 
 
-class Drafting(Recovery):
-    """Owns the proposers, predictions, grammars' part in drafts, calibration and the controller.
+class Drafting:
+    """Owns the proposers, what is learnt of them, and the policy.
 
     Attributes:
         faults: of the proposers.
-        controller: chooses lengths; None where they are fixed.
-        step: notes on the step that is planned or committed; with several under way, the scheduler keeps each one's.
+        policy: chooses lengths; None where they are fixed.
+        seconds: that host proposers took since start.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Drafting(Recovery):
         *,
         predicted_length: int | None = None,
         share_prefixes: bool = True,
-        controller: Controller | None = None,
+        policy: Policy | None = None,
         tree: bool = False,
         most_nodes: Callable[[int], int | None] = lambda batch_size: None,
         longest_text: int | None = None,
@@ -67,7 +69,7 @@ class Drafting(Recovery):
             methods: the proposers; at most one of them on the device.
             predicted_length: most nodes of drafts from a prediction; None takes the default for those.
             share_prefixes: whether blocks with a proposer's keys and values may be found by other requests.
-            controller: chooses lengths from measured cost and acceptance; None drafts as much as allowed.
+            policy: chooses lengths from measured cost and acceptance; None drafts as much as allowed.
             tree: whether drafts may have branches, and those of several proposers be joined.
             most_nodes: of a draft, by how many requests emit at once; None for no further limit.
             longest_text: tokens of a sequence that has drafts, these included; None for no limit.
@@ -75,46 +77,47 @@ class Drafting(Recovery):
             vocab_size: draft tokens have ids below this; None skips the check.
             clock: in seconds.
         """
-        self.faults, self._mishaps = Faults(), Mishaps()
-        self.controller, self._first = controller, deepcopy(controller)
-        self._tree = self._branches = tree  # in general, and in this step
+        self.faults, self.seconds = Faults(), 0.0
+        self.policy, self._first = policy, deepcopy(policy)  # as it was at the start
+        self._belief = policy.belief if policy else Belief()
+        self._tree = tree
+        self._predictions = Predictions()
         hosts = (one for one in methods if isinstance(one.proposer, HostProposer))
-        self._hosts = [Host(one, vocab_size, self.faults.add) for one in hosts]
+        self._hosts = [Host(one, vocab_size, self.faults) for one in hosts]
         device = next((one for one in methods if isinstance(one.proposer, DeviceProposer)), None)
         self._device: Device | None = None
         if device is not None:
-            self._device = Device(
-                device, controller, self.faults, share_prefixes=share_prefixes, vocab_size=vocab_size
-            )
+            self._device = Device(device, policy, self.faults, share_prefixes=share_prefixes, vocab_size=vocab_size)
         self._lengths = {method.name: method.most for method in methods}
         self._longest = max([*self._lengths.values(), predicted_length or DEFAULT_LENGTH])
         self._most_nodes, self._bound = most_nodes, most_nodes(1)
         self._longest_text = longest_text or 1 << 62
         self._remember, self._clock = remember, clock
-        self.step, self._steps = Notes(), 0
-        self._learn()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that host proposers took since start."""
-        return self._account.seconds
+        self._eager = set[int]()  # requests with a prediction or a grammar, which cost nothing to ask
+        self._hit = False  # whether any draft token was accepted in the last step
+        self._steps = self._errors = self._failed = 0  # `_failed`: the step of the last error
 
     # -------------------------------------------------------------------------------------- a request's life
 
     def add(self, request: Drafted) -> None:
         """Register a waiting request and the proposers that may draft for it."""
-        state, names = request.drafting, permitted(request, tuple(self._lengths))
+        state, names = request.drafting, _permitted(request, tuple(self._lengths))
         if names is None:
             state.prediction, names = None, ()
-        state.longest = within(request, max((self._lengths[name] for name in names), default=0))
-        state.hosts = tuple(host for host in self._hosts if host.name in names)
+        state.longest = _within(request, max((self._lengths[name] for name in names), default=0))
+        hosts: list[HostSource] = [host for host in self._hosts if host.name in names]
+        state.hosts = tuple([self._predictions, *hosts] if state.prediction is not None else hosts)
         state.device = self._device is not None and self._device.name in names
+        if state.prediction is not None or state.constraint is not None:
+            self._eager.add(request.request_id)
 
     def admit(self, request: Drafted) -> None:
         """Register that a request runs for the first time."""
-        state, tenant, length = request.drafting, request.tenant if self._remember else None, len(request.tokens)
-        state.turns = tuple((host, host.admit(request.request_id, length, tenant)) for host in state.hosts)
-        state.rest()
+        for host in self._hosts:
+            if host in request.drafting.hosts:
+                host.admit(request, request.tenant if self._remember else None)
+        if self._device is not None:
+            self._device.admit(request)
 
     def adopt(self, request: Drafted) -> None:
         """Record how much of the prefix in a request's blocks is valid for the proposer too."""
@@ -136,255 +139,396 @@ class Drafting(Recovery):
 
     def forget(self, request: Drafted) -> None:
         """Drop everything kept for a request that has ended."""
-        request.drafting.prediction = None
+        self._eager.discard(request.request_id)
         if self._device is not None:
             self._device.end(request)
         for host in request.drafting.hosts:
-            host.forget(request.request_id, request.tokens)
-
-    # ------------------------------------------------------------------------------------------------- a step
-
-    def states(self, request: Drafted) -> int:
-        """How many computed tokens of a request are to run once more, for states that a device proposer lacks."""
-        device = self._device if request.drafting.device else None
-        return device.states(request) if device and device.next_length and self.limit(request) > 0 else 0
-
-    def limit(self, request: Drafted, emitting: int | None = None) -> int:
-        """How many nodes a draft may have where so many requests emit, or as many as last; 0 or less: none."""
-        if self._mishaps.given_up:
-            return 0
-        state, bound = request.drafting, self._bound if emitting is None else self._most_nodes(emitting)
-        longest = state.longest if state.prediction is None else within(request, self._longest)
-        if bound is not None and own_bound(request) is None:
-            longest = min(longest, bound)
-        return min(longest, request.remaining - 1, self._longest_text - len(request.tokens))
-
-    @harmless(lambda: None)
-    def prepare(
-        self, requests: Sequence[Drafted], emitting: int, rows: int, keys: int, room: int, *, waiting: bool = False
-    ) -> None:
-        """Make the drafts of a step.
-
-        Args:
-            requests: those that may have a draft.
-            emitting: how many requests emit in this step.
-            rows: number of rows without drafts.
-            keys: number of keys that these read.
-            room: most rows for drafts; without a controller each request has an equal share.
-            waiting: whether further requests are queued.
-        """
-        self._bound, self._steps = self._most_nodes(emitting), self._steps + 1
-        if self._mishaps.given_up:
-            self.step = Notes(emitting)
-            return
-        self._calibration.step = self._steps
-        step = self.step = Notes(emitting, offered=bool(requests))
-        control, device = self.controller, self._device
-        if control is None:
-            for place, request in enumerate(requests):
-                room -= self._take_all(request, room // (len(requests) - place))
-            return
-        thinks = device is not None and bool(requests) and (control.pauses or device.thinks(self._steps))
-        idle = self._idle(requests, control.plain)
-        if idle and not thinks:
-            return
-        asking = control.asks(emitting, rows, keys)
-        if not idle:
-            step.fair, self._branches = control.fair(waiting=waiting), self._tree and control.branches
-            self._gather(requests, room, asking, control.price)
-        some = [request.drafting for request in requests if request.drafting.best is not None]
-        if some:
-            best = [state.best for state in some if state.best is not None]
-            chances, made = [one.chances for one in best], any(one.speculated for one in best)
-            chosen = control.choose(chances, emitting, rows, keys, waiting=waiting, from_device=made)
-            for state, nodes in zip(some, chosen, strict=True):
-                state.take(nodes, self._steps)
-            guessed = sum(state.best.guessed(state.taken) for state in some if state.best is not None)
-            self._account.gain(-control.extra(rows, guessed))
-            step.plain, step.drafts = control.plain, any(chosen)
-        step.looks = control.looks
-        if thinks and device is not None:
-            device.choose(requests, [self.limit(request) for request in requests], emitting, keys)
-        step.device = device.next_length if device is not None else 0
-
-    def _take_all(self, request: Drafted, room: int) -> int:
-        """Draft as much as possible, at most `room` nodes; return how many nodes that is."""
-        state, began = request.drafting, self._clock()
-        state.clear()
-        state.candidates = self._candidates(request, room)
-        state.why = Why.NO_GUESS
-        if state.candidates:
-            best = state.best = self._best(request, room)
-            state.take(range(len(best.draft)), self._steps)
-        elif state.layers.speculated:
-            state.layers = replace(state.layers, speculated=0)
-        self._account.spend(self._clock() - began, 1)
-        return len(state.chosen)
-
-    def _idle(self, requests: Sequence[Drafted], plain: float) -> bool:
-        """Whether a step of so many seconds has nothing to draft from, as is usual where drafts do not pay."""
-        account, step = self._account, self._steps
-        if self._hosts:
-            account.save(plain, len(requests))
-        poor = not (account.pays or account.affords)
-        for request in requests:
-            state = request.drafting
-            if state.restless or (state.wake <= step and not poor):
-                return False
-            state.why = Why.NOT_ASKED if state.turns and poor else Why.NO_GUESS
-        return True
-
-    def _gather(self, requests: Sequence[Drafted], room: int, asking: bool, price: float) -> None:
-        """Find each request's best draft, of at most `room` nodes; if `asking`, host proposers may be asked."""
-        step, account, asked, began = self._steps, self._account, 0, self._clock()
-        pays = account.pays or (asking and account.pay())
-        for request in requests:
-            state = request.drafting
-            if state.candidates:
-                state.clear()
-            state.why = Why.NO_GUESS if asking else Why.EXPENSIVE
-            free = asking and (state.prediction is not None or state.constraint is not None)
-            if free or (asking and state.wake <= step):
-                if not (free or pays or state.lucky):
-                    state.why = Why.NOT_ASKED
-                else:
-                    asked += 1
-                    state.candidates = self._candidates(request, room, price)
-                    state.rest()
-            if state.pending.tokens and not state.candidates:  # or nothing would be learnt of it
-                state.candidates = self._candidates(request, room, anew=False)
-            if state.candidates and asking:
-                state.best, state.why = self._best(request, room), Why.UNLIKELY
-            elif state.layers.speculated:
-                state.layers = replace(state.layers, speculated=0)
-        if asked:
-            self.step.asking = self._clock() - began
-            account.spend(self.step.asking, asked)
-
-    @harmless(lambda: NOTHING)
-    def draft(self, request: Drafted, end: int, rows: int, next_rows: int) -> Offer:
-        """Return the draft of a request that was granted rows.
-
-        Args:
-            request: the one to draft for.
-            end: how many of its tokens will be computed without the draft; all that are known, if it is to emit.
-            rows: rows left in this step.
-            next_rows: most nodes of a draft in the next step.
-        """
-        state, limit = request.drafting, self.limit(request)
-        if limit < 1:
-            state.why = Why.NOT_ALLOWED
-        # Other requests may have taken rows to catch up.
-        draft = state.chosen.cut(rows) if state.chosen.tokens and limit > 0 else NO_DRAFT
-        if self._device is not None and state.device:
-            return self._device.offer(request, draft, limit, end, next_rows)
-        return Offer(draft, slots=len(draft)) if draft.tokens and end == len(request.tokens) else NOTHING
-
-    @harmless(lambda: _NOTHING)
-    def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
-        """Return a device proposer's input for a request; `states` as granted."""
-        device = self._device
-        if device is None or (offer is NOTHING and not request.drafting.holding):
-            return _NOTHING
-        return device.catch_up(request, offer, end, states)
-
-    @harmless(lambda: None)
-    def advance(self, request: Drafted, proposal: Proposal) -> None:
-        """Take a device proposer's result of a step."""
-        if self._device is not None:
-            self._device.advance(request, proposal)
-
-    @harmless(list[tuple[float, bool]])
-    def observe(
-        self, request: Drafted, span: Span, verdict: Verdict, emitted: Sequence[int], *, ended: bool = False
-    ) -> list[tuple[float, bool]]:
-        """Learn what became of a request's drafts, also of those that were not verified.
-
-        Args:
-            request: the one drafted for.
-            span: its part of the plan.
-            verdict: the target's.
-            emitted: which of the verdict's tokens the request has taken.
-            ended: whether it has ended with them.
-
-        Returns:
-            Of each verified node that the target judged: its probability, and whether it was accepted.
-        """
-        state, verified = request.drafting, []
-        state.lucky = bool(verdict.path)
-        if state.prediction is not None and not ended:
-            state.prediction.observe(emitted)
-        if not state.candidates:
-            return []
-        best = state.best
-        if best is not None:
-            gained = best.guessed(state.taken[node] for node in verdict.path)
-            self.step.gained += log1p(gained) if self.step.fair else gained
-        for candidate in state.candidates:
-            draft, path = candidate.draft, walk(candidate.draft, verdict.tokens)
-            judged = self._calibration.observe(draft, Verdict(verdict.tokens, path), span.params)
-            if candidate is best:
-                verified = state.verified(judged, len(span.draft))
-            if candidate.turn is not None and self.controller is not None and draft.probs is not None:
-                chosen = candidate is best or (best is not None and best.joined is not None)
-                if chosen and draft.probs[0] > self.controller.price:
-                    known = [(draft.probs[node], right) for node, right in judged]
-                    self._trust.observe(draft.source[0], span.params.temperature > 0, known)
-                if len(path) > len(verdict.path):
-                    candidate.turn.missed(self._steps)
-                    state.rest()
-            if candidate.pending and self.controller is not None:
-                right = levels(draft, path, len(verdict.tokens))
-                self.controller.judged(right, height(draft), state.own_nodes)
-        if best is not None and best.joined is not None:
-            whole = Verdict(verdict.tokens, walk(best.draft, verdict.tokens))
-            judged = self._calibration.observe(best.draft, whole, span.params, joined=True)
-            verified = state.verified(judged, len(span.draft))
-        state.clear()
-        return verified
-
-    @harmless(lambda: None)
-    def timed(self, plan: Plan, output: StepOutput, seconds: float) -> None:
-        """Learn how long a step took, `seconds` in all, and what drafts have saved."""
-        step = self.step
-        if step.gained:  # by the mean of all requests that `Controller.choose` uses
-            mean = step.gained / step.emitting
-            self._account.gain(step.plain * (expm1(mean) if step.fair else mean))
-        if self.controller is None:
-            return
-        plain = not step.drafts and not (step.offered and step.device)
-        if plain and self._steps % _TIMED and not step.looks:
-            return  # a few plain steps tell enough
-        self.controller.timed(*measured(plan, output, seconds - step.asking), output.times.settled)
-
-    def forgotten(self) -> tuple[int, ...]:
-        """Return the requests whose states a device proposer is to drop, each of them once."""
-        return () if self._device is None else self._device.forgotten()
+            host.forget(request)
 
     def reach(self, request: Drafted) -> int:
         """Return how many tokens' slots a device proposer's layers use."""
         return request.drafting.layers.computed + request.drafting.layers.speculated
 
+    # ------------------------------------------------------------------------------------------------- a step
+
+    def rerun(self, request: Drafted) -> int:
+        """How many computed tokens of a request are to run once more, for states that a device proposer lacks."""
+        device = self._device if request.drafting.device else None
+        return device.rerun(request) if device is not None and self.limit(request) > 0 else 0
+
+    def limit(self, request: Drafted) -> int:
+        """How many nodes a draft may have; 0 or less: none."""
+        if self._errors >= _MOST_ERRORS:
+            return 0
+        state, bound = request.drafting, self._bound
+        longest = state.longest if state.prediction is None else _within(request, self._longest)
+        if bound is not None and _own_bound(request) is None:
+            longest = min(longest, bound)
+        return min(longest, request.remaining - 1, self._longest_text - len(request.tokens))
+
+    def plan(
+        self, rows: Collection[tuple[Drafted, Rows]], left: int, most: int, *, waiting: bool = False
+    ) -> StepDrafts:
+        """Make the drafts of a step.
+
+        Args:
+            rows: what each request runs in it besides.
+            left: further rows that there is room for; without a policy each request has an equal share.
+            most: rows that a step has room for.
+            waiting: whether further requests are queued.
+        """
+        self._steps += 1
+        if self._rests(len(rows)):
+            for request, _ in rows:
+                request.drafting.why = Why.NOT_ASKED if request.drafting.hosts else Why.NOT_ALLOWED
+            return StepDrafts([PLAIN] * len(rows), timed=not self._steps % _TIMED)
+        try:
+            return self._plan(rows, left, most, waiting=waiting)
+        except Exception as error:
+            self._recover(error, [request for request, _ in rows])
+            return StepDrafts([PLAIN] * len(rows), self._forgotten())
+
+    def learn(
+        self, step: StepDrafts, plan: Plan, output: StepOutput, outcomes: Sequence[Outcome], seconds: float
+    ) -> Sequence[Sequence[tuple[float, bool]]]:
+        """Learn what became of a step's drafts, also of those that were not verified, and what they cost.
+
+        Args:
+            step: as `plan` returned it.
+            plan: the step's.
+            output: what came of it.
+            outcomes: what became of its requests that had not ended before.
+            seconds: that it took in all.
+
+        Returns:
+            For each outcome, of each verified node that the target judged: its probability, and whether it was
+            accepted.
+        """
+        judged: Sequence[Sequence[tuple[float, bool]]] = [()] * len(outcomes)
+        self._hit = False
+        try:
+            if self._device is not None or step.active:
+                judged = [self._judge(step, one) for one in outcomes]
+            self._time(step, plan, output, seconds)
+        except Exception as error:
+            self._recover(error, [one.request for one in outcomes if not one.ended])
+        return judged
+
+    def _rests(self, count: int) -> bool:
+        """Whether a step for so many requests has nothing to draft from, as is usual where drafts do not pay."""
+        if self._device is not None or self._eager or self._hit:
+            return False
+        policy = self.policy
+        if policy is None or not self._hosts:
+            return not self._hosts
+        if not policy.plain or policy.measuring.left:
+            return False
+        if policy.asking.affords(count):
+            return False
+        policy.asking.save(policy.plain)
+        return True
+
+    def _plan(self, rows: Collection[tuple[Drafted, Rows]], left: int, most: int, *, waiting: bool) -> StepDrafts:
+        emits = [request for request, (known, _) in rows if known == request.gap]
+        emitting = len(emits)
+        self._bound = self._most_nodes(emitting)
+        limits = {request: self.limit(request) for request in emits}
+        requests = [request for request, limit in limits.items() if limit > 0]
+        step = StepDrafts(emitting=emitting)
+        policy = self.policy
+        for request in emits:
+            state = request.drafting
+            if state.candidates:
+                state.clear()
+            if limits[request] < 1:
+                state.why = Why.NOT_ALLOWED
+        if policy is None:
+            room = left
+            for place, request in enumerate(requests):
+                room -= self._take_all(step, request, room // (len(requests) - place))
+        elif requests:
+            keys = sum(request.computed + known for request, (known, _) in rows)
+            policy.begin(emitting, most - left, keys)
+            self._choose(step, policy, requests, most - left, keys, left, waiting=waiting)
+            device = self._device
+            if device is not None and (device.thinks(self._steps) or policy.measuring.left):
+                device.choose(requests, [limits[request] for request in requests], emitting, keys)
+        if self._device is not None:
+            step.length = self._device.next_length
+        plain = policy is not None and not (step.drafted or (requests and step.length))
+        step.timed = not (plain and self._steps % _TIMED and not (policy and policy.measuring.left))
+        step.parts = self._parts(rows, limits, left, most, max(len(requests), 1))
+        step.forgotten = self._forgotten()
+        return step
+
+    def _choose(
+        self,
+        step: StepDrafts,
+        policy: Policy,
+        requests: Sequence[Drafted],
+        rows: int,
+        keys: int,
+        room: int,
+        *,
+        waiting: bool,
+    ) -> None:
+        """Gather drafts of at most `room` nodes, and choose those that are worth their rows."""
+        step.fair, step.plain = policy.fair(waiting=waiting), policy.plain
+        rich, asked, began = True, 0, 0.0
+        if self._hosts:
+            policy.asking.save(policy.plain)
+            rich = policy.asking.affords(len(requests))
+        why = Why.EXPENSIVE if not policy.hopeful else Why.NO_GUESS if rich else Why.NOT_ASKED
+        some: list[Drafted] = []
+        branches = self._tree and policy.branches
+        for request in requests:
+            state = request.drafting
+            state.why = why
+            free = state.prediction is not None or state.constraint is not None
+            ask = policy.hopeful and (free or ((rich or state.hit) and bool(state.hosts)))
+            if not (ask or state.pending.tokens):
+                if state.layers.speculated:
+                    state.layers = replace(state.layers, speculated=0)
+                continue
+            if ask and not asked:
+                began = self._clock()
+            asked += ask
+            hosts = (
+                () if not ask else state.hosts if rich or state.hit else state.hosts[:1] if state.prediction else ()
+            )
+            step.active = True
+            candidates = state.candidates = self._candidates(request, room, hosts, policy.price, branch=branches)
+            if candidates and policy.hopeful:
+                state.best, state.why = self._best(request, room, branches), Why.UNLIKELY
+                some.append(request)
+            elif state.layers.speculated:
+                state.layers = replace(state.layers, speculated=0)
+        if asked:
+            step.asking = self._clock() - began
+            self.seconds += step.asking
+            policy.asking.spend(step.asking, asked)
+        drafts = [request.drafting.best for request in some]
+        best = [one for one in drafts if one is not None]
+        made = any(one.speculated for one in best)
+        chances = [one.chances for one in best]
+        chosen = policy.choose(chances, step.emitting, rows, keys, waiting=waiting, from_device=made) if some else []
+        hosted = 0
+        for request, one, nodes in zip(some, best, chosen, strict=True):
+            request.drafting.take(nodes)
+            hosted += one.count_hosted(nodes)
+        if hosted:
+            policy.asking.gain(-policy.extra(rows, hosted))
+        step.drafted = any(chosen)
+
+    def _take_all(self, step: StepDrafts, request: Drafted, room: int) -> int:
+        """Draft as much as possible, at most `room` nodes; return how many nodes that is."""
+        state, began, step.active = request.drafting, self._clock(), True
+        state.candidates = self._candidates(request, room, state.hosts, 0.0, branch=self._tree)
+        state.why = Why.NO_GUESS
+        if state.candidates:
+            best = state.best = self._best(request, room, self._tree)
+            state.take(range(len(best.draft)))
+        elif state.layers.speculated:
+            state.layers = replace(state.layers, speculated=0)
+        self.seconds += self._clock() - began
+        return len(state.chosen)
+
+    def _parts(
+        self,
+        rows: Collection[tuple[Drafted, Rows]],
+        limits: Mapping[Drafted, int],
+        left: int,
+        most: int,
+        drafting: int,
+    ) -> list[Part]:
+        """Return each request's part in the step, as far as rows and blocks are left."""
+        catching = max(2, most // 4)  # rows that run again: all requests wait for them
+        next_share = most // drafting - 1  # the next step will have about as many requests
+        device, parts = self._device, []
+        for request, (known, again) in rows:
+            state, end = request.drafting, request.computed + known
+            chosen = state.chosen
+            # Other requests may have taken rows to catch up.
+            draft = chosen.cut(left) if chosen.tokens else chosen
+            if device is not None and state.device:
+                limit = limits[request] if request in limits else self.limit(request)
+                part = device.part(request, draft, limit, end, again, min(left - len(draft), catching), next_share)
+                further = max(len(part.catch_up.rerun) - again, 0)
+                left, catching = left - further, catching - further
+            elif draft.tokens and request.table.grow(min(end + len(draft), request.longest)):
+                part = Part(draft)
+            else:
+                part = PLAIN
+            left -= len(part.draft)
+            parts.append(part)
+        return parts
+
+    def _judge(self, step: StepDrafts, outcome: Outcome) -> list[tuple[float, bool]]:
+        """Learn what became of a request's drafts; return its part of what `learn` does."""
+        state, span, verdict, policy = outcome.request.drafting, outcome.span, outcome.verdict, self.policy
+        if self._device is not None and not outcome.ended:
+            self._device.advance(outcome.request, outcome.proposal)
+        state.hit = bool(verdict.path)
+        self._hit = self._hit or state.hit
+        if not (span.sample and state.candidates):
+            return []
+        best, taken = state.best, set(state.taken[: len(span.draft)])
+        if best is not None:
+            gained = best.count_hosted(state.taken[node] for node in verdict.path)
+            step.gained += log1p(gained) if step.fair else gained
+        judged: list[tuple[int, bool]] = []
+        for candidate in state.candidates:
+            draft, path = candidate.draft, walk(candidate.draft, verdict.tokens)
+            found = self._belief.judge(draft, Verdict(verdict.tokens, path), span.params)
+            if candidate is best:
+                judged = found
+            if candidate.pending and policy is not None and policy.ahead is not None:
+                right = levels(draft, path, len(verdict.tokens))
+                own = len(taken) - best.count_hosted(taken) if best is not None else 0
+                policy.ahead.judged(right, height(draft), own)
+        if best is not None and best.joined:
+            whole = Verdict(verdict.tokens, walk(best.draft, verdict.tokens))
+            judged = self._belief.judge(best.draft, whole, span.params, joined=True)
+        state.clear()
+        probs = best.draft.probs if best is not None else None
+        return [(probs[node], right) for node, right in judged if node in taken] if probs is not None else []
+
+    def _time(self, step: StepDrafts, plan: Plan, output: StepOutput, seconds: float) -> None:
+        """Learn how long a step took, `seconds` in all, and what drafts of host proposers have saved."""
+        policy = self.policy
+        if policy is None:
+            return
+        if step.gained:  # by the mean of all requests that `goodput.choose` uses
+            mean = step.gained / step.emitting
+            policy.asking.gain(step.plain * (expm1(mean) if step.fair else mean))
+        if not step.timed:
+            return
+        rows = keys = behind = count = length = 0
+        steady = True  # where the target ran a prompt, or rows once more, a device proposer did more than draft
+        for span, proposal in zip(plan.spans, output.proposals, strict=True):
+            ask, again = span.catch_up, len(span.catch_up.rerun)
+            rows += len(span.tokens) + len(span.draft.tokens) + again
+            keys += span.end
+            steady = steady and len(span.tokens) == 1 and not again
+            if ask.follow:
+                behind += max(span.start - ask.state.computed - ask.state.speculated - 1, 0)
+            if proposal.draft.tokens:
+                # Its time depends on levels: of a tree these are its passes, for any number of nodes.
+                count, length = count + 1, max(length, ask.budget)
+        own, settled = output.times.propose, output.times.settled
+        policy.timed(rows, keys, seconds - own - step.asking, settled=settled)
+        if count and steady and policy.ahead is not None:
+            policy.ahead.timed(length, count, own, behind, settled=settled)
+
+    def _forgotten(self) -> tuple[int, ...]:
+        return self._device.forgotten() if self._device is not None else ()
+
+    # ------------------------------------------------------------------------------------------------ recovery
+
+    def _recover(self, error: Exception, requests: Iterable[Drafted]) -> None:
+        """Go on after an error of drafting: without the drafts of these requests, and with nothing learnt."""
+        self._errors = 1 if self._steps - self._failed > _FORGIVEN else self._errors + 1
+        self._failed = self._steps
+        rest = "nothing is drafted any more" if self._errors >= _MOST_ERRORS else "what was learnt is learnt anew"
+        logger.error("drafting failed (%s: %s); %s", type(error).__name__, error, rest, exc_info=error)
+        self._begin_anew()
+        for request in requests:
+            self.reset(request)
+
+    def restart(self, requests: Iterable[Drafted]) -> None:
+        """Begin anew with these requests, and with what was known at the start: all else may be in any state."""
+        self._begin_anew()
+        for host in self._hosts:
+            host.reset()
+        self._forgotten()  # by the proposer too
+        for request in requests:
+            state = request.drafting
+            state.clear()
+            state.pending, state.layers, state.hit = NO_DRAFT, ProposerState(), False
+            self.admit(request)
+
+    def _begin_anew(self) -> None:
+        self.policy = deepcopy(self._first)
+        self._belief = self.policy.belief if self.policy else Belief()
+        if self._device is not None:
+            self._device.restart(self.policy)
+
     # ---------------------------------------------------------------------------------------------- one draft
 
-    def _candidates(self, request: Drafted, room: int, price: float = 0.0, *, anew: bool = True) -> list[Candidate]:
-        """Return all drafts, of at most `room` nodes; only those that exist already unless `anew`."""
-        limit = min(self.limit(request), room)
+    def _candidates(
+        self, request: Drafted, room: int, hosts: Iterable[HostSource], price: float, *, branch: bool
+    ) -> list[Candidate]:
+        """Return all drafts of a request that have a node: a device proposer's, and those of some on the host.
+
+        Args:
+            request: the one to draft for.
+            room: most nodes, with those that a grammar forces.
+            hosts: the proposers to ask. After a prediction that has a node, the others are not.
+            price: of a row, in tokens.
+            branch: whether host proposers' drafts may have branches.
+        """
+        state, limit = request.drafting, min(self.limit(request), room)
         if limit < 1:
             return []
         try:
-            return self._find(request, limit, room, self._steps, _LEAST * price, anew=anew, branch=self._branches)
-        except SpanError as error:
-            state, cause = request.drafting, error.__cause__
-            self.faults.add("drafting", request.request_id, cause or error)
+            found: list[Candidate] = []
+            for host in hosts:
+                if draft := host.ask(request, limit, branch=branch):
+                    found.append(self._candidate(request, draft, room, _LEAST * price, hosted=True))
+                    if host is self._predictions:
+                        break
+            else:
+                if state.pending.tokens:
+                    found.append(self._candidate(request, state.pending.cut(limit), room))
+            if not found and state.constraint is not None:  # which may force some
+                found.append(self._candidate(request, NO_DRAFT, room))
+            return [candidate for candidate in found if candidate.draft.tokens]
+        except Exception as error:
+            self.faults.add("drafting", request.request_id, error)
             state.longest, state.prediction, state.device = 0, None, False
             return []
 
-    def _best(self, request: Drafted, room: int) -> Candidate:
+    def _candidate(
+        self, request: Drafted, draft: Draft, room: int, least: float = 0.0, *, hosted: bool = False
+    ) -> Candidate:
+        constraint, intact, own = request.drafting.constraint, len(draft), True
+        if constraint is not None:
+            draft, intact = shape(draft, constraint, request.output_tokens, min(request.remaining - 1, room))
+            own = intact == len(draft)
+        draft = self._belief.apply(draft, request.params, least)
+        if hosted:
+            return Candidate(draft, survivals(draft), frozenset(range(len(draft))))
+        return Candidate(draft, survivals(draft), speculated=intact, pending=own)
+
+    def _best(self, request: Drafted, room: int, branches: bool) -> Candidate:
         """Return one draft: a tree of all candidates, or the one that promises most."""
-        state, params = request.drafting, request.params
-        if not self._branches:
-            return best_of(state.candidates, self.controller.price if self.controller is not None else 0.0)
+        candidates, params = request.drafting.candidates, request.params
+        if not branches:
+            return best_of(candidates, self.policy.price if self.policy is not None else 0.0)
         # A grammar may have added tokens that cost nothing to draft.
-        most = max(min(self.limit(request), room), *(len(one.draft) for one in state.candidates), 0)
-        return union(state.candidates, most, lambda draft: self._calibration.estimate(draft, params))
+        most = max(min(self.limit(request), room), *(len(one.draft) for one in candidates), 0)
+        return union(candidates, most, lambda draft: self._belief.estimate(draft, params))
+
+
+def _permitted(request: Drafted, loaded: Sequence[str]) -> Sequence[str] | None:
+    """Return which of the loaded methods may draft for a request; None if nothing may, not even its prediction."""
+    params, own = request.params, request.params.speculative
+    if params.logits_processors and params.stop:
+        return None  # a step does not know stop strings, and must not call processors for tokens beyond one
+    if own is None:
+        return loaded
+    assert isinstance(own, SpeculationOverride)
+    if not own.enabled or own.method == NO_METHOD:
+        return None
+    return loaded if own.method is None else [name for name in loaded if name == own.method]
+
+
+def _within(request: Drafted, longest: int) -> int:
+    """Return how many nodes, at most `longest`, a request's parameters permit in a draft."""
+    return min(longest, _own_bound(request) or longest)
+
+
+def _own_bound(request: Drafted) -> int | None:
+    """Return the limit on a draft's nodes that the request itself asks for."""
+    own = request.params.speculative
+    return own.num_speculative_tokens if isinstance(own, SpeculationOverride) else None

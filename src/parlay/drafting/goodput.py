@@ -12,16 +12,6 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil, exp, log1p
 
-from parlay.types.draft import Draft
-
-
-def survivals(draft: Draft) -> list[float]:
-    """Return how likely each node is to be accepted, from calibrated probabilities."""
-    found: list[float] = []
-    for parent, prob in zip(draft.parents, draft.probs or (), strict=True):
-        found.append(prob if parent < 0 else found[parent] * prob)
-    return found
-
 
 def choose(
     chances: Sequence[Sequence[float]],

@@ -1,21 +1,14 @@
-"""Asking the host proposers, which need nothing but tokens: which, how often, and what happens when one fails.
-
-A proposer whose drafts are not used is asked less and less often, and sooner again when a node that was left out
-would have been accepted. One that raises, or returns an invalid draft, is not asked again for that request.
-"""
+"""Proposers as drafting sees them, and those on the host, which need nothing but tokens."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from parlay.drafting.prediction import SOURCE as PREDICTION
+from parlay.drafting.state import Drafted
 from parlay.errors import brief
 from parlay.log import logger
 from parlay.proposers.base import HostProposer, Proposer
 from parlay.types.draft import NO_DRAFT, Draft
-
-_MOST_REFUSED = 4  # unused drafts in a row that count: after them a proposer is asked in every 16th step
-_SILENT, _PAUSE = 16, 1  # after so many empty drafts it is asked in every second step
-NEVER = 1 << 62  # the step in which a failed one is asked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,143 +59,124 @@ class Faults:
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
-    """The state of one request with one host proposer.
+class _Shown:
+    """What a host proposer knows of one request: `tenant` may use what it learns, None for nobody."""
 
-    Attributes:
-        prompt: how many tokens the request's prompt has.
-        tenant: whose requests may use what it learns; None for nobody.
-        refused: how many of its drafts in a row were not used.
-        silent: how many empty drafts it returned in a row.
-        wake: the first step in which it is asked again; `NEVER` once it has failed the request.
-        shown: how many of the request's tokens it has been given.
-    """
-
-    prompt: int
     tenant: str | None
-    refused: int = 0
-    silent: int = 0
-    wake: int = 0
-    shown: int = 0
-
-    @property
-    def lost(self) -> bool:
-        """Whether it has failed the request."""
-        return self.wake == NEVER
-
-    def used(self) -> None:
-        """Record that its draft is verified."""
-        self.refused = 0
-
-    def unused(self, step: int) -> None:
-        """Record that its draft is not worth verifying."""
-        self.refused = min(self.refused + 1, _MOST_REFUSED)
-        self.wake = step + (1 << self.refused)
-
-    def missed(self, step: int) -> None:
-        """Record that a node that was left out would have been accepted: it is asked sooner."""
-        self.refused = max(self.refused - 2, 0)
-        self.wake = min(self.wake, step + (1 << self.refused))
+    tokens: int = 0
+    failed: bool = False
 
 
 class Host:
     """One host proposer and the requests that it drafts for.
 
     It is given a request's tokens when it is asked, and at the end if they may help other requests: nothing is paid
-    for tokens that are not needed.
+    for tokens that are not needed. One that raises, or returns an invalid draft, is not asked again for that request.
 
     Attributes:
         name: of the method.
         length: most nodes of its chains.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        vocab_size: int | None,
-        failed: Callable[[str, int, Exception], None],
-    ) -> None:
+    def __init__(self, method: Method, vocab_size: int | None, faults: Faults) -> None:
         """Begin without requests.
 
         Args:
             method: with a host proposer.
             vocab_size: draft tokens have ids below this; None skips the check.
-            failed: called with each failure.
+            faults: counts and logs failures.
         """
         assert isinstance(method.proposer, HostProposer)
         self.name, self.length, self._most = method.name, method.length, method.most
         self._proposer: HostProposer = method.proposer
-        self._vocab_size = vocab_size
-        self._failed = failed
-        self._turns: dict[int, Turn] = {}
+        self._vocab_size, self._faults = vocab_size, faults
+        self._shown: dict[int, _Shown] = {}
 
-    def admit(self, request_id: int, prompt: int, tenant: str | None) -> Turn:
-        """Register a request with a prompt of so many tokens; tenant None if nothing is to be remembered."""
-        turn = self._turns[request_id] = Turn(prompt, tenant)
-        return turn
+    def admit(self, request: Drafted, tenant: str | None) -> None:
+        """Register a request that runs for the first time; tenant None if nothing of it is to be remembered."""
+        self._shown[request.request_id] = _Shown(tenant)
 
-    def forget(self, request_id: int, tokens: Sequence[int]) -> None:
-        """Drop a request, after giving it tokens that may help others; unknown requests are ignored."""
-        turn = self._turns.get(request_id)
-        if turn is None:
+    def forget(self, request: Drafted) -> None:
+        """Drop a request, after giving the proposer tokens that may help others; unknown requests are ignored."""
+        shown = self._shown.get(request.request_id)
+        if shown is None:
             return
-        if self._proposer.learns and turn.tenant is not None:
-            self._show(request_id, turn, tokens)
-        if self._turns.pop(request_id, None) is not None and turn.shown:
-            try:
-                self._proposer.forget(request_id)
-            except Exception as error:
-                self._failed(self.name, request_id, error)
+        if self._proposer.learns and shown.tenant is not None:
+            self._show(request, shown)
+        self._drop(request.request_id)
 
     def reset(self) -> None:
         """Drop all requests, and whatever the proposer has learnt."""
-        self._turns.clear()
+        self._shown.clear()
         self._proposer.reset()
 
-    def ask(self, request_id: int, turn: Turn, tokens: Sequence[int], budget: int, step: int, branch: bool) -> Draft:
-        """Return its draft of at most `budget` nodes to follow `tokens`; if `branch`, a tree; none in a pause."""
-        if turn.wake > step:
+    def ask(self, request: Drafted, budget: int, *, branch: bool) -> Draft:
+        """Return its draft of at most `budget` nodes to follow a request's tokens; if `branch`, a tree."""
+        shown = self._shown.get(request.request_id)
+        if shown is None or shown.failed:
             return NO_DRAFT
-        self._show(request_id, turn, tokens)
-        if turn.lost:
+        self._show(request, shown)
+        if shown.failed:
             return NO_DRAFT
         try:
             if branch:
-                draft = self._proposer.branch(request_id, min(budget, self._most)).cut(budget)
+                draft = self._proposer.branch(request.request_id, min(budget, self._most)).cut(budget)
             else:
-                draft = self._proposer.propose(request_id, min(budget, self.length)).cut(budget)
+                draft = self._proposer.propose(request.request_id, min(budget, self.length)).cut(budget)
             if draft.tokens:
                 check_draft(draft, self._vocab_size)
-                turn.silent = 0
-                return draft
         except Exception as error:
-            self._fail(request_id, error)
+            self._fail(request.request_id, error)
             return NO_DRAFT
-        turn.silent += 1
-        turn.wake = step + 1 + (_PAUSE if turn.silent > _SILENT else 0)
         return draft
 
-    def _show(self, request_id: int, turn: Turn, tokens: Sequence[int]) -> None:
+    def _show(self, request: Drafted, shown: _Shown) -> None:
         """Give it the tokens that it has not seen."""
-        first = turn.shown
-        if first == len(tokens) or turn.lost:
+        first, tokens, own = shown.tokens, request.tokens, request.request_id
+        if first == len(tokens) or shown.failed:
             return
-        turn.shown = len(tokens)
+        shown.tokens = len(tokens)
         try:
             if not first:
-                first = turn.prompt
-                self._proposer.admit(request_id, tokens[:first], turn.tenant)
+                first = len(request.prompt_tokens)
+                self._proposer.admit(own, tokens[:first], shown.tenant)
             if first < len(tokens):
-                self._proposer.observe(request_id, tokens[first:])
+                self._proposer.observe(own, tokens[first:])
         except Exception as error:
-            self._fail(request_id, error)
+            self._fail(own, error)
 
     def _fail(self, request_id: int, error: Exception) -> None:
-        self._failed(self.name, request_id, error)
-        turn = self._turns.get(request_id)
-        if turn is not None:
-            turn.wake = NEVER
-            self.forget(request_id, ())
+        self._faults.add(self.name, request_id, error)
+        shown = self._shown.get(request_id)
+        if shown is not None:
+            shown.failed = True
+            self._drop(request_id)
+
+    def _drop(self, request_id: int) -> None:
+        shown = self._shown.pop(request_id, None)
+        if shown is not None and shown.tokens:
+            try:
+                self._proposer.forget(request_id)
+            except Exception as error:
+                self._faults.add(self.name, request_id, error)
+
+
+class Predictions:
+    """The predictions of all requests, as a proposer on the host."""
+
+    name = PREDICTION
+
+    def ask(self, request: Drafted, budget: int, *, branch: bool) -> Draft:
+        """Return the next tokens of a request's prediction, at most `budget`; it has no branches."""
+        follower = request.drafting.prediction
+        if follower is None:
+            return NO_DRAFT
+        follower.observe(request.output_tokens)
+        return follower.propose(budget)
+
+    def forget(self, request: Drafted) -> None:
+        """Drop what a request had predicted."""
+        request.drafting.prediction = None
 
 
 def check_draft(draft: Draft, vocab_size: int | None) -> None:

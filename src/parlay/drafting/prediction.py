@@ -5,8 +5,8 @@ While the output follows the prediction, the nodes are its next tokens. Where th
 now ends the output is looked up in the prediction: first ahead of where they parted, since an edit seldom goes back,
 and nearest to it. After a match at most twice as many tokens are drafted as agree: a coincidence costs little.
 
-This is no method of the engine but a further source beside the loaded ones: a request brings it along, it drafts
-first, and where it has no node the loaded proposer has its turn. Its state is part of the request and ends with it.
+This is no method of the engine but a further proposer on the host, which a request brings along: it is asked first,
+and where it has no node the loaded ones are. Its state is part of the request and ends with it.
 
 Wins on edits of code and documents. Loses one draft where the prediction is wrong from the beginning, and next to
 nothing later: where no two tokens in a row are in it, there is no node.
@@ -50,6 +50,7 @@ class Follower:
         self._prediction = prediction
         self._at = 0  # where the output is in the prediction, or was when they parted
         self._trust = len(prediction.tokens)  # most tokens to draft
+        self._seen = 0  # tokens of the output
         self._tail: tuple[int, ...] = ()  # the end of the output, as long as an n-gram
 
     @property
@@ -57,15 +58,16 @@ class Follower:
         """Whether there is a node for what comes next."""
         return self._trust > 0 and self._at < len(self._prediction.tokens)
 
-    def observe(self, tokens: Sequence[int]) -> None:
-        """Record what was emitted."""
-        for token in tokens:
+    def observe(self, output: Sequence[int]) -> None:
+        """Follow what was emitted, from where this was called last."""
+        for token in output[self._seen :]:
             self._tail = (*self._tail[1 - LONGEST :], token)
             if self.follows and self._prediction.tokens[self._at] == token:
                 self._at += 1
                 self._trust += _TRUST
             else:
                 self._look_up()
+        self._seen = len(output)
 
     def propose(self, budget: int) -> Draft:
         """Return a chain of at most `budget` nodes: the prediction's next tokens."""

@@ -1,18 +1,17 @@
-"""What drafting keeps of one request, and what it reads of it."""
+"""What drafting keeps of one request, what it reads of it, and what it answers to the scheduler."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from parlay.acceptance.tree import in_order
-from parlay.drafting.hosts import NEVER, Host, Turn
 from parlay.drafting.prediction import Follower
 from parlay.kv.table import BlockTable
 from parlay.sampling.grammar import Constraint
-from parlay.types.draft import NO_DRAFT, ROOT, Draft
+from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.params import SamplingParams
-from parlay.types.plan import CatchUp, ProposerState
+from parlay.types.plan import CatchUp, Proposal, ProposerState, Span, Verdict
 
 
 class Why(StrEnum):
@@ -31,29 +30,33 @@ class Candidate:
     """One of the drafts that were made of a request in a step.
 
     Attributes:
-        draft: with calibrated probabilities.
-        chances: of each node that it and all nodes on its path to the root are accepted, as far as its source is to
-            be trusted.
-        turn: the request's state with the host proposer that drafted; None if none did.
+        draft: with the probabilities of `Belief`.
+        chances: of each node that it and all nodes on its path to the root are accepted.
+        hosted: the nodes that proposers on the host drafted.
         speculated: how many of the first nodes are a device proposer's, in the order in which its layers hold them.
         pending: whether it is a device proposer's, with nothing added or removed.
-        trust: what its chances were multiplied with.
-        joined: of a union of several, the nodes that host proposers guessed.
+        joined: whether it is a union of several.
     """
 
     draft: Draft
     chances: list[float]
-    turn: Turn | None = None
+    hosted: frozenset[int] = frozenset()
     speculated: int = 0
     pending: bool = False
-    trust: float = 1.0
-    joined: frozenset[int] | None = None
+    joined: bool = False
 
-    def guessed(self, nodes: Iterable[int]) -> int:
-        """Return how many of some nodes host proposers guessed."""
-        if self.joined is not None:
-            return sum(node in self.joined for node in nodes)
-        return sum(1 for _ in nodes) if self.turn is not None else 0
+    def count_hosted(self, nodes: Iterable[int]) -> int:
+        """Return how many of some nodes proposers on the host drafted."""
+        return sum(node in self.hosted for node in nodes)
+
+
+class HostSource(Protocol):
+    """A source of drafts that needs nothing but a request's tokens."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    def ask(self, request: "Drafted", budget: int, *, branch: bool) -> Draft: ...  # noqa: D102
+    def forget(self, request: "Drafted") -> None: ...  # noqa: D102
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -65,16 +68,12 @@ class DraftState:
         prediction: how far the output has followed the one that its user predicts; None where there is none, or none
             that may be used, and when the request has ended.
         longest: most nodes that its parameters and the loaded proposers allow.
-        hosts: those that may draft for it.
-        turns: its state with each of them, once it runs.
-        wake: the first step in which one of them is to be asked.
-        lucky: whether a node of the last step's draft was accepted.
+        hosts: the proposers on the host that may draft for it.
         device: whether a device proposer may draft for it.
-        holding: the input of a head of pairs that holds the states of all computed tokens which its layers have not
-            seen; None if it does not.
-        scout: whether it is to hold them though drafts are far from paying.
+        scout: whether a device proposer that is off follows it from its first token on, for a trial.
         layers: how far a device proposer's cache layers have come.
         pending: the device proposer's draft for the next step.
+        hit: whether a node of its last draft was accepted.
         candidates: all drafts that were made for this step.
         best: one tree of them all; None if there are none.
         taken: those of its nodes that are worth verifying.
@@ -85,15 +84,12 @@ class DraftState:
     constraint: Constraint | None = None
     prediction: Follower | None = None
     longest: int = 0
-    hosts: tuple[Host, ...] = ()
-    turns: tuple[tuple[Host, Turn], ...] = ()
-    wake: int = 0
-    lucky: bool = False
+    hosts: tuple[HostSource, ...] = ()
     device: bool = False
-    holding: CatchUp | None = None
     scout: bool = False
     layers: ProposerState = field(default_factory=ProposerState)
     pending: Draft = NO_DRAFT
+    hit: bool = False
     candidates: list[Candidate] = field(default_factory=list)
     best: Candidate | None = None
     taken: Sequence[int] = ()
@@ -105,45 +101,16 @@ class DraftState:
         """Whether the next tokens are taken from the user's prediction, which has held so far."""
         return self.prediction is not None and self.prediction.follows
 
-    @property
-    def restless(self) -> bool:
-        """Whether a step must consider it: there is a draft already, or a prediction or grammar that may give one."""
-        known = self.pending.tokens or self.layers.speculated or self.candidates
-        return bool(self.lucky or known) or self.prediction is not None or self.constraint is not None
-
-    @property
-    def own_nodes(self) -> int:
-        """How many of the nodes taken no host proposer guessed."""
-        return len(self.taken) - self.best.guessed(self.taken) if self.best is not None else 0
-
-    def verified(self, judged: Sequence[tuple[int, bool]], n: int) -> list[tuple[float, bool]]:
-        """Return the probability of each of the first `n` nodes taken that were judged, and whether it was right."""
-        assert self.best is not None
-        probs, taken = self.best.draft.probs, self.taken[:n]
-        return [(probs[node], right) for node, right in judged if node in taken] if probs is not None else []
-
-    def take(self, nodes: Sequence[int], step: int) -> None:
-        """Choose nodes of the best draft in a step."""
+    def take(self, nodes: Sequence[int]) -> None:
+        """Choose nodes of the best draft."""
         assert self.best is not None
         nodes = in_order(self.best.draft, nodes)
         self.taken, self.chosen = nodes, self.best.draft.select(nodes)
         self.why = Why.NO_ROOM if nodes else self.why
-        tree, joined = self.best.draft, self.best.joined is not None
-        begun = {tree.tokens[node] for node in nodes if tree.parents[node] == ROOT}
-        for candidate in self.candidates:
-            if candidate.turn is not None:
-                if (joined or candidate is self.best) and candidate.draft.tokens[0] in begun:
-                    candidate.turn.used()
-                else:
-                    candidate.turn.unused(step)
         if self.layers.speculated:
             # A device proposer's layers hold its nodes in order, up to the first that is left out.
             intact = min(sum(node == place for place, node in enumerate(nodes)), self.best.speculated)
             self.layers = replace(self.layers, speculated=min(self.layers.speculated, intact))
-
-    def rest(self) -> None:
-        """Compute when a host proposer is to be asked again."""
-        self.wake = min((turn.wake for _, turn in self.turns), default=NEVER)
 
     def clear(self) -> None:
         """Forget the drafts of a step."""
@@ -156,6 +123,8 @@ class Drafted(Protocol):
     @property
     def request_id(self) -> int: ...  # noqa: D102
     @property
+    def prompt_tokens(self) -> Sequence[int]: ...  # noqa: D102
+    @property
     def params(self) -> SamplingParams: ...  # noqa: D102
     @property
     def tenant(self) -> str: ...  # noqa: D102
@@ -166,8 +135,83 @@ class Drafted(Protocol):
     @property
     def computed(self) -> int: ...  # noqa: D102
     @property
+    def gap(self) -> int: ...  # noqa: D102
+    @property
     def remaining(self) -> int: ...  # noqa: D102
+    @property
+    def longest(self) -> int: ...  # noqa: D102
     @property
     def table(self) -> BlockTable: ...  # noqa: D102
     @property
     def drafting(self) -> DraftState: ...  # noqa: D102
+
+
+class Rows(NamedTuple):
+    """What a request runs in a step besides its draft.
+
+    Attributes:
+        known: tokens that the target has yet to compute.
+        rerun: tokens that it runs once more for their states.
+    """
+
+    known: int
+    rerun: int
+
+
+class Part(NamedTuple):
+    """Drafting's part in a step for one request: the nodes to verify, and a device proposer's input."""
+
+    draft: Draft = NO_DRAFT
+    catch_up: CatchUp = CatchUp()
+
+
+PLAIN = Part()
+
+
+@dataclass(slots=True)
+class StepDrafts:
+    """What drafting makes of a step, and has to remember of it until its result.
+
+    Attributes:
+        parts: by the scheduler's order of requests.
+        forgotten: requests of which a device proposer is to drop all that it holds.
+        emitting: number of requests that emit in it.
+        fair: whether the geometric mean of requests' speeds counts, not the arithmetic one.
+        plain: seconds that it is expected to take without drafts.
+        active: whether any proposer on the host was asked, or had drafted before.
+        drafted: whether any draft is verified in it.
+        gained: sum over its requests of what drafts have gained them, by the mean that counts.
+        timed: whether its time is to be learnt.
+        asking: seconds of asking host proposers, which are no part of its cost.
+        length: most nodes in a row that a device proposer makes at its end.
+    """
+
+    parts: Sequence[Part] = ()
+    forgotten: tuple[int, ...] = ()
+    emitting: int = 1
+    fair: bool = False
+    plain: float = 0.0
+    active: bool = False
+    drafted: bool = False
+    gained: float = 0.0
+    timed: bool = True
+    asking: float = 0.0
+    length: int = 0
+
+
+class Outcome(NamedTuple):
+    """What became of one request's part in a step.
+
+    Attributes:
+        request: itself.
+        span: its part of the plan.
+        verdict: the target's.
+        proposal: a device proposer's.
+        ended: whether the request has ended.
+    """
+
+    request: Drafted
+    span: Span
+    verdict: Verdict
+    proposal: Proposal
+    ended: bool

@@ -8,7 +8,7 @@ the others comes next. A node belongs to the proposer that gives it the highest 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from parlay.drafting.goodput import survivals
+from parlay.drafting.belief import survivals
 from parlay.drafting.state import Candidate
 from parlay.types.draft import ROOT, Draft
 
@@ -45,8 +45,8 @@ def union(candidates: Sequence[Candidate], most: int, calibrate: Callable[[Draft
     sources, odds = tuple(owner.source for owner in owners), tuple(owner.odds for owner in owners)
     draft = calibrate(Draft(tuple(tokens), tuple(parents), sources, None, None, odds))
     chances: list[float] = []
-    for parent, chance, owner in zip(parents, survivals(draft), owners, strict=True):
-        chances.append(min(owner.trust * chance, 1.0 if parent == ROOT else chances[parent]))
+    for parent, chance in zip(parents, survivals(draft), strict=True):
+        chances.append(min(chance, 1.0 if parent == ROOT else chances[parent]))
     nodes: Sequence[int] = range(len(tokens))
     if len(nodes) > most:  # a parent is never less likely than its child, and comes before it
         nodes = sorted(sorted(nodes, key=lambda node: -chances[node])[:most])
@@ -55,7 +55,8 @@ def union(candidates: Sequence[Candidate], most: int, calibrate: Callable[[Draft
         draft.select(nodes),
         [chances[node] for node in nodes],
         speculated=intact,
-        joined=frozenset(place for place, node in enumerate(nodes) if owners[node].hosted),
+        hosted=frozenset(place for place, node in enumerate(nodes) if owners[node].hosted),
+        joined=True,
     )
 
 
@@ -65,12 +66,11 @@ def best_of(candidates: Sequence[Candidate], price: float) -> Candidate:
 
 
 class _Owner(NamedTuple):
-    """Who is surest of a node: its own estimate and the calibrated one, how far to trust it, what kind it is."""
+    """Who is surest of a node: the estimate of `Belief` and its own, and whether it is on the host."""
 
     prob: float
     source: str
     odds: float
-    trust: float
     hosted: bool
 
 
@@ -78,7 +78,7 @@ def _owner(one: Candidate, node: int) -> _Owner:
     draft = one.draft
     assert draft.probs is not None
     assert draft.odds is not None
-    return _Owner(draft.probs[node], draft.source[node], draft.odds[node], one.trust, one.turn is not None)
+    return _Owner(draft.probs[node], draft.source[node], draft.odds[node], node in one.hosted)
 
 
 def _within(draft: Draft, other: Draft) -> bool:

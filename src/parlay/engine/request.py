@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import fsum
-from typing import NamedTuple
 
 from parlay.config.verification import COUPLED
 from parlay.drafting.state import DraftState
@@ -16,18 +15,6 @@ from parlay.types.params import DrawParams, SamplingParams
 from parlay.types.plan import TokenLogprobs
 from parlay.types.processor import RowProcessor
 from parlay.types.stats import DraftStats
-
-
-class Rows(NamedTuple):
-    """What a request runs in a step besides its draft.
-
-    Attributes:
-        known: tokens that the target has yet to compute.
-        rerun: tokens that it runs once more for their states.
-    """
-
-    known: int
-    rerun: int
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,14 +8,13 @@ makes them.
 import itertools
 from bisect import insort_left, insort_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import attrgetter
 
 from parlay.config import EngineConfig
 from parlay.drafting.drafting import Drafting
-from parlay.drafting.notes import Notes
-from parlay.drafting.offers import NOTHING, Offer
-from parlay.engine.request import Request, Rows
+from parlay.drafting.state import Outcome, Part, Rows, StepDrafts
+from parlay.engine.request import Request
 from parlay.engine.stats import EngineStats
 from parlay.kv.pool import BlockPool
 from parlay.sampling.bound_processor import BoundProcessor, OutputTokens
@@ -55,7 +54,7 @@ class Scheduler:
         self._waiting: list[Request] = []  # by priority, those of one in order of arrival, preempted ones before them
         self._running: list[Request] = []  # in order of admission
         self._under_way: dict[int, Request] = {}  # by id: those in plans that are not committed
-        self._notes = deque[tuple[Plan, Notes]]()  # these plans, in order
+        self._drafts = deque[tuple[Plan, StepDrafts]]()  # these plans, in order
         self._preempted: set[Request] = set()  # of those: who is to lose its blocks afterwards
         self._left = 0  # rows left in the plan being made
         self._half: Request | None = None  # the one whose tokens are being committed
@@ -128,16 +127,19 @@ class Scheduler:
         # If blocks ran out, an admitted request would only take them from those that lack them.
         if not short and len(self._waiting) == waiting:
             self._admit(rows, now)
-        spans = tuple(self._spans(rows))
-        plan = Plan(next(self._plan_ids), spans, self.drafting.forgotten() if spans else ())
-        if spans:
-            self._under_way |= {request.request_id: request for request in rows}
-            self._notes.append((plan, self.drafting.step))
+        if not rows:
+            return Plan(next(self._plan_ids), ())
+        most = self._config.max_num_batched_tokens
+        drafts = self.drafting.plan(rows.items(), self._left, most, waiting=bool(self._waiting))
+        spans = tuple(map(self._span, rows, rows.values(), drafts.parts))
+        plan = Plan(next(self._plan_ids), spans, drafts.forgotten)
+        self._under_way |= {request.request_id: request for request in rows}
+        self._drafts.append((plan, drafts))
         return plan
 
     def _part(self, free: int) -> int:
         """Return how many of the running requests a plan takes, of those that are in no other one."""
-        more = max(self._stages - len(self._notes), 1)
+        more = max(self._stages - len(self._drafts), 1)
         return min(-(-len(self._running) // self._stages), -(-free // more))
 
     def _reserve(self, request: Request, rows: dict[Request, Rows]) -> bool:
@@ -157,7 +159,7 @@ class Scheduler:
         return True
 
     def _fits(self, request: Request, rows: dict[Request, Rows]) -> bool:
-        left, again = self._left, self.drafting.states(request)
+        left, again = self._left, self.drafting.rerun(request)
         # States that a proposer lacks come first if they are few: without them it could not use those of this step,
         # which would then have to run once more too.
         if again > min(request.gap, left - again):
@@ -214,31 +216,9 @@ class Scheduler:
             self._running.append(request)  # first, so that it is always in a queue
             self._waiting.remove(request)
 
-    def _spans(self, rows: dict[Request, Rows]) -> Iterator[Span]:
-        """Yield the spans, with drafts where rows and blocks are left: to each request an equal share."""
-        most = self._config.max_num_batched_tokens
-        emitting = [r for r, (known, _) in rows.items() if known == r.gap]
-        sharing = dict.fromkeys(r for r in emitting if self.drafting.limit(r, len(emitting)) > 0)
-        drafting, left = len(sharing), self._left
-        keys = sum(r.computed + known for r, (known, _) in rows.items())
-        waiting = bool(self._waiting)
-        self.drafting.prepare(tuple(sharing), len(emitting), most - left, keys, left, waiting=waiting)
-        catching = max(2, most // 4)  # rows that run again: all requests wait for them
-        next_share = most // max(drafting, 1) - 1  # the next step will have about as many requests
-        for request, (known, again) in rows.items():
-            end = request.computed + known
-            offer = self.drafting.draft(request, end, left, next_share)
-            if offer.slots and not request.table.grow(min(end + offer.slots, request.longest)):
-                offer = NOTHING
-            if (offer.draft.tokens or offer.states) and request in sharing:
-                left -= len(offer.draft)
-                # Requests catch up one after another: with a row a step none would, as the target advances too.
-                missing, room = max(offer.states - again, 0), min(left, catching)
-                further = missing if missing <= room else room if room > 1 else 0
-                again, left, catching = again + further, left - further, catching - further
-            yield self._span(request, end, offer, again)
-
-    def _span(self, request: Request, end: int, offer: Offer, again: int) -> Span:
+    @staticmethod
+    def _span(request: Request, rows: Rows, part: Part) -> Span:
+        end = request.computed + rows.known
         return Span(
             request_id=request.request_id,
             tokens=tuple(request.tokens[request.computed : end]),
@@ -246,18 +226,24 @@ class Scheduler:
             blocks=tuple(request.table.blocks),
             seed=request.seed,
             params=request.draw,
-            draft=offer.draft,
+            draft=part.draft,
             sample=end == len(request.tokens),
             stop_ids=request.stop_ids,
             scored=request.prompt_tokens[request.computed + 1 : end + 1] if request.scoring_prompt else (),
             remaining=request.remaining,
-            catch_up=self.drafting.catch_up(request, offer, end, again),
+            catch_up=part.catch_up,
         )
 
     # ----------------------------------------------------------------------------------------------- committing
 
-    def commit(self, plan: Plan, output: StepOutput, now: float) -> list[Request]:
+    def commit(self, plan: Plan, output: StepOutput, now: float, seconds: float = 0.0) -> list[Request]:
         """Turn a step's verdicts into progress.
+
+        Args:
+            plan: the step's.
+            output: what came of it.
+            now: the engine's clock.
+            seconds: that the step took.
 
         Returns:
             The requests that emitted tokens or finished, in the plan's order.
@@ -266,7 +252,9 @@ class Scheduler:
             SpanError: one request could not be committed; for those after it the step is lost.
         """
         assert output.plan_id == plan.plan_id, "an answer to another plan"
-        requests, moved = self.take_back(plan), []
+        drafts = next((drafts for one, drafts in self._drafts if one is plan), StepDrafts())
+        requests, moved, failed = self.take_back(plan), list[Request](), None
+        outcomes: list[Outcome] = []
         for span, verdict, proposal in zip(plan.spans, output.verdicts, output.proposals, strict=True):
             request = requests[span.request_id]
             if request.finish_reason is not None:  # aborted while the step was under way
@@ -276,13 +264,23 @@ class Scheduler:
                 self._advance(request, span, verdict)
                 rows = min(span.start + len(span.tokens), len(request.prompt_tokens)) - span.start
                 self.stats.prefilled += max(rows, 0)
-                self.drafting.advance(request, proposal)
                 if span.sample:
                     self._emit(request, span, verdict, now)
                     moved.append(request)
             except Exception as error:
-                raise SpanError(request.request_id) from error
+                failed = SpanError(request.request_id)
+                failed.__cause__ = error
+                break
+            outcomes.append(Outcome(request, span, verdict, proposal, request.finish_reason is not None))
         self._half = None
+        judged = self.drafting.learn(drafts, plan, output, outcomes, seconds)
+        for outcome, nodes in zip(outcomes, judged, strict=True):
+            self.stats.reliability.judge(nodes)
+            if outcome.span.sample and not outcome.ended:
+                own = requests[outcome.span.request_id]
+                own.table.trim(max(len(own.tokens), self.drafting.reach(own)))
+        if failed is not None:
+            raise failed
         for request in requests.values():
             if request in self._preempted:
                 self.preempt(request)
@@ -293,11 +291,10 @@ class Scheduler:
 
         Without a commit, a later plan does its work.
         """
-        own = next((one for one in self._notes if one[0] is plan), None)
+        own = next((one for one in self._drafts if one[0] is plan), None)
         if own is None:
             return {}
-        self._notes.remove(own)
-        self.drafting.step = own[1]
+        self._drafts.remove(own)
         requests = {span.request_id: self._under_way.pop(span.request_id) for span in plan.spans}
         for request in requests.values():
             if request.finish_reason is not None:
@@ -342,21 +339,16 @@ class Scheduler:
         if span.draft.tokens:
             counts.guesses.add(len(span.draft), range(len(path)), unfollowed=unfollowed)
             counts.per_step.append((len(span.draft), len(path)))
-        ended = reason is not None or verdict.error is not None
-        judged = self.drafting.observe(request, span, verdict, request.tokens[known:], ended=ended)
-        self.stats.judge(span.draft.source, path, judged, request.drafting.why, unfollowed=unfollowed)
+        self.stats.judge(span.draft.source, path, request.drafting.why, unfollowed=unfollowed)
         if request.params.return_rejected:
             at = known - len(request.prompt_tokens) + len(path)
             nodes = enumerate(zip(span.draft.tokens, span.draft.source, strict=True))
             request.rejected.extend(Rejected(at, *drafted) for node, drafted in nodes if node not in path)
         if reason is not None:
             self.finish(request, reason, now)
-            return
-        if verdict.error is not None:
+        elif verdict.error is not None:
             request.error = verdict.error
             self.finish(request, "abort", now)
-            return
-        request.table.trim(max(len(request.tokens), self.drafting.reach(request)))
 
     def mend(self, now: float, *, processing: bool = True) -> None:
         """Begin anew after an exception that came from outside in the middle of anything.
@@ -366,7 +358,7 @@ class Scheduler:
         """
         running, half = set(self._running), self._half
         every = list(dict.fromkeys([*self._running, *self._waiting, *self._under_way.values()]))
-        self._under_way, self._notes, self._preempted, self._half, self._left = {}, deque(), set(), None, 0
+        self._under_way, self._drafts, self._preempted, self._half, self._left = {}, deque(), set(), None, 0
         for request in every:
             request.table.drop()
             request.computed = 0

@@ -9,11 +9,11 @@ from typing import Any
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import AUTO, PLAIN, TreeShape
 from parlay.config.verification import BLOCK, DRAWN
-from parlay.drafting.controller import Controller
-from parlay.drafting.cost import StepCost
-from parlay.drafting.device_lengths import DeviceLengths
+from parlay.drafting.belief import Belief
+from parlay.drafting.cost import DraftCost, StepCost
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.hosts import Method
+from parlay.drafting.policy import Ahead, Policy
 from parlay.drafting.remembered import CostFile, Costs
 from parlay.engine.timing import timed_passes
 from parlay.errors import ConfigError, RequestError, nearest
@@ -168,17 +168,16 @@ def make_drafting(
         key_share: see `StepCost`.
         file: where costs are kept from one run to the next.
     """
-    controller = None
+    policy = None
     if config.lengths != "fixed" and config.method != PLAIN:
-        controller = _controller(
-            config, methods, StepCost(engine.max_num_batched_tokens, key_share), runner, num_blocks, file
-        )
+        cost = StepCost(engine.max_num_batched_tokens, key_share)
+        policy = _policy(config, methods, cost, runner, num_blocks, file)
     return Drafting(
         methods,
         predicted_length=config.num_speculative_tokens,
         share_prefixes=engine.enable_prefix_caching,
-        controller=controller,
-        tree=isinstance(config.tree, TreeShape) or (config.tree == "auto" and controller is not None),
+        policy=policy,
+        tree=isinstance(config.tree, TreeShape) or (config.tree == "auto" and policy is not None),
         most_nodes=config.most_nodes,
         longest_text=config.max_model_len,
         remember=config.remember_responses is not False,
@@ -192,15 +191,15 @@ def _identity(model: object) -> str:
     return str(path.resolve() if path.exists() else model)
 
 
-def _controller(
+def _policy(
     config: SpeculativeConfig,
     methods: tuple[Method, ...],
     cost: StepCost,
     runner: ModelRunner,
     num_blocks: int,
     file: CostFile,
-) -> Controller:
-    """Return a controller that starts from saved costs, or else from passes that are timed now."""
+) -> Policy:
+    """Return a policy that starts from what an earlier run has learnt, or else from passes that are timed now."""
     known = file.read()
     cost.recall(known.steps)
     if not known.steps:
@@ -209,19 +208,16 @@ def _controller(
         cost.learn(passes)
         table = ", ".join(f"{rows}: {1e3 * seconds:.2f}" for rows, seconds in passes)
         logger.info("timed passes in %.2f s; ms by rows: %s", perf_counter() - began, table)
-    name, length = next(((m.name, m.length) for m in methods if isinstance(m.proposer, DeviceProposer)), ("", 0))
+    name = next((m.name for m in methods if isinstance(m.proposer, DeviceProposer)), "")
     models = [one.options["model"] for one in (config, *config.several) if "model" in one.options]
-    name = f"{name} {_identity(next(iter(models), None))}" if name else ""
+    model = f"{name} {_identity(next(iter(models), None))}"  # in the file, where a name may have several models
+    belief = Belief({name: known.acceptance[model]} if model in known.acceptance else {})
+    ahead = Ahead(name, cost, belief, DraftCost(known.drafting.get(model))) if name else None
 
-    def keep(cost: StepCost, ahead: DeviceLengths) -> None:
-        times = ahead.times.known if name else {}
-        file.write(Costs(cost.known, {name: times} if times else {}, {name: ahead.acceptance.known} if times else {}))
+    def keep(policy: Policy) -> None:
+        saved = Costs(policy.cost.known)
+        if policy.ahead is not None and policy.ahead.cost.known:
+            saved.drafting[model], saved.acceptance[model] = policy.ahead.cost.known, policy.ahead.belief.known
+        file.write(saved)
 
-    return Controller(
-        cost,
-        length,
-        fair=config.lengths == "latency",
-        drafting=known.drafting.get(name),
-        chances=known.chances.get(name, ()),
-        keep=keep,
-    )
+    return Policy(cost, belief, ahead, fair=config.lengths == "latency", keep=keep)

@@ -21,12 +21,13 @@ class Reliability:
     expected: list[float] = field(default_factory=lambda: [0.0] * 10)
     accepted: list[int] = field(default_factory=lambda: [0] * 10)
 
-    def add(self, prob: float, accepted: bool) -> None:
-        """Count one node."""
-        place = min(int(prob * 10), 9)
-        self.judged[place] += 1
-        self.expected[place] += prob
-        self.accepted[place] += accepted
+    def judge(self, nodes: Iterable[tuple[float, bool]]) -> None:
+        """Count nodes: the probability of each, and whether it was accepted."""
+        for prob, accepted in nodes:
+            place = min(int(prob * 10), 9)
+            self.judged[place] += 1
+            self.expected[place] += prob
+            self.accepted[place] += accepted
 
     @property
     def error(self) -> float:
@@ -61,7 +62,6 @@ class EngineStats(Stats):
         self,
         sources: Sequence[str],
         path: Sequence[int],
-        judged: Iterable[tuple[float, bool]] = (),
         why: str = "",
         *,
         unfollowed: bool = False,
@@ -71,13 +71,10 @@ class EngineStats(Stats):
         Args:
             sources: which proposer drafted each node.
             path: its accepted nodes, root to leaf.
-            judged: of the nodes that the target judged, their probabilities and whether they were accepted.
             why: the reason why there was no draft, if there was none.
             unfollowed: whether the last accepted node ended the request.
         """
         self.turns += 1
-        for prob, accepted in judged:
-            self.reliability.add(prob, accepted)
         if not sources:
             self.undrafted[why] += 1
             return

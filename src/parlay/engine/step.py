@@ -252,8 +252,8 @@ def drive(scheduler: Scheduler, worker: Worker) -> tuple[list[Request], StepTime
         return expired, None
     with _taken_back_if_it_fails(oldest, scheduler, worker):
         output = worker.finish()
-        moved = scheduler.commit(oldest, output, perf_counter())
-    scheduler.drafting.timed(oldest, output, perf_counter() - now)
+        end = perf_counter()
+        moved = scheduler.commit(oldest, output, end, end - now)
     return expired + moved, output.times
 
 

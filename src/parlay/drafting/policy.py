@@ -1,0 +1,382 @@
+"""What drafts are worth: whether host proposers are asked, how long a device proposer drafts, what is verified.
+
+All of it follows from the measured cost of steps and of drafting (`cost`), how often draft tokens are accepted
+(`belief`), and for what is not expected to pay, the time that may be lost (`budget`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+from parlay.drafting.belief import Belief
+from parlay.drafting.budget import Budget
+from parlay.drafting.cost import DraftCost, StepCost
+from parlay.drafting.goodput import best_draft, choose
+
+# Factors in goodput for which drafting is begun, and continued: a smaller expected gain may as well be a loss, since
+# neither costs nor probabilities are known that exactly.
+_BEGIN, _GO_ON = 1.06, 1.04
+_AHEAD = 1.03  # for which a device proposer begins; what it has drafted is verified if it gains anything
+_NODES = (1, 2, 4, 8, 16)  # draft sizes whose price is computed
+_HOPELESS = 0.95  # tokens: no draft token is that likely to be accepted
+# Seconds of a step without drafts below which drafts are chains of one proposer: joining several drafts and judging
+# every branch takes a tenth of a millisecond.
+_SHORT = 0.005
+# Plain steps are run to learn their cost: after so many steps with drafts at first, and at last. A device proposer's
+# weights evict the target's from the processor's caches, so it pauses for several steps, the first of which does not
+# count, less often.
+_BUSY, _SELDOM, _PAUSE = 8, 128, 4
+_SURPRISE = 0.85  # of the expected seconds of such a step: if it took less, they are as frequent as at first again
+_ASKS = 128  # of a host proposer for one request: before anything is decided, and what is saved for
+_STEPS = 8  # plain steps: losses that drafts which have paid may cause before asking ends
+_OWED = 32  # times asking for one request
+_NEWS = 0.05  # weight of a new time in the moving average of asking
+_MOST = 4.0  # longest time that counts, as a factor of the usual one: processes are stopped now and then
+_RUN = 6.0  # drafts of a device proposer that are saved up for: with fewer a trial tells little
+_LOST = 0.1  # least share of a trial's seconds that is counted as lost, however likely it is to be accepted
+_EPOCH = 8  # steps after which a device proposer's length is chosen anew, though nothing else has changed
+_FOLLOW = 0.3  # weight of a new time in that of processing tokens
+_KEPT = 64  # steps after which costs are saved for the first time; then after each doubling
+
+
+@dataclass(slots=True)
+class Measuring:
+    """When an engine that drafts runs steps without drafts. `left`: such steps still to run, this one among them."""
+
+    length: int
+    left: int = 0
+    _busy: int = 0
+    _stamina: int = _BUSY
+
+    def step(self, *, drafted: bool) -> None:
+        """Begin a step; `drafted`: whether the one before had drafts."""
+        self.left = max(self.left - 1, 0)
+        self._busy += drafted
+        if self._busy >= self._stamina:
+            self._busy, self._stamina = 0, min(2 * self._stamina, self.length * _SELDOM)
+            self.left = self.length
+
+    def surprise(self) -> None:
+        """Return to the initial frequency."""
+        self._stamina = _BUSY
+
+
+class Asking:
+    """Whether host proposers are asked: while what they save covers the time it takes, and as the budget allows.
+
+    Attributes:
+        seconds: spent on asking since start.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._each = 0.0  # seconds for one request
+        self._asked = 0
+        self._budget = Budget()
+
+    def affords(self, count: int) -> bool:
+        """Whether so many requests may be asked for: at first always, since nothing is known."""
+        return self._asked < _ASKS or self._budget.balance >= count * self._each
+
+    def save(self, plain: float) -> None:
+        """Save a share of a step's seconds."""
+        self._budget.hold(max(_ASKS * self._each, _STEPS * plain), _OWED * self._each)
+        self._budget.save(plain)
+
+    def spend(self, seconds: float, count: int) -> None:
+        """Record how long it took to ask for so many requests, one or more."""
+        self.seconds += seconds
+        self._asked += count
+        each = seconds / count
+        self._each += (_NEWS * (min(each, _MOST * self._each) - self._each)) if self._each else each
+        self._budget.add(-count * min(each, _MOST * self._each))
+
+    def gain(self, seconds: float) -> None:
+        """Record the seconds that drafts have saved; negative where their rows cost more."""
+        self._budget.add(seconds)
+
+
+class Ahead:
+    """How long a device proposer's next drafts are: these are made before anything can say what they are worth.
+
+    Attributes:
+        cost: how long its drafts take.
+        trial: whether the next drafts are not expected to pay: then a few requests are enough.
+    """
+
+    def __init__(self, name: str, steps: StepCost, belief: Belief, cost: DraftCost | None = None) -> None:
+        """Begin with what is known of `name`'s acceptance and times."""
+        self.cost = cost or DraftCost()
+        self.trial = False
+        self._run = 0.0  # seconds that a run of trials may lose, as last computed
+        self._steps, self.belief = steps, belief.of(name)
+        self._budget, self._running = Budget(), False
+        self._pays = False
+        self._answers = dict[tuple[int, int, int], tuple[int, float, int, list[float]]]()
+        self._age = 0
+        self._branching = 1.0  # verified tokens for each level of a draft
+        self._follow = 0.0  # seconds of processing a token that the proposer is behind
+
+    def best(self, most: int, count: int, requests: int, keys: int) -> tuple[int, float, int, list[float]]:
+        """Return the best length of drafts, and what it is based on.
+
+        Args:
+            most: tokens.
+            count: requests to draft for.
+            requests: that emit in the step in which drafts are verified.
+            keys: that these read.
+
+        Returns:
+            The length; the share of the time that it saves; the best length if acceptance is a standard error
+            higher; seconds of drafting by length.
+        """
+        found = self._answers.get((most, count, requests))
+        if found is None:
+            times = self.cost.by_length(most, count)
+            nodes = [self._branching * length for length in range(most + 1)]
+            step = self._steps.table, times, keys * self._steps.key, 1.0 if self._pays else _AHEAD, nodes
+            length, saving = best_draft(self.belief.levels(most), count, requests, *step)
+            hoped = length or best_draft(self.belief.levels(most, 1.0), count, requests, *step)[0]
+            found = self._answers[most, count, requests] = length, saving, hoped, times
+        return found
+
+    def choose(
+        self,
+        most: int,
+        count: int,
+        requests: int,
+        keys: int,
+        near: int = 1,
+        behind: int = 0,
+        rerun: float = 0.0,
+        passed: int = 1,
+        *,
+        ready: bool = True,
+    ) -> int:
+        """Return how many tokens to draft at the end of this step for the next.
+
+        Args:
+            most: tokens.
+            count: requests to draft for.
+            requests: that emit.
+            keys: that these read.
+            near: number of those requests for which the proposer has least to catch up: a trial is for them.
+            behind: tokens that it has to catch up for these.
+            rerun: seconds that the target takes to run some of those tokens once more.
+            passed: steps since the last call.
+            ready: whether any request is worth catching up for; if not, only trials are made.
+        """
+        steps, budget = self._steps, self._budget
+        plain = steps.table[min(requests, len(steps.table) - 1)] + keys * steps.key
+        budget.save(plain * passed)
+        self.trial = False
+        if most < 1 or count < 1:
+            return 0
+        if not self.cost.known:
+            self.trial = True
+            return 1
+        self._age += 1
+        if self._age >= _EPOCH or not self._pays:
+            self._answers, self._age = {}, 0
+        best, _, hoped, times = self.best(most, count, requests, keys)
+        best *= ready
+        if self._pays != (best > 0):
+            self._pays, self._answers = best > 0, {}
+        further = min(max(best + 1, hoped), most)
+        if best:
+            if further == best:
+                return best
+            price = times[further] - times[best]
+            budget.hold(2 * price, 0.0)
+            if budget.balance < price:
+                return best
+            budget.add(-price)
+            return further
+        self.trial = True
+        self.belief.doubt()
+        if not self.belief.enough:
+            return further
+        cost = self.cost.by_length(further, near)[further]
+        more = steps.table[min(requests + near * further, len(steps.table) - 1)] - steps.table[requests]
+        worth = near * sum(accumulate(self.belief.levels(further), mul)) * plain / requests
+        price = max(cost + more - worth, _LOST * cost)
+        catching_up = self._follow * behind + rerun
+        budget.hold(catching_up + (_RUN + 1) * price, 0.0)
+        first, self._run = not self._run, catching_up + _RUN * price
+        if first:
+            budget.fill()
+        self._running = self.affords or (self._running and budget.balance >= catching_up + price)
+        if not self._running:
+            return 0
+        budget.add(-catching_up - price)
+        return further
+
+    @property
+    def affords(self) -> bool:
+        """Whether enough is saved for a run of trials, as far as its cost is known."""
+        return self._budget.balance >= self._run
+
+    def judged(self, levels: Sequence[bool], length: int, nodes: int) -> None:
+        """Learn at which depths 1, 2, ... a draft was accepted, as far as it was judged.
+
+        Args:
+            levels: see `parlay.acceptance.tree.levels`.
+            length: nodes on the draft's longest path.
+            nodes: its nodes that were verified; 0 if none were.
+        """
+        if nodes:
+            self._branching += _NEWS * (max(nodes / length, 1.0) - self._branching)
+        self.belief.reach(levels)
+
+    def timed(self, length: int, count: int, seconds: float, behind: int, *, settled: bool) -> None:
+        """Learn the time of drafts for so many requests, after processing tokens that it was `behind`."""
+        seconds /= self._steps.pace
+        if behind and self.cost.known:
+            own = self.cost.by_length(length, count)[length]
+            self._follow += _FOLLOW * (max(seconds - own, 0.0) / behind - self._follow)
+        elif not behind:
+            self.cost.observe(length, count, seconds, settled=settled)
+
+    def following(self, tokens: int) -> float:
+        """Return the seconds that processing so many tokens takes."""
+        return self._follow * tokens
+
+    @property
+    def gain(self) -> float:
+        """Expected tokens that the longest draft adds."""
+        return sum(accumulate(self.belief.levels(8), mul), 0.0)
+
+
+class Policy:
+    """Decides what one engine's drafts are.
+
+    Attributes:
+        cost: of steps.
+        belief: how likely draft tokens are to be accepted.
+        asking: whether host proposers are asked.
+        ahead: the length of a device proposer's drafts; None if there is none.
+        price: tokens that a plain step emits in the time that one more row takes, at least.
+        plain: seconds of the latest step that had room for drafts, without drafts and prompts.
+        requests: that emit in the step.
+        rows: that it runs without drafts.
+        measuring: when steps run without drafts.
+    """
+
+    def __init__(
+        self,
+        cost: StepCost,
+        belief: Belief | None = None,
+        ahead: Ahead | None = None,
+        *,
+        fair: bool = False,
+        keep: Callable[["Policy"], None] | None = None,
+    ) -> None:
+        """Begin with what is known.
+
+        Args:
+            cost: of steps.
+            belief: of acceptance.
+            ahead: of a device proposer.
+            fair: see `goodput.choose`; otherwise choices are fair only while no request waits.
+            keep: is called now and then, to save for the next run what is known.
+        """
+        self.cost, self.belief, self.asking, self.ahead = cost, belief or Belief(), Asking(), ahead
+        self.price = self.plain = 0.0
+        self.requests = self.rows = 0
+        self.measuring = Measuring(1 if ahead is None else _PAUSE)
+        self._fair, self._keep = fair, keep
+        self._steps = 0
+        self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
+        self._verifies = self._drafted = False
+
+    def begin(self, requests: int, rows: int, keys: int) -> None:
+        """Begin a step: find the price of a row.
+
+        Args:
+            requests: number of requests that emit in this step.
+            rows: number of rows without drafts.
+            keys: number of keys that these rows read.
+        """
+        self.measuring.step(drafted=self._drafted)
+        self.requests, self.rows = requests, rows
+        self._drafted, table = False, self.cost.table
+        if not requests or rows + 1 >= len(table):
+            self.price = _HOPELESS
+            return
+        if table is not self._priced:
+            self._priced, self._slopes = table, {}
+        slope = self._slopes.get(rows)
+        if slope is None:
+            ends = [rows + nodes for nodes in _NODES if rows + nodes < len(table)]
+            slope = self._slopes[rows] = min((table[end] - table[rows]) / (end - rows) for end in ends)
+        self.plain = table[min(requests, rows)] + keys * self.cost.key
+        self.price = slope * requests / self.plain
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether any draft token could be worth a row."""
+        return self.price < _HOPELESS
+
+    @property
+    def branches(self) -> bool:
+        """Whether the step takes long enough for drafts with branches to pay."""
+        return self.plain >= _SHORT
+
+    def fair(self, *, waiting: bool) -> bool:
+        """Whether requests count by the geometric mean of their speeds; `waiting`: whether others are queued."""
+        return self._fair or not waiting
+
+    def extra(self, rows: int, nodes: int) -> float:
+        """Return the seconds that `nodes` rows add to a step of so many rows without them."""
+        table = self.cost.table
+        return table[min(rows + nodes, len(table) - 1)] - table[min(rows, len(table) - 1)]
+
+    def choose(
+        self,
+        chances: Sequence[Sequence[float]],
+        requests: int,
+        rows: int,
+        keys: int,
+        *,
+        waiting: bool = False,
+        from_device: bool = False,
+    ) -> list[list[int]]:
+        """Return for each draft the nodes that are worth verifying, ascending.
+
+        While requests are queued, a request that ends early makes room for another, so the total of tokens counts.
+        Otherwise a request's long draft helps no other and its rows slow all of them down, so each request counts by
+        its own relative speed.
+
+        Args:
+            chances: for each draft the probabilities that its nodes are accepted, see `belief.survivals`.
+            requests: number of requests that emit in this step.
+            rows: number of rows without drafts.
+            keys: number of keys that these rows read.
+            waiting: whether further requests are queued.
+            from_device: whether a device proposer made some of the drafts, whose cost is already paid.
+        """
+        if not from_device and self.measuring.left:
+            return [[] for _ in chances]
+        margin = 1.0 if from_device else _GO_ON if self._verifies else _BEGIN
+        # Prompts take their time with or without drafts, and must not make a draft's row look cheap in comparison.
+        more = keys * self.cost.key - self.extra(min(requests, rows), max(rows - requests, 0))
+        fair = self.fair(waiting=waiting)
+        chosen = choose(chances, requests, rows, self.cost.table, more, margin, fair=fair)
+        self._verifies = self._drafted = any(chosen)
+        return chosen
+
+    def timed(self, rows: int, keys: int, seconds: float, *, settled: bool = True) -> None:
+        """Learn what a step cost.
+
+        Args:
+            rows: number of rows that it ran.
+            keys: number of keys that these read.
+            seconds: of the whole step without a device proposer's part.
+            settled: whether `seconds` is typical of such steps; if not, they do not count.
+        """
+        if settled and self.cost.observe(rows, keys, seconds) < _SURPRISE and self.measuring.left:
+            self.measuring.surprise()
+        self._steps += 1
+        if self._keep is not None and self._steps >= _KEPT and self._steps.bit_count() == 1:
+            self._keep(self)
