@@ -53,7 +53,7 @@ def test_flags_may_stand_between_model_and_prompt(parser: Parser, words: list[st
 @pytest.mark.parametrize(
     "command",
     ["run", "chat", "serve", "demo", "explain", "verify", "bench methods", "bench latency", "bench throughput",
-     "bench record --output x", "bench perplexity --text x"],
+     "bench perplexity --text x"],
 )  # fmt: skip
 def test_the_model_is_a_word_or_a_flag(parser: Parser, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = command.split()

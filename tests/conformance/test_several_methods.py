@@ -181,7 +181,7 @@ def test_a_list_may_be_json(make_llm: MakeLLM, plain: Plain) -> None:
         ([{"method": "ngram"}, {"method": "none"}], "lists method 'none', which decodes plainly"),
         (
             [{"method": "ngram", "lengths": "fixed"}, {"method": "suffix", "lengths": "latency"}],
-            "lengths counts for all",
+            "lengths applies to all",
         ),
         ([{"method": "ngram"}, 3], "must be a mapping"),
         ([{"method": "ngram"}, {"method": "suffix", "prompt_lookup_min": 2}], "prompt_lookup_min"),

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from parlay import SamplingParams
 from parlay.bench.tally import calibration as reported
-from parlay.drafting.belief import DEPTHS, ENOUGH, Belief, Source, log_odds
+from parlay.drafting.belief import DEPTHS, ENOUGH, Belief, SourceBelief, log_odds
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.stats import EngineStats
 from parlay.proposers.select import proposers
@@ -180,7 +180,7 @@ def test_a_chain_ends_where_too_little_is_promised() -> None:
 # ------------------------------------------------------------------------------------------- before drafts are made
 
 
-def reached(source: Source, alpha: float, drafts: int, seed: int = 0, length: int = 3) -> Source:
+def reached(source: SourceBelief, alpha: float, drafts: int, seed: int = 0, length: int = 3) -> SourceBelief:
     """Return it after so many drafts whose tokens are accepted with probability `alpha`."""
     rng = random.Random(seed)
     for _ in range(drafts):
@@ -193,14 +193,14 @@ def reached(source: Source, alpha: float, drafts: int, seed: int = 0, length: in
 
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 0.9])
 def test_levels_come_near_what_is_true_and_change_within_a_hundred_drafts(alpha: float) -> None:
-    source = reached(Source(), alpha, 2000)
+    source = reached(SourceBelief(), alpha, 2000)
     assert source.levels(3) == pytest.approx([alpha] * 3, abs=0.12)
     source.doubt()
     assert reached(source, 1 - alpha, 100, seed=1).levels(1)[0] == pytest.approx(1 - alpha, abs=0.2)
 
 
 def test_a_depth_that_was_never_reached_follows_its_parent() -> None:
-    source = Source()
+    source = SourceBelief()
     for _ in range(50):
         source.reach([True])
     first, second, third = source.levels(3)
@@ -222,12 +222,12 @@ def test_what_an_earlier_run_has_learnt_holds_at_first() -> None:
 
 
 def test_giving_up_takes_a_few_drafts_and_holds_in_the_next_run() -> None:
-    source = Source()
+    source = SourceBelief()
     for _ in range(int(ENOUGH)):
         assert not source.enough
         source.reach([False])
     assert source.enough
-    later = Source()
+    later = SourceBelief()
     later.recall(source.known)
     assert later.enough
     assert later.levels(1)[0] < 0.25
@@ -259,7 +259,7 @@ def test_probabilities_stay_probabilities(runs: list[tuple[list[float] | None, i
 
 @given(st.lists(st.tuples(st.lists(st.booleans(), max_size=5), st.booleans()), max_size=60))
 def test_levels_are_probabilities(drafts: list[tuple[list[bool], bool]]) -> None:
-    source = Source()
+    source = SourceBelief()
     for levels, off in drafts:
         source.reach(levels)
         if off:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from parlay.bench.costs import PRESETS, Costs
-from parlay.bench.replay import Noise, Replay, Setting
-from parlay.bench.traces import NEVER, Recorded
-from parlay.drafting.belief import Source
+from benchmarks.replays.costs import PRESETS, Costs
+from benchmarks.replays.replay import Noise, Replay, Setting
+from benchmarks.replays.traces import NEVER, Recorded
+from parlay.drafting.belief import SourceBelief
 from parlay.explain.payoff import emitted
 from parlay.types.draft import Draft
 
@@ -110,7 +110,7 @@ def test_noise_and_neighbours_cost_nothing() -> None:
 def test_what_is_learnt_does_not_depend_on_lengths(lengths: tuple[int, int]) -> None:
     """Of accepted / drafted it would."""
     rng, alpha, means = random.Random(2), 0.7, []
-    source = Source()
+    source = SourceBelief()
     for _ in range(4000):
         levels = []
         for _ in range(rng.randint(*lengths)):

@@ -2,7 +2,7 @@
 
 from typing import Any, NoReturn
 
-from parlay.cli import bench_methods, bench_perplexity, bench_replay, bench_speed
+from parlay.cli import bench_methods, bench_perplexity, bench_speed
 from parlay.cli.flags import Parser
 from parlay.cli.report import add_json_flag
 from parlay.errors import ConfigError
@@ -16,7 +16,10 @@ _SCRIPT = "this is in the repository now: python -m benchmarks.{}"
 MOVED = {
     **dict.fromkeys(("load", "serve", "http"), _LOAD),
     "transformers": _SCRIPT.format("peers --peers transformers"),
-    **{name: _SCRIPT.format(name) for name in ("peers", "ranks", "roofline", "sampling", "startup", "structured")},
+    **{
+        name: _SCRIPT.format(name)
+        for name in ("peers", "ranks", "record", "replay", "roofline", "sampling", "startup", "structured")
+    },
 }
 
 
@@ -37,7 +40,6 @@ def add_parser(commands: Any) -> None:
     bench_methods.add_parser(kinds)
     bench_speed.add_parsers(kinds)
     bench_perplexity.add_parser(kinds)
-    bench_replay.add_parsers(kinds)
     for one in set(kinds.choices.values()):
         add_json_flag(one)
     for name in MOVED:

@@ -57,7 +57,7 @@ class _Count:
         return (self.accepted + _FEW * prior) / (self.judged + _FEW)
 
 
-class Source:
+class SourceBelief:
     """What is known of one source's draft tokens under one kind of request. Depths begin at 1."""
 
     def __init__(self, centre: float = _FIRST) -> None:
@@ -124,7 +124,7 @@ class Belief:
 
     def __init__(self, known: Mapping[str, Sequence[Sequence[float]]] | None = None) -> None:
         """Begin with an earlier run's counts by source."""
-        self._sources: dict[tuple[str, bool, bool], Source] = {}
+        self._sources: dict[tuple[str, bool, bool], SourceBelief] = {}
         for name, counts in (known or {}).items():
             source, sampled, later = (*name.split(" "), "", "")[:3]
             self.of(source, bool(sampled), bool(later)).recall(counts)
@@ -134,11 +134,11 @@ class Belief:
         """The counts by source."""
         return {f"{name} {'sampled' * s} {'later' * i}": own.known for (name, s, i), own in self._sources.items()}
 
-    def of(self, source: str, sampled: bool = False, later: bool = False) -> Source:
+    def of(self, source: str, sampled: bool = False, later: bool = False) -> SourceBelief:
         """Return what is known of a source."""
         found = self._sources.get((source, sampled, later))
         if found is None:
-            found = self._sources[source, sampled, later] = Source(_LATER if later else _FIRST)
+            found = self._sources[source, sampled, later] = SourceBelief(_LATER if later else _FIRST)
         return found
 
     def apply(self, draft: Draft, params: DrawParams | SamplingParams, least: float = 0.0) -> Draft:

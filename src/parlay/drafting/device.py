@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from parlay.drafting.hosts import Faults, Method, check_draft
 from parlay.drafting.policy import Policy
-from parlay.drafting.state import PLAIN, Drafted, Part
+from parlay.drafting.state import PLAIN, Drafted, StepPart
 from parlay.proposers.base import DeviceProposer
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, ProposerState
@@ -140,7 +140,7 @@ class Device:
 
     def part(
         self, request: Drafted, draft: Draft, limit: int, end: int, rows: int, left: int, next_rows: int
-    ) -> Part:
+    ) -> StepPart:
         """Return its part in a step, for which the request's blocks have room.
 
         Args:
@@ -159,7 +159,7 @@ class Device:
             follow = self._follows and (budget > 0 or (self._pairs and (tried or state.scout)))
         if not (budget or follow):
             fits = draft.tokens and request.table.grow(min(end + len(draft), request.longest))
-            return Part(draft, CatchUp(state.layers)) if fits else PLAIN
+            return StepPart(draft, CatchUp(state.layers)) if fits else PLAIN
         emits = end == len(request.tokens)
         # Room for what the proposer may write: the token that the target adds, then its own nodes. A pair is written
         # to the slot of its token, which comes after the state.
@@ -170,7 +170,7 @@ class Device:
         branches = emits and budget and self._next_width > 1
         width, nodes = (self._next_width, min(limit, self._nodes, next_rows)) if branches else (1, 0)
         if not follow:
-            return Part(draft, CatchUp(layers, budget=budget, width=width, nodes=nodes))
+            return StepPart(draft, CatchUp(layers, budget=budget, width=width, nodes=nodes))
         missing = max(self._lacking(request) - rows, 0) if emits else 0
         # Requests catch up one after another: with a row a step none would, as the target advances too.
         again = rows + (missing if missing <= left else left if left > 1 else 0)
@@ -183,7 +183,7 @@ class Device:
             nodes=nodes,
             follow=True,
         )
-        return Part(draft, catch_up)
+        return StepPart(draft, catch_up)
 
     def advance(self, request: Drafted, proposal: Proposal) -> None:
         """Take a proposer's result of a step."""

@@ -26,7 +26,7 @@ from parlay.drafting.hosts import Faults, Host, Method, Predictions
 from parlay.drafting.policy import Policy
 from parlay.drafting.prediction import DEFAULT_LENGTH
 from parlay.drafting.shape import shape
-from parlay.drafting.state import PLAIN, Candidate, Drafted, HostSource, Outcome, Part, Rows, StepDrafts, Why
+from parlay.drafting.state import PLAIN, Candidate, Drafted, HostSource, Outcome, Rows, StepDrafts, StepPart, Why
 from parlay.drafting.union import best_of, union
 from parlay.log import logger
 from parlay.proposers.base import DeviceProposer, HostProposer
@@ -340,7 +340,7 @@ class Drafting:
         left: int,
         most: int,
         drafting: int,
-    ) -> list[Part]:
+    ) -> list[StepPart]:
         """Return each request's part in the step, as far as rows and blocks are left."""
         catching = max(2, most // 4)  # rows that run again: all requests wait for them
         next_share = most // drafting - 1  # the next step will have about as many requests
@@ -356,7 +356,7 @@ class Drafting:
                 further = max(len(part.catch_up.rerun) - again, 0)
                 left, catching = left - further, catching - further
             elif draft.tokens and request.table.grow(min(end + len(draft), request.longest)):
-                part = Part(draft)
+                part = StepPart(draft)
             else:
                 part = PLAIN
             left -= len(part.draft)

@@ -28,7 +28,7 @@ _SHORT = 0.005
 # count, less often.
 _BUSY, _SELDOM, _PAUSE = 8, 128, 4
 _SURPRISE = 0.85  # of the expected seconds of such a step: if it took less, they are as frequent as at first again
-_ASKS = 128  # of a host proposer for one request: before anything is decided, and what is saved for
+_ASKS = 256  # of a host proposer for one request: before anything is decided, and what is saved for
 _STEPS = 8  # plain steps: losses that drafts which have paid may cause before asking ends
 _OWED = 32  # times asking for one request
 _NEWS = 0.05  # weight of a new time in the moving average of asking
@@ -185,32 +185,36 @@ class Ahead:
             self._pays, self._answers = best > 0, {}
         further = min(max(best + 1, hoped), most)
         if best:
-            if further == best:
-                return best
             price = times[further] - times[best]
             budget.hold(2 * price, 0.0)
-            if budget.balance < price:
-                return best
-            budget.add(-price)
-            return further
+            if further > best and budget.balance >= price:
+                budget.add(-price)
+                return further
+            return best
         self.trial = True
         self.belief.doubt()
         if not self.belief.enough:
             return further
-        cost = self.cost.by_length(further, near)[further]
-        more = steps.table[min(requests + near * further, len(steps.table) - 1)] - steps.table[requests]
         worth = near * sum(accumulate(self.belief.levels(further), mul)) * plain / requests
-        price = max(cost + more - worth, _LOST * cost)
-        catching_up = self._follow * behind + rerun
+        cost = self.cost.by_length(further, near)[further]
+        rows = steps.table[min(requests + near * further, len(steps.table) - 1)] + keys * steps.key - plain
+        price = max(cost + rows - worth, _LOST * cost)
+        return further if self._buys(price, self._follow * behind + rerun) else 0
+
+    def _buys(self, price: float, catching_up: float) -> bool:
+        """Whether a trial may be made; then it is paid.
+
+        A run of them begins when all are saved for, as the first may have to catch up, and ends with the savings.
+        """
+        budget = self._budget
         budget.hold(catching_up + (_RUN + 1) * price, 0.0)
         first, self._run = not self._run, catching_up + _RUN * price
         if first:
             budget.fill()
         self._running = self.affords or (self._running and budget.balance >= catching_up + price)
-        if not self._running:
-            return 0
-        budget.add(-catching_up - price)
-        return further
+        if self._running:
+            budget.add(-catching_up - price)
+        return self._running
 
     @property
     def affords(self) -> bool:

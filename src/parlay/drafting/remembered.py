@@ -26,7 +26,7 @@ class Costs:
     Attributes:
         steps: seconds by number of rows, and from how many steps each is known.
         drafting: by a device proposer's name, what `DraftCost` knows.
-        acceptance: by its name, what `belief.Source` knows.
+        acceptance: by its name, what `belief.SourceBelief` knows.
     """
 
     steps: dict[int, tuple[float, int]] = field(default_factory=dict)

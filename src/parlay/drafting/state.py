@@ -158,14 +158,14 @@ class Rows(NamedTuple):
     rerun: int
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """Drafting's part in a step for one request: the nodes to verify, and a device proposer's input."""
 
     draft: Draft = NO_DRAFT
     catch_up: CatchUp = CatchUp()
 
 
-PLAIN = Part()
+PLAIN = StepPart()
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ class StepDrafts:
         length: most nodes in a row that a device proposer makes at its end.
     """
 
-    parts: Sequence[Part] = ()
+    parts: Sequence[StepPart] = ()
     forgotten: tuple[int, ...] = ()
     emitting: int = 1
     fair: bool = False

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from parlay.config import EngineConfig
 from parlay.drafting.drafting import Drafting
-from parlay.drafting.state import Outcome, Part, Rows, StepDrafts
+from parlay.drafting.state import Outcome, Rows, StepDrafts, StepPart
 from parlay.engine.request import Request
 from parlay.engine.stats import EngineStats
 from parlay.kv.pool import BlockPool
@@ -217,7 +217,7 @@ class Scheduler:
             self._waiting.remove(request)
 
     @staticmethod
-    def _span(request: Request, rows: Rows, part: Part) -> Span:
+    def _span(request: Request, rows: Rows, part: StepPart) -> Span:
         end = request.computed + rows.known
         return Span(
             request_id=request.request_id,

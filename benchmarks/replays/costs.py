@@ -166,7 +166,7 @@ def read(path: Path) -> Costs:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path} is no cost table: {error}; see `parlay.bench.costs.Costs`") from None
+        raise ConfigError(f"{path} is no cost table: {error}; see `benchmarks.replays.costs.Costs`") from None
 
 
 def of_passes(name: str, timed: Sequence[tuple[int, float]], key_share: float) -> Costs:

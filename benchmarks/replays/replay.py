@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.replays.costs import Costs, LookUps
+from benchmarks.replays.steps import Outcome, Step, step_of
+from benchmarks.replays.traces import Recorded
 from parlay.acceptance.tree import children
-from parlay.bench.costs import Costs, LookUps
-from parlay.bench.steps import Outcome, Step, step_of
-from parlay.bench.traces import Recorded
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import AUTO
 from parlay.drafting.belief import Belief

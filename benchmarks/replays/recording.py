@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.replays.traces import Recorded, Trace
 from parlay.bench.contenders import contenders
 from parlay.bench.prompts import name_of, read_prompts
-from parlay.bench.traces import Recorded, Trace
 from parlay.bench.workloads import WORKLOADS, Prefix, workload
 from parlay.checkpoints.find import find_model
 from parlay.config import EngineConfig, SpeculativeConfig

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from parlay.bench.costs import Costs, LookUps
+from benchmarks.replays.costs import Costs, LookUps
 from parlay.types.plan import Plan, Proposal, Verdict
 
 _NONE = LookUps()

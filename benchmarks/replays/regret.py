@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parlay.bench.costs import Costs
-from parlay.bench.replay import PLAIN, STEPS, Setting, priced, replay
-from parlay.bench.steps import Outcome
-from parlay.bench.traces import Recorded, Trace
+from benchmarks.replays.costs import Costs
+from benchmarks.replays.replay import PLAIN, STEPS, Setting, priced, replay
+from benchmarks.replays.steps import Outcome
+from benchmarks.replays.traces import Recorded, Trace
 from parlay.config.speculative import AUTO
 from parlay.errors import ConfigError, nearest
 from parlay.proposers.select import automatic, weightless

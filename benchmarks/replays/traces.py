@@ -99,7 +99,7 @@ def read(path: Path) -> Trace:
     except (ValueError, KeyError, TypeError, IndexError, EOFError, zlib.error) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path} is not what `parlay bench record` writes: {error}") from None
+        raise ConfigError(f"{path} is not what `python -m benchmarks.record` writes: {error}") from None
 
 
 def read_all(paths: Sequence[Path]) -> Iterator[Trace]:
@@ -111,7 +111,7 @@ def read_all(paths: Sequence[Path]) -> Iterator[Trace]:
     for path in paths:
         files = sorted(path.glob("*.jsonl.gz")) if path.is_dir() else [path]
         if not files:
-            raise ConfigError(f"there is no trace (*.jsonl.gz) in {path}; `parlay bench record` writes them")
+            raise ConfigError(f"there is no trace (*.jsonl.gz) in {path}; `python -m benchmarks.record` writes them")
         yield from map(read, files)
 
 

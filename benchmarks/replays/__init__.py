@@ -1,0 +1,1 @@
+"""Recorded answers, decoded again without the model: what the two scripts `record` and `replay` share."""
