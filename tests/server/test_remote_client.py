@@ -133,14 +133,14 @@ def test_slow_readers_miss_no_tokens(house: House) -> None:
     async def main() -> tuple[int, list[RequestOutput]]:
         steps = house.client.stats().turns
         async with begun(house.client, *(PROMPT[i:] for i in range(4))) as streams:
-            time.sleep(0.5)  # the loop is to stand still
+            time.sleep(1.5)  # the loop is to stand still
             seen = [[output async for output in stream] for stream in streams]
         await until(lambda: idle(house.client))
         assert house.client.stats().turns > steps
         return max(map(len, seen)), [outputs[-1] for outputs in seen]
 
     most, outputs = house.run(main())
-    assert most < 470  # of 480 where nothing is put together
+    assert most < 240  # of 480 where nothing is put together
     expected = [house.run(last(house.client, PROMPT[i:], ENDLESS)) for i in range(4)]
     assert [whole(o) for o in outputs] == [whole(o) for o in expected]
 
