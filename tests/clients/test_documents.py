@@ -26,8 +26,8 @@ SHORT = {
     "explain": "--seconds 1",
     "verify": "--quick --max-tokens 4 --draws 0",
     "bench methods": "--minutes 0.01 --prefixes 1 --batch-sizes 1 --temperatures 0 --max-tokens 4",
-    "bench latency": "--max-tokens 4",
-    "bench throughput": "--max-tokens 4",
+    "bench latency": "--input-len 8 --output-len 4 --num-iters 1 --num-iters-warmup 0",
+    "bench throughput": "--num-prompts 2 --input-len 8 --output-len 4 --num-iters 1 --num-iters-warmup 0",
     "bench perplexity": "",
     "quantize": "--force",
 }
