@@ -22,7 +22,14 @@ def test_piped_tables_are_whole(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert max(map(len, text.splitlines())) < 500  # what is there, and no padding to the end of the world
 
 
-ROW = {"method": "ngram", "speed_up": 0.62, "repetitions": 9, "interval": [0.6, 0.7], "precise": True, "same_tokens": True}
+ROW = {
+    "method": "ngram",
+    "speed_up": 0.62,
+    "repetitions": 9,
+    "interval": [0.6, 0.7],
+    "precise": True,
+    "same_tokens": True,
+}
 COLUMNS = {
     "method": ("method", "{}"),
     "speed_up": ("ratio", "{:.2f}"),
@@ -33,7 +40,12 @@ COLUMNS = {
 
 def test_what_is_not_known_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     few = {"interval": None, "precise": False}
-    rows = [ROW, ROW | {"precise": False}, ROW | few | {"repetitions": 1}, ROW | few | {"repetitions": 7, "same_tokens": False}]
+    rows = [
+        ROW,
+        ROW | {"precise": False},
+        ROW | few | {"repetitions": 1},
+        ROW | few | {"repetitions": 7, "same_tokens": False},
+    ]
     table(rows, COLUMNS)
     _, _, good, wide, one, seven, *notes = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert good.split() == ["ngram", "0.62", "0.60-0.70", "yes"]
