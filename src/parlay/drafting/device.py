@@ -157,6 +157,8 @@ class Device:
             tried = self._tried is None or request in self._tried
             budget = max(min(limit, self.next_length, next_rows), 0) if tried else 0
             follow = self._follows and (budget > 0 or (self._pairs and (tried or state.scout)))
+        elif limit > 0 and self._policy is None:  # it keeps up for later drafts: nobody weighs what that costs
+            follow = self._pairs
         if not (budget or follow):
             fits = draft.tokens and request.table.grow(min(end + len(draft), request.longest))
             return StepPart(draft, CatchUp(state.layers)) if fits else PLAIN

@@ -186,7 +186,7 @@ class Worker:
 
         One that names no request costs nobody more than the step's drafts, unless the next steps fail too.
         """
-        drafts = [bool(s.catch_up.budget or s.catch_up.follow or s.catch_up.hold) for s in spans]
+        drafts = [bool(s.catch_up.budget or s.catch_up.follow) for s in spans]
         self._cold = any(drafts) and any(s.catch_up.budget for s in spans)
         if not any(drafts):
             return [NO_PROPOSAL] * len(spans)

@@ -199,10 +199,10 @@ class DeviceProposer(Proposer):
     tell: OnOrder = staticmethod(nobody)
 
     def forget(self, request_ids: Iterable[int]) -> None:
-        """Drop the states that are held for some requests; unknown requests are ignored."""
+        """Drop what is kept for some requests; unknown requests are ignored."""
 
     def reset(self) -> None:
-        """Drop those of all requests, which may be in any state."""
+        """Drop what is kept for all requests, which may be in any state."""
 
     @abstractmethod
     def propose(

@@ -10,7 +10,7 @@ state that predicted it, in slots that the next step's pairs overwrite.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,12 +29,11 @@ from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.draft_slots import DraftSlots, scratch_blocks
 from parlay.proposers.expander import MOST_LEVELS, Expander
 from parlay.proposers.heads import CheckpointOptions, shape_of, share_of, storage_of
-from parlay.proposers.held import HeldStates
 from parlay.proposers.pass_recorder import PassRecorder
 from parlay.proposers.shared_passes import shared
 from parlay.runner.batch import Batch, Stretch, flatten, trimmed
 from parlay.runner.graphs import MOST_ROWS, copy_batch, empty_batch
-from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, SpanError, Verdict
+from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, Verdict
 
 _LEAST_BLOCKS = 16
 
@@ -46,15 +45,13 @@ class _PairRun:
     Attributes:
         index: of its span.
         stretch: their tokens, slots and blocks.
-        rows: of the target's states; those before them are held.
-        held: states that come first.
+        rows: of the target's states.
         length: how many tokens to draft after them; 0 where none are wanted, or some pairs are still missing.
     """
 
     index: int
     stretch: Stretch
     rows: Sequence[int]
-    held: int
     length: int
 
     @property
@@ -163,7 +160,6 @@ class FeatureHead(DraftHead):
         if group.rank:  # which does not draft
             return
         self._passes: dict[tuple[int, int], _RecordedPass] = {}
-        self._held = HeldStates()
         self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of the requests that draft
         self._spare, self._every = torch.zeros_like(self._state), torch.arange(MOST_ROWS)
         self._recorder = PassRecorder(kernels, usable=self._recorded)
@@ -187,16 +183,12 @@ class FeatureHead(DraftHead):
         """Keep the pairs that the step has made known, then draft for each request that lacks none."""
         proposals = [NO_PROPOSAL] * len(spans)
         sources = self.sources(hidden, tapped)
-        holding, follow = _holding(spans, verdicts)
-        if holding:
-            self._held.add(holding, sources)
-        fresh = _fresh(spans, verdicts) if follow else ()
-        found = [_run(i, spans[i], verdicts[i], rows) for i, rows in fresh]
+        found = [_run(i, spans[i], verdicts[i], rows) for i, rows in _fresh(spans, verdicts)]
         runs = [run for run in found if run is not None]
         if not runs:
             return proposals
         batch = flatten([run.stretch for run in runs], self._block_size)
-        states = self._keep(batch, *self._chosen(runs, spans, sources))
+        states = self._keep(batch, sources, torch.tensor([row for run in runs for row in run.rows]))
         starts = []
         for run, end in zip(runs, batch.offsets[1:], strict=True):
             proposals[run.index] = Proposal(state=ProposerState(run.known))
@@ -208,31 +200,6 @@ class FeatureHead(DraftHead):
         for start, draft in self._expander.expand(starts, states):
             proposals[start.index] = Proposal(draft, ProposerState(start.position))
         return proposals
-
-    def forget(self, request_ids: Iterable[int]) -> None:  # noqa: D102
-        self._held.drop(request_ids)
-
-    def reset(self) -> None:  # noqa: D102
-        self._held = HeldStates()
-
-    def _chosen(self, runs: Sequence[_PairRun], spans: Sequence[Span], sources: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where the states of runs are, held ones behind the step's own, and their rows there."""
-        held: list[Tensor] = []
-        rows: list[int] = []
-        end = sources.shape[1]
-        for run in runs:
-            if run.held:
-                request_id = spans[run.index].request_id
-                states = self._held.take(request_id)
-                if states.shape[1] != run.held:
-                    raise SpanError(request_id) from ValueError(f"{states.shape[1]} states are held, not {run.held}")
-                held.append(states)
-                rows += range(end, end + run.held)
-                end += run.held
-            rows += run.rows
-        if held:
-            sources = torch.cat([sources, *held], dim=1)
-        return sources, torch.tensor(rows)
 
     def _keep(self, batch: Batch, sources: Tensor, chosen: Tensor) -> Tensor:
         """Run pairs with rows `chosen` of the target's states; return the predicted states `[rows, d]`."""
@@ -307,23 +274,6 @@ class FeatureHead(DraftHead):
         return Buffers(rows, self._target.dtype, self._memory if rows <= MOST_ROWS else None)
 
 
-def _holding(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> tuple[list[tuple[int, Sequence[int]]], bool]:
-    """Return the requests whose states are to be held, with their rows, and whether others are to follow.
-
-    A plain loop, because it runs in every step while the head is off.
-    """
-    row, holding, follow = 0, list[tuple[int, Sequence[int]]](), False
-    for span, verdict in zip(spans, verdicts, strict=True):
-        first, node, ask = row, row + len(span.tokens), span.catch_up
-        row = node + len(span.draft.tokens)
-        if ask.hold:
-            path = verdict.path
-            rows = [*range(first, node), *(node + n for n in path)] if path else range(first, node)
-            holding.append((span.request_id, rows))
-        follow = follow or ask.follow
-    return holding, follow
-
-
 def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple[int, Sequence[int]]]:
     """Yield the spans that follow and complete pairs in this step, and the rows of the states that these need.
 
@@ -342,7 +292,7 @@ def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple
         if _completes(span):
             own = range(first, node)
             rows = [*rows, *own, *(node + n for n in verdict.path)] if rows or verdict.path else own
-        if rows or ask.state.held:
+        if rows:
             yield i, rows
 
 
@@ -352,14 +302,14 @@ def _completes(span: Span) -> bool:
 
 
 def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int]) -> _PairRun | None:
-    """Return the pairs of held states and of rows."""
+    """Return the pairs of rows."""
     state = span.catch_up.state
-    tokens = (span.catch_up.unseen + verdict.tokens)[state.next_pair - state.computed :][: state.held + len(rows)]
+    tokens = (span.catch_up.unseen + verdict.tokens)[state.next_pair - state.computed :][: len(rows)]
     if not tokens:
         return None
-    assert len(tokens) == state.held + len(rows)
+    assert len(tokens) == len(rows)
     length = min(max(draft_length(span, verdict), 0), MOST_LEVELS) if _completes(span) else 0
-    return _PairRun(index, Stretch(tokens, state.next_pair, span.blocks), rows, state.held, length)
+    return _PairRun(index, Stretch(tokens, state.next_pair, span.blocks), rows, length)
 
 
 def _shifted(batch: Batch) -> Batch:

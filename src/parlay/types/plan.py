@@ -26,18 +26,15 @@ class ProposerState:
         computed: verified tokens whose keys and values the proposer's layers hold. Where these hold pairs of a token
             and the state before it, the first token has none; it counts as soon as there are others.
         speculated: tokens of the pending draft that they hold beyond those, in chain order.
-        held: of pairs beyond those, how many states the proposer keeps beside its layers; counted for a proposer that
-            is to `follow`.
     """
 
     computed: int = 0
     speculated: int = 0
-    held: int = 0
 
     @property
     def next_state(self) -> int:
         """Position of the first state that the proposer has not seen."""
-        return max(self.computed, 1) - 1 + self.held
+        return max(self.computed, 1) - 1
 
     @property
     def next_pair(self) -> int:
@@ -59,7 +56,6 @@ class CatchUp:
         width: nodes of each level that it continues from, and children of each; 1 for a chain.
         nodes: most nodes of a draft with branches.
         follow: whether its cache layers, if it has any, are to keep up; otherwise its gap grows.
-        hold: whether a proposer of pairs is to keep the step's states, of which it will make pairs later.
     """
 
     state: ProposerState = ProposerState()
@@ -69,7 +65,6 @@ class CatchUp:
     width: int = 1
     nodes: int = 0
     follow: bool = False
-    hold: bool = False
 
     @property
     def rerun_start(self) -> int:

@@ -105,7 +105,7 @@ def test_after_a_prediction_has_failed(make_llm: MakeLLM, models: dict[str, Pair
 def test_more_requests_than_a_turn_takes(
     make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    for module in ("expander", "paired", "methods.eagle.proposer", "methods.eagle3.proposer"):
+    for module in ("expander", "feature_head", "methods.eagle.proposer", "methods.eagle3.proposer"):
         monkeypatch.setattr(f"parlay.proposers.{module}.MOST_ROWS", 2)
     llm = make_llm(method, 4)
     watch = Watch().over(llm)
