@@ -22,7 +22,7 @@ class Step:
         shown: tokens that these were then given.
         longest: of the drafts that a proposer with weights then made; 0 for none.
         drafting: requests that these were for.
-        behind: their tokens that it had not processed while it was off.
+        behind: their tokens that it had not processed while it was off, and that the target runs once more for it.
         drafted: nodes verified.
         emitted: tokens that count.
     """
@@ -113,7 +113,7 @@ def step_of(plan: Plan, verdicts: Sequence[Verdict], proposals: Sequence[Proposa
         shown=sum(len(verdict.tokens) for verdict in verdicts),
         longest=max(lengths, default=0),
         drafting=len(lengths),
-        behind=sum(span.catch_up.state.held for span in plan.spans if span.catch_up.follow),
+        behind=sum(len(span.catch_up.rerun) for span in plan.spans if span.catch_up.follow),
         drafted=sum(len(span.draft) for span in plan.spans),
         emitted=sum(count for request, count in emitted.items() if request not in prompt),
     )
