@@ -67,7 +67,7 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(tmp_path: Path) -> Non
     [
         (["--host", "203.0.113.9"], "203.0.113.9:0 cannot be listened on"),
         (["--model", "/no/such/model"], "/no/such/model"),
-        (["--num-blocks", "1"], "the cache has room for 16 tokens"),
+        (["--num-blocks", "1"], "the cache holds 16 tokens"),
     ],
 )
 def test_what_cannot_be_served_is_told_in_a_line(model: str, more: list[str], words: str) -> None:

@@ -13,7 +13,7 @@ from test_eagle import speculators
 from torch import Tensor
 
 from parlay import ConfigError, ModelError
-from parlay.engine import engine as module
+from parlay.engine import load as module
 from parlay.models.select import describe_model
 from parlay.proposers.base import TargetInfo
 from parlay.proposers.heads import CheckpointOptions as Options
