@@ -34,8 +34,8 @@ def watched(llm: LLM, wanted: list[Ask]) -> tuple[list[Any], dict[int, list[Reje
     scheduler = llm.engine._scheduler
     commit = scheduler.commit
 
-    def look(plan: Plan, output: StepOutput, now: float) -> Any:
-        moved = commit(plan, output, now)
+    def look(plan: Plan, output: StepOutput, now: float, seconds: float) -> Any:
+        moved = commit(plan, output, now, seconds)
         lengths = {r.request_id: len(r.output_tokens) for r in moved}
         for span, verdict in zip(plan.spans, output.verdicts, strict=True):
             if span.request_id in lengths:
