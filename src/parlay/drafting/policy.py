@@ -76,7 +76,7 @@ class Asking:
         self._budget = Budget()
 
     def affords(self, count: int) -> bool:
-        """Whether so many requests may be asked for: at first always, since nothing is known."""
+        """Whether host proposers may draft for so many requests: at first always, since nothing is known."""
         return self._asked < _ASKS or self._budget.balance >= count * self._each
 
     def save(self, plain: float) -> None:
