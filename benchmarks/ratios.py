@@ -1,9 +1,10 @@
 """Files of `parlay bench methods` as Markdown: each case, and all repetitions of a batch and temperature together.
 
-python -m benchmarks.ratios docs/figures/chosen-lengths-smollm2-*.json --plot ratios.png
+python -m benchmarks.ratios docs/figures/chosen-lengths-smollm2-*.json.gz --plot ratios.png
 """
 
 import argparse
+import gzip
 import json
 import sys
 from collections import defaultdict
@@ -32,7 +33,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         check_target(options.plot)
-    rows: list[Row] = [row for file in options.files for row in json.loads(file.read_text())["rows"]]
+    rows: list[Row] = [row for file in options.files for row in read(file)["rows"]]
     methods = list(dict.fromkeys(row["method"] for row in rows if row["method"] != "plain"))
     cases: dict[tuple[Any, ...], dict[str, Row]] = defaultdict(dict)
     for row in rows:
@@ -42,6 +43,12 @@ def _run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         draw_ratios(options.plot, options.plot.stem, rows)
     return 0
+
+
+def read(file: Path) -> Any:
+    """Return what a file of JSON holds, `.json` or `.json.gz`."""
+    data = file.read_bytes()
+    return json.loads(gzip.decompress(data) if file.suffix == ".gz" else data)
 
 
 def print_cases(cases: dict[tuple[Any, ...], dict[str, Row]], methods: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 from pathlib import Path
@@ -49,7 +50,7 @@ def on_corpus(target: Any, draft: Any, stream: np.ndarray) -> dict[str, float]:
 
 def on_prefixes(target: Any, draft: Any) -> dict[str, float]:
     """Agreement along the target's greedy continuations, and tokens per verification of a chain."""
-    lines = (ASSETS / "evaluation/prefixes.jsonl").read_text().splitlines()
+    lines = gzip.decompress((ASSETS / "evaluation/prefixes.jsonl.gz").read_bytes()).splitlines()
     prefixes = torch.tensor([json.loads(line)["token_ids"] for line in lines])
     length, rows = prefixes.shape[1], []
     for batch in prefixes.chunk(len(prefixes) // BATCH):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import json
 import re
@@ -52,7 +53,7 @@ def main() -> None:
         raise SystemExit(f"only {len(found)} prefixes, {COUNT} needed")
     folder = ASSETS / "evaluation"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "prefixes.jsonl").open("w") as out:
+    with gzip.open(folder / "prefixes.jsonl.gz", "wt", encoding="utf-8") as out:
         for prefix in found[:COUNT]:
             out.write(json.dumps(prefix, separators=(",", ":")) + "\n")
     print(f"{COUNT} of {len(found)} prefixes")

@@ -1,5 +1,6 @@
 """The protocol's workloads: frozen, and of the kind that they claim to be."""
 
+import gzip
 import json
 from hashlib import sha256
 from pathlib import Path
@@ -31,7 +32,7 @@ def test_prefixes_are_frozen(codec: TextCodec) -> None:
     assert len(prefixes) == 512
     assert {len(p.tokens) for p in prefixes} == {128}
     assert len({p.tokens for p in prefixes}) == 512
-    with (ASSETS / "evaluation" / "prefixes.jsonl").open() as file:
+    with gzip.open(ASSETS / "evaluation" / "prefixes.jsonl.gz") as file:
         for line, prefix in zip(file, prefixes, strict=True):
             assert codec.encode(json.loads(line)["text"]) == list(prefix.tokens)
 

@@ -1,5 +1,6 @@
 """Tokenizers out of GGUF files: the same ids as the tokenizer that went in, and as slow obvious ones."""
 
+import gzip
 import json
 from collections.abc import Iterable
 from itertools import pairwise
@@ -19,7 +20,10 @@ from parlay.checkpoints.find import ASSETS, find_model
 from parlay.text.gguf_tokenizer import read_gguf_tokenizer
 from parlay.text.tokenizer import TextCodec
 
-PREFIXES = [json.loads(line) for line in (ASSETS / "evaluation" / "prefixes.jsonl").read_text().splitlines()]
+PREFIXES = [
+    json.loads(line)
+    for line in gzip.decompress((ASSETS / "evaluation" / "prefixes.jsonl.gz").read_bytes()).splitlines()
+]
 ODD = [
     "",
     " ",

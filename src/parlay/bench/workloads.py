@@ -11,6 +11,7 @@ is nothing to look up.
 With the embedded model's vocabulary all are frozen with it.
 """
 
+import gzip
 import json
 import keyword
 import re
@@ -83,7 +84,7 @@ class Workload:
 
 def load_prefixes(count: int | None = None) -> list[Prefix]:
     """Return the first `count` prefixes, all by default."""
-    with (ASSETS / "evaluation" / "prefixes.jsonl").open() as file:
+    with gzip.open(ASSETS / "evaluation" / "prefixes.jsonl.gz", "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     return [Prefix(i, tuple(row["token_ids"])) for i, row in enumerate(rows)][:count]
 
