@@ -59,21 +59,23 @@ def test_no_bit_hangs_on_it(native: Kernels) -> None:
 def test_it_is_measured_once(native: Kernels, asked: list[tuple[int, int, int]], tmp_path: Path) -> None:
     tune(native, 1)
     assert len(asked) > 10
-    (found,) = CacheFile("prefetching", 1, folder=tmp_path).read().values()
+    (found,) = CacheFile("prefetching", 2, folder=tmp_path).read().values()
     assert asked[-1] == tuple(found.values())
     first = asked[-1]
     asked.clear()
     tune(native, 1)
     assert asked == [first]
     tune(native, 2)  # another number of threads is another setting
-    assert len(CacheFile("prefetching", 1, folder=tmp_path).read()) == 2
+    assert len(CacheFile("prefetching", 2, folder=tmp_path).read()) == 2
 
 
 def test_the_usual_stays_unless_another_is_clearly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuning._best([lambda: 1.0, lambda: 0.99, lambda: 1.0], 0) == 0
     assert tuning._best([lambda: 1.0, lambda: 0.9, lambda: 0.8], 0) == 2
-    turns = iter([1.0, 9.0, 1.0, 0.5, 9.0, 9.0, 9.0, 9.0])  # the least of each counts, whatever disturbs the others
-    assert tuning._best([lambda: next(turns), lambda: next(turns)], 0) == 1
+    # On a busy machine, in which one round says the contrary of all others.
+    usual = iter([1.0] * 6)
+    other = iter([0.5, 0.5, 0.5, 1.0, 0.5, 0.5])
+    assert tuning._best([lambda: next(usual), lambda: next(other)], 0) == 0
 
 
 def test_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch, native: Kernels) -> None:

@@ -1,7 +1,7 @@
 """What depends on the machine and changes no bits, measured where it runs: how far ahead to ask for weights.
 
 Some processors prefetch the one stream of weights by themselves, others do not, so a compiled-in choice would fit
-only some. Measured once for each processor, instruction set and number of threads, in about half a second, and saved
+only some. Measured once for each processor, instruction set and number of threads, in less than a second, and saved
 in a cache file.
 """
 
@@ -23,8 +23,8 @@ from parlay.weights.weight import Part, Weight
 
 _BYTES = 96 << 20  # of weights: more than caches hold
 _INPUTS, _OUTPUTS = 2048, 1024
-_ROUNDS = 4  # of each choice, in turns
-_GAIN = 0.97  # of the time of what there was before, below which another choice is taken
+_ROUNDS = 6  # of each choice, interleaved
+_GAIN = 0.97  # of the usual choice's time, below which another is clearly faster
 _FEW_ROWS = (1, 2, 3, 5, 8)
 _AHEAD = (2048, 6144, 10240)
 _BLOCKS_AHEAD = (0, 4096, 10240)
@@ -54,7 +54,7 @@ def tune(kernels: Kernels, threads: int) -> None:
     """
     if kernels.prefetch is None:
         return
-    cache = CacheFile("prefetching", 1)
+    cache = CacheFile("prefetching", 2)
     setting = " ".join((kernels.name, str(threads), *env.cpu()))
     known = cache.read()
     if setting in known:
@@ -96,10 +96,13 @@ def _for_blocks(kernels: Kernels) -> int:
 
 
 def _best(choices: Sequence[Callable[[], float]], usual: int) -> int:
-    """Return which choice takes the least time; `usual` unless another one is clearly faster."""
-    times = [min(turn) for turn in zip(*([run() for run in choices] for _ in range(_ROUNDS)), strict=True)]
-    best = min(range(len(times)), key=times.__getitem__)
-    return best if times[best] < _GAIN * times[usual] else usual
+    """Return which choice takes the least time; `usual` unless another one is clearly faster in every round.
+
+    The choice is remembered for good, and the machine may be busy when it is made: one lucky round proves nothing.
+    """
+    rounds = [[run() for run in choices] for _ in range(_ROUNDS)]
+    faster = [i for i in range(len(choices)) if all(times[i] < _GAIN * times[usual] for times in rounds)]
+    return min(faster, key=lambda i: sum(times[i] for times in rounds), default=usual)
 
 
 def _weights(kernels: Kernels, form: torch.dtype | Kind) -> list[LinearWeight]:
