@@ -1,7 +1,8 @@
 """Plant faults, one after another, and see the suite catch each: `python scripts/plant_faults.py`.
 
-Each fault is planted in a copy of the tree, against which the suite runs until its first failure. Faults in native
-sources are compiled first, which needs pip to fetch the build tools. Run it after a change to what the suite runs.
+Each fault is planted in a copy of the tree, against which the tests nearest to it run until their first failure, and
+where none of these fails, all others. Faults in native sources are compiled first, which needs pip to fetch the build
+tools. Run it after a change to what the suite runs.
 """
 
 import argparse
@@ -24,9 +25,10 @@ sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuild
 
 
 class Fault(NamedTuple):
-    """One mistake: in `file` below the tree, `old` is written as `new`."""
+    """One mistake: in `file` below the tree, `old` is written as `new`; `near` are the tests that should see it."""
 
     name: str
+    near: str
     file: str
     old: str
     new: str
@@ -35,84 +37,181 @@ class Fault(NamedTuple):
 FAULTS = [
     Fault(
         "a key dropped from the noise",
+        "tests/acceptance",
         "src/parlay/acceptance/coupled.py",
         "seeds = [span.seed for span in plain for _ in range(1 + len(span.draft))]",
         "seeds = [0 for span in plain for _ in range(1 + len(span.draft))]",
     ),
     Fault(
         "a stale recording",
+        "tests/runner",
         "src/parlay/runner/graphs.py",
         "    to.view.extra_offsets.copy_(batch.view.extra_offsets)\n",
         "",
     ),
     Fault(
         "an off-by-one in tree positions",
+        "tests/runner",
         "src/parlay/runner/batch.py",
         "np.asarray(depths(stretch.draft)) + end - 1",
         "np.asarray(depths(stretch.draft)) + end",
     ),
     Fault(
         "a block not freed",
+        "tests/kv",
         "src/parlay/kv/table.py",
         "        keep = -(-tokens // self._pool.block_size)\n",
         "        keep = min(len(self.blocks), tokens // self._pool.block_size + 1)\n",
     ),
-    Fault("a prefix hash without tenant", "src/parlay/kv/table.py", "root_hash(self._salt)", 'root_hash("")'),
+    Fault(
+        "a prefix hash without tenant", "tests/kv", "src/parlay/kv/table.py", "root_hash(self._salt)", 'root_hash("")'
+    ),
     Fault(
         "a filter with the wrong tie",
+        "tests/kernels",
         "csrc/select.h",
         "ties &= ~(0x80000000u >> __builtin_clz(ties))",
         "ties &= ties - 1",
     ),
-    Fault("a wrong tap", "src/parlay/models/decoder.py", "if depth in states:", "if depth - 1 in states:"),
+    Fault(
+        "a wrong tap",
+        "tests/models tests/proposers",
+        "src/parlay/models/decoder.py",
+        "if depth in states:",
+        "if depth - 1 in states:",
+    ),
     Fault(
         "blocks that a plan under way writes to are given away",
+        "tests/engine/test_scheduler.py tests/engine/test_plans.py",
         "src/parlay/engine/scheduler.py",
         "if not self.is_under_way(request):\n            request.table.release()",
         "request.table.release()",
     ),
     Fault(
         "a stop string lost across drafts",
+        "tests/text/test_detokenizer.py",
         "src/parlay/text/detokenizer.py",
         "tail.find(s, max(0, before + 1 - len(s) - begin))",
         "tail.find(s, before - begin)",
     ),
     Fault(
         "a leaked abort",
+        "tests/drafting",
         "src/parlay/drafting/drafting.py",
         "        for host in request.drafting.hosts:\n            host.forget(request)",
         "        for host in []:\n            host.forget(request)",
     ),
     Fault(
         "a wrong block of K",
+        "tests/kernels",
         "csrc/rows.h",
         "inputs > 1024 ? 1024 : 512",
         "inputs > 1536 ? 1024 : 512",
     ),
     Fault(
         "the last of an odd number of inputs left out of a tile",
+        "tests/kernels",
         "csrc/tiles.h",
         "(rest + 1) / 2 * kTileStride",
         "rest / 2 * kTileStride",
     ),
     Fault(
         "the sum of half a chunk",
+        "tests/kernels",
         "csrc/quantised.h",
         "to.sum = to.sums[0] + to.sums[1];",
         "to.sum = to.sums[0];",
     ),
     Fault(
         "a numerics id without the kinds of weights",
+        "tests/numerics",
         "src/parlay/numerics/identify.py",
         '"+".join((str(dtype).removeprefix("torch."), *_quantised(config)))',
         'str(dtype).removeprefix("torch.")',
+    ),
+    Fault(
+        "a key that floods comes before all others",
+        "tests/server/test_fair_queue.py",
+        "src/parlay/server/fair_queue.py",
+        "self._waiting[key] = calls  # behind all other keys",
+        "self._waiting[key] = calls\n                self._waiting.move_to_end(key, last=False)",
+    ),
+    Fault(
+        "trying may cost all of the time",
+        "tests/drafting",
+        "src/parlay/drafting/budget.py",
+        "self.add(SHARE * seconds)",
+        "self.add(seconds)",
+    ),
+    Fault(
+        "a developer's message that its template drops",
+        "tests/text/test_adapt.py",
+        "src/parlay/text/adapt.py",
+        '{**m, "role": "system"} if m["role"] == "developer" else m for m',
+        "m for m in messages]",
+    ),
+    Fault(
+        "entries of another version",
+        "tests/test_cache_file.py",
+        "src/parlay/cache_file.py",
+        'if raw and raw["version"] == self._version else',
+        "if raw else",
+    ),
+    Fault(
+        "a torn step that is not mended",
+        "tests/engine/test_interrupts.py",
+        "src/parlay/engine/engine.py",
+        "self._scheduler.mend(perf_counter(), processing=self._worker.reset())",
+        "self._worker.reset()",
+    ),
+    Fault(
+        "drafts from other tenants' answers",
+        "tests/proposers/methods/suffix",
+        "src/parlay/proposers/methods/suffix.py",
+        "_Text(_Response(tenant), list(prompt))",
+        '_Text(_Response(tenant and "all"), list(prompt))',
+    ),
+    Fault(
+        "an unseeded request with the samples of a seeded one",
+        "tests/engine",
+        "src/parlay/sampling/seeds.py",
+        "return mix(mix(engine_seed, _ARRIVALS), ordinal + 1)",
+        "return mix(engine_seed, ordinal)",
+    ),
+    Fault(
+        "a rank that computes other bits",
+        "tests/engine/test_tensor_parallel.py",
+        "src/parlay/engine/rank.py",
+        "strict=False) if pair[0] != pair[1]]",
+        "strict=False) if not pair]",
+    ),
+    Fault(
+        "the first space of an answer",
+        "tests/text",
+        "src/parlay/text/detokenizer.py",
+        "self._context, self._pending = self._tail(prompt), list[int]()",
+        "self._context, self._pending = list[int](), list[int]()",
+    ),
+    Fault(
+        "a zero point that is off by one",
+        "tests/checkpoints/test_gptq.py",
+        "src/parlay/checkpoints/quantised/gptq.py",
+        "(levels.float() - zeros[group].float())",
+        "(levels.float() - zeros[group].float() - 1)",
+    ),
+    Fault(
+        "preempting requests of the highest priority",
+        "tests/engine/test_scheduler.py",
+        "src/parlay/engine/scheduler.py",
+        "worst = max(r.priority for r in self._running)",
+        "worst = min(r.priority for r in self._running)",
     ),
 ]
 
 
 def plant(fault: Fault, tree: Path, copy: Path) -> None:
     """Write `tree` with the fault to `copy`."""
-    for part in ("src", "csrc", "tests", "examples", "scripts", "docs", "deploy"):
+    for part in ("src", "csrc", "tests", "benchmarks", "examples", "scripts", "docs", "deploy"):
         shutil.copytree(tree / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     for file in tree.iterdir():
         if file.is_file():
@@ -132,7 +231,7 @@ def plant(fault: Fault, tree: Path, copy: Path) -> None:
 
 
 def caught_by(copy: Path, arguments: list[str]) -> str | None:
-    """Run the suite; return the first test that failed, or None."""
+    """Run tests; return the first that failed, or None."""
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *arguments],
         cwd=copy,
@@ -160,7 +259,7 @@ def main() -> int:
                 copy = Path(folder) / "tree"
                 copy.mkdir()
                 plant(fault, options.tree, copy)
-                test = caught_by(copy, options.pytest)
+                test = caught_by(copy, [*fault.near.split(), *options.pytest]) or caught_by(copy, options.pytest)
             missed += test is None
             print(f"{fault.name}: {test or 'NOT CAUGHT'} ({time.monotonic() - began:.0f} s)", flush=True)
     return missed

@@ -14,10 +14,12 @@ from asking import Ask, assert_whole, random_seed, run
 from checkpoints import write_llama
 from families import write_family
 from fitting import FITTED, fitted, fitting
+from forked_ranks import forking
 from hypothesis import settings
 
 from parlay import LLM, CompletionOutput
 from parlay.cli import serve
+from parlay.engine import local_ranks
 from parlay.proposers.base import HostProposer
 from parlay.proposers.select import proposers
 
@@ -65,6 +67,18 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(serve, "_serve", note)
     return calls
+
+
+@pytest.fixture(scope="session")
+def _rank_command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
+    with forking(tmp_path_factory.mktemp("ranks")) as command:
+        yield command
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch, _rank_command: tuple[str, ...]) -> None:
+    """With local ranks that are forked from a process which has torch imported, for tests that start many."""
+    monkeypatch.setattr(local_ranks, "_COMMAND", _rank_command)
 
 
 class Pair(NamedTuple):

@@ -279,6 +279,7 @@ def test_an_error_in_what_drafting_learns_costs_no_request(
 @pytest.mark.parametrize(
     "split", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tensor", "pipeline"]
 )
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, split: dict[str, int]) -> None:
     """Between what ranks do together, nothing is lost; within it, the engine says that it cannot go on."""
     llm = make_llm("ngram", 3, **split)

@@ -18,12 +18,10 @@ from server_process import resident
 
 from parlay import LLM, RankError, SamplingParams
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("forked_ranks")]
 
 INTERRUPTS = 500
-SECONDS = (
-    float(os.environ.get("PARLAY_SOAK_SECONDS") or 600) / 4
-)  # for each arrangement: starting ranks takes seconds
+SECONDS = float(os.environ.get("PARLAY_SOAK_SECONDS") or 600) / 4  # for each arrangement: starting ranks takes time
 LONGEST = 0.2  # seconds after which a call is interrupted
 GROWTH = 96  # MiB that answers remembered for drafts, and a fragmented heap, may take
 DRAFT = {"method": "draft_model", "model": "tiny-code-draft"}

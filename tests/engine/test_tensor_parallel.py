@@ -23,7 +23,10 @@ from parlay.engine.engine import Engine
 from parlay.engine.local_ranks import share_threads
 from parlay.types.draft import Draft
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 SOON = 20.0  # seconds in which processes must have ended
+PROGRAM = local_ranks._COMMAND
 
 
 def finish(engine: Engine) -> None:
@@ -208,6 +211,7 @@ def test_a_rank_that_is_killed_ends_the_engine(make_llm: MakeLLM, split: str) ->
 def test_a_rank_that_hangs_is_given_up(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, split: str, who: str
 ) -> None:
+    monkeypatch.setattr(local_ranks, "_COMMAND", PROGRAM)  # the process that is stopped must be the rank
     monkeypatch.setenv("PARLAY_RANK_TIMEOUT", "0.5")
     llm = make_llm(**{split: 2})
     engine = llm.engine
