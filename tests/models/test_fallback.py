@@ -54,7 +54,7 @@ def test_equal_to_transformers(
 
 
 def test_the_twins_serve_it_too(checkpoint: Callable[[str], Path]) -> None:
-    path, tokens = checkpoint("exaone4"), tokens_of()
+    path, tokens = checkpoint("cohere2"), tokens_of()
     twins = runner_of(path, kernels="reference")
     torch.testing.assert_close(logits_in_pieces(twins, tokens, [33]), reference(path, tokens), atol=1e-4, rtol=0)
 

@@ -70,7 +70,18 @@ def test_small_passes_are_recorded(
 
 # One of every family, with what it alone has switched on.
 ONE_EACH = ("llama-biases", "llama-dynamic", "llama-longrope-long", "mistral", "qwen2-windows", "qwen3", "granite")
-ONE_EACH += ("phi3-partial", "gemma2", "gemma3", "mixtral", "qwen3moe", "opt")
+ONE_EACH += (
+    "phi3-partial",
+    "gemma2",
+    "gemma3",
+    "mixtral",
+    "qwen3moe",
+    "opt",
+    "smollm3-listed",
+    "seedoss",
+    "ernie4_5",
+)
+ONE_EACH += ("glm", "glm4", "exaone4-windows", "ministral3")
 
 
 @pytest.mark.parametrize("name", ONE_EACH)

@@ -1,8 +1,8 @@
 """Reading a checkpoint's `config.json`."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,29 @@ class ModelConfig:
         if value != int(value):
             raise ModelError(f"{config_file(self.path)}: {key} must be a whole number, not {shown(value)}")
         return int(value)
+
+    def flags(self, key: str, default: Sequence[int]) -> tuple[bool, ...]:
+        """Return a key that lists true or false, or 1 or 0, for each layer."""
+        values = self.raw.get(key)
+        values = default if values is None else values
+        if not isinstance(values, Sequence) or len(values) != self.num_layers or not all(v in (0, 1) for v in values):
+            raise ModelError(
+                f"{config_file(self.path)}: {key} must list 0 or 1 for each of {self.num_layers} layers, "
+                f"not {shown(values)}"
+            )
+        return tuple(map(bool, values))
+
+    def within(self, key: str) -> "ModelConfig":
+        """Return the config with the content of a key, an object, in place of its own."""
+        inner = self.raw.get(key) or {}
+        if not isinstance(inner, dict):
+            raise ModelError(f"{config_file(self.path)}: {key} must be an object, not {shown(inner)}")
+        return replace(self, raw=inner)
+
+    def in_layers(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Return what `renamed` holds where some tensors of every layer have other names in the files."""
+        layers = [f"model.layers.{i}." for i in range(self.num_layers)]
+        return {layer + name: layer + own for layer in layers for name, own in names.items()}
 
     def windows(self, sliding: Callable[[int], bool], default: int | None = None) -> tuple[int, ...]:
         """Return how many keys each layer sees at most, 0 for all.

@@ -23,7 +23,7 @@ from parlay.models.layers import (
     whole_linear,
 )
 from parlay.models.moe import MixtureOfExperts
-from parlay.models.rotary import cos_sin_table
+from parlay.models.rotary import RotaryTables, halves, layer_tables
 from parlay.models.stages import own_layers
 from parlay.models.stored import open_weights
 from parlay.models.style import Experts
@@ -41,11 +41,8 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     for i in range(config.num_layers):
-        first, *others = ({f"{name}.weight": (config.hidden_size,)} for name in _norm_names(config))
-        own: dict[str, tuple[int, ...]] = {**first, **attention_shapes(config)}
-        for norm in others:
-            own |= norm
-        own |= mlp_shapes(config, i)
+        own: dict[str, tuple[int, ...]] = {f"{name}.weight": (config.hidden_size,) for name in _norm_names(config)}
+        own |= attention_shapes(config) | mlp_shapes(config, i)
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in own.items()}
     return shapes
 
@@ -62,15 +59,12 @@ def further_tensors(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _norm_names(config: ModelConfig) -> tuple[str, ...]:
-    """Return the names of a layer's norms: before attention, before the MLP, and after each if there are such."""
-    if config.style.post_norms:
-        return (
-            "input_layernorm",
-            "pre_feedforward_layernorm",
-            "post_attention_layernorm",
-            "post_feedforward_layernorm",
-        )
-    return "input_layernorm", "post_attention_layernorm"
+    """Return the names of a layer's norms: before attention and the MLP, and after each, as far as it has them."""
+    style = config.style
+    if not style.post_norms:
+        return "input_layernorm", "post_attention_layernorm"
+    before = ("input_layernorm", "pre_feedforward_layernorm") if style.pre_norms else ()
+    return (*before, "post_attention_layernorm", "post_feedforward_layernorm")
 
 
 def attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -113,22 +107,28 @@ def mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
 
 
 def make_attention(
-    config: ModelConfig, index: int, read: TensorReader, kernels: Kernels, group: Group, cos_sin: Tensor
+    config: ModelConfig, index: int, read: TensorReader, kernels: Kernels, group: Group, tables: RotaryTables
 ) -> Attention:
     """Read the attention of layer `index`."""
     style = config.style
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    # Whose columns turn: queries and keys, in the order that the kernels expect.
+    orders = [halves(config, heads) for heads in (config.num_heads, config.num_kv_heads)] if style.interleaved else []
 
     def weights() -> list[Weight]:
         if style.fused_qkv:
             fused = read.weight("self_attn.qkv_proj.weight")
-            return [fused.outputs(0, q), fused.outputs(q, q + kv), fused.outputs(q + kv, q + 2 * kv)]
-        return [read.weight(f"self_attn.{x}_proj.weight") for x in "qkv"]
+            found = [fused.outputs(0, q), fused.outputs(q, q + kv), fused.outputs(q + kv, q + 2 * kv)]
+        else:
+            found = [read.weight(f"self_attn.{x}_proj.weight") for x in "qkv"]
+        return [weight.chosen(order) for weight, order in zip(found, orders, strict=False)] + found[len(orders) :]
 
     def biases() -> list[Tensor]:
         if style.fused_qkv:
-            return list(read("self_attn.qkv_proj.bias").tensor_split((q, q + kv)))
-        return [read(f"self_attn.{x}_proj.bias") for x in "qkv"]
+            found = list(read("self_attn.qkv_proj.bias").tensor_split((q, q + kv)))
+        else:
+            found = [read(f"self_attn.{x}_proj.bias") for x in "qkv"]
+        return [bias[order] for bias, order in zip(found, orders, strict=False)] + found[len(orders) :]
 
     norms = None
     if style.head_norms:
@@ -151,7 +151,7 @@ def make_attention(
         ),
         (end - begin) // config.head_dim,
         config.head_dim,
-        cos_sin,
+        *tables,
         norms=norms,
         scale=style.score_scale,
         window=style.windows[index] if style.windows else 0,
@@ -211,7 +211,13 @@ class DecoderLayer:
     """A decoder layer with its weights."""
 
     def __init__(
-        self, config: ModelConfig, index: int, read: TensorReader, kernels: Kernels, group: Group, cos_sin: Tensor
+        self,
+        config: ModelConfig,
+        index: int,
+        read: TensorReader,
+        kernels: Kernels,
+        group: Group,
+        tables: RotaryTables,
     ) -> None:
         """Read what layer `index` needs by its names within a layer."""
         style = config.style
@@ -219,9 +225,9 @@ class DecoderLayer:
         self._plus_one = style.plus_one
         self._residual_scale = style.residual_scale
         norms = [read(f"{name}.weight") for name in _norm_names(config)]
-        self._input_norm, self._mlp_norm = norms[:2]
-        self._post_norms = norms[2:]
-        self._attention = make_attention(config, index, read, kernels, group, cos_sin)
+        before = 2 if style.pre_norms else 0
+        self._pre_norms, self._post_norms = norms[:before], norms[before:]
+        self._attention = make_attention(config, index, read, kernels, group, tables)
         self._mlp: GatedMLP | MixtureOfExperts
         if style.experts and style.experts.sparse[index]:
             self._mlp = _experts(config, style.experts, read, kernels, group)
@@ -230,15 +236,24 @@ class DecoderLayer:
 
     def __call__(self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache) -> Tensor:
         """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
-        kernels, eps, plus_one = context.kernels, self._eps, self._plus_one
-        x = context.buffers("normed", residual.shape[1])
+        x = self._begin(0, residual, delta, context)
+        mixed = self._finish(0, self._attention(x, context, cache), context.kernels)
+        x = self._begin(1, residual, mixed, context)
+        return self._finish(1, self._mlp(x, context), context.kernels)
+
+    def _begin(self, part: int, residual: Tensor, delta: Tensor | None, context: ForwardContext) -> Tensor:
+        """Add `delta` to `residual` in place; return what a part of the layer reads."""
+        kernels = context.kernels
+        if not self._pre_norms:
+            if delta is not None:
+                kernels.add_embedding(residual, delta, torch.arange(len(residual), dtype=torch.int32))
+            return residual
+        x, norm = context.buffers("normed", residual.shape[1]), self._pre_norms[part]
         if delta is None:
-            kernels.rms_norm(residual, self._input_norm, eps, x, plus_one)
+            kernels.rms_norm(residual, norm, self._eps, x, self._plus_one)
         else:
-            kernels.add_rms_norm(residual, delta, self._input_norm, eps, x, plus_one)
-        mixed = self._finish(0, self._attention(x, context, cache), kernels)
-        kernels.add_rms_norm(residual, mixed, self._mlp_norm, eps, x, plus_one)
-        return self._finish(1, self._mlp(x, context), kernels)
+            kernels.add_rms_norm(residual, delta, norm, self._eps, x, self._plus_one)
+        return x
 
     def _finish(self, part: int, x: Tensor, kernels: Kernels) -> Tensor:
         """Do in place what a family does to x before it joins the residual stream."""
@@ -299,8 +314,7 @@ class Decoder:
         style = config.style
         # A factor is applied to embeddings in the model's dtype.
         self._embedding_scale = float(torch.tensor(style.embedding_scale, dtype=dtype))
-        everywhere = cos_sin_table(config, max_model_len)
-        local = cos_sin_table(config, max_model_len, style.local_rotary) if style.local_rotary else everywhere
+        tables = layer_tables(config, max_model_len)
         self._pipeline = group.pipeline
         self._first, end = own_layers(config, self.weight_shapes, group.pipeline)
         if layers is not None:
@@ -311,8 +325,7 @@ class Decoder:
             self._layers = []
             for i in range(self._first, end):
                 read = TensorReader(weights, dtype, f"model.layers.{i}.")
-                cos_sin = local if style.windows and style.windows[i] else everywhere
-                self._layers.append(DecoderLayer(config, i, read, kernels, group, cos_sin))
+                self._layers.append(DecoderLayer(config, i, read, kernels, group, tables[i]))
             if not group.pipeline.first:
                 return  # the first stage has both ends
             embedding = self._known(weights.read_weight("model.embed_tokens.weight", dtype))

@@ -297,6 +297,7 @@ class Attention:
         heads: int,
         head_dim: int,
         cos_sin: Tensor,
+        query_cos_sin: Tensor | None = None,
         *,
         norms: HeadNorms | None = None,
         scale: float | None = None,
@@ -311,6 +312,7 @@ class Attention:
             heads: of queries, on this rank; there may be none.
             head_dim: columns of a head.
             cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
+            query_cos_sin: the same for queries, where theirs is another.
             norms: of queries and keys before they turn.
             scale: factor on scores; None is `head_dim ** -0.5`.
             window: keys that a row sees at most; 0 is all.
@@ -321,7 +323,7 @@ class Attention:
         self._heads = heads
         self._head_dim = head_dim
         self._scale = head_dim**-0.5 if scale is None else scale
-        self._cos_sin = cos_sin
+        self._cos_sin, self._query_cos_sin = cos_sin, query_cos_sin
         self._norms = norms
         self._window = window
         self._cap = cap
@@ -351,6 +353,9 @@ class Attention:
             kernels.head_norm(qkv, norms.query, norms.key, self._heads, norms.eps, norms.plus_one)
         query = buffers("query", self._heads * self._head_dim).view(-1, self._heads, self._head_dim)
         kernels.rotary_store(qkv, context.positions, context.slots, self._cos_sin, query, cache.key, cache.value)
+        if self._query_cos_sin is not None:  # nothing is stored at negative slots
+            nowhere = torch.full_like(context.slots, -1)
+            kernels.rotary_store(qkv, context.positions, nowhere, self._query_cos_sin, query, cache.key, cache.value)
         kernels.attention(query, cache.key, cache.value, context.view, self._scale, mixed, self._window, self._cap)
 
 

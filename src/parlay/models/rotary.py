@@ -15,6 +15,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.style import Rotary
 
 _ORIGINAL = "original_max_position_embeddings"
+RotaryTables = tuple[Tensor, Tensor | None]  # of a layer: see `layer_tables`
 
 
 def cos_sin_table(config: ModelConfig, length: int, rotary: Rotary | None = None) -> Tensor:
@@ -34,6 +35,48 @@ def cos_sin_table(config: ModelConfig, length: int, rotary: Rotary | None = None
     frequencies, size = frequencies_of(config, length, rotary)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies[None, :]
     return torch.cat((angles.cos() * size, angles.sin() * size), dim=1).contiguous()
+
+
+def layer_tables(config: ModelConfig, length: int) -> list[RotaryTables]:
+    """Return what each layer turns queries and keys by: `cos_sin_table`, and that of queries where it is another.
+
+    Args:
+        config: the model's shape.
+        length: the longest sequence.
+
+    Raises:
+        ModelError: the config's numbers do not fit its heads.
+    """
+    style, rotary = config.style, config.rotary
+    everywhere = cos_sin_table(config, length)
+    local = cos_sin_table(config, length, style.local_rotary) if style.local_rotary else everywhere
+    # One pair of columns that turns by nothing.
+    still = torch.tensor([[1.0, 0.0]]).expand(length, 2).contiguous()
+    queries = None
+    if rotary.query_growth:
+        periods = torch.arange(length).div(rotary.original, rounding_mode="floor").float()
+        queries = everywhere * (1 + rotary.query_growth * torch.log(1 + periods))[:, None]
+
+    def table(layer: int) -> RotaryTables:
+        if style.unrotated and style.unrotated[layer]:
+            return still, None
+        return (local, None) if style.windows and style.windows[layer] else (everywhere, queries)
+
+    return [table(layer) for layer in range(config.num_layers)]
+
+
+def halves(config: ModelConfig, heads: int) -> Tensor:
+    """Return where the columns of heads are whose neighbours turn together, in half-split order.
+
+    Scores are sums over a head's columns, so that their order is free as long as queries and keys have the same.
+
+    Returns:
+        int64 `[heads * head_dim]`.
+    """
+    turning = torch.arange(int(config.head_dim * config.rotary.partial))
+    rest = torch.arange(len(turning), config.head_dim)
+    one = torch.cat((turning[0::2], turning[1::2], rest))
+    return (torch.arange(heads)[:, None] * config.head_dim + one).view(-1)
 
 
 def frequencies_of(config: ModelConfig, length: int, rotary: Rotary | None = None) -> tuple[Tensor, float]:

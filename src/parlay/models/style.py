@@ -20,6 +20,9 @@ class Rotary:
         short_factor: of `longrope`, one divisor a frequency.
         long_factor: of `longrope`, the same beyond the original context.
         partial: the part of a head's columns that turns.
+        query_growth: beta of a factor on queries that grows with their position, `1 + beta * ln(1 + floor(position /
+            original))`, as in Llama 4 and Ministral 3; 0 is none.
+        original: context that this is counted in, in tokens.
     """
 
     theta: float
@@ -28,6 +31,8 @@ class Rotary:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     partial: float = 1.0
+    query_growth: float = 0.0
+    original: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +69,15 @@ class Style:
         output_bias: attention's output projection has one.
         mlp_bias: the feed-forward network has them.
         head_norms: each head's query and key is normalised before it is rotated.
+        pre_norms: what attention and the feed-forward network read is normalised.
         post_norms: what a layer adds to the residual stream is normalised.
         plus_one: weights of norms are stored less one.
         fused_qkv: queries, keys and values are stored as one tensor.
         fused_mlp: gate and up are.
         windows: keys that each layer sees at most, 0 for all; empty: all layers see all.
         local_rotary: rotary embedding of the layers that have a window, where it differs.
+        unrotated: of each layer, whether its queries and keys do not turn (NoPE); empty: all turn.
+        interleaved: the two columns that turn together are neighbours in the files, instead of half a head apart.
         score_scale: factor on attention's scores; None is `head_dim ** -0.5`.
         score_cap: bound that attention's scores approach; 0 is none.
         embedding_scale: factor on embeddings.
@@ -85,12 +93,15 @@ class Style:
     output_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
     plus_one: bool = False
     fused_qkv: bool = False
     fused_mlp: bool = False
     windows: tuple[int, ...] = ()
     local_rotary: Rotary | None = None
+    unrotated: tuple[bool, ...] = ()
+    interleaved: bool = False
     score_scale: float | None = None
     score_cap: float = 0.0
     embedding_scale: float = 1.0

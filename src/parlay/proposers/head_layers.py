@@ -30,15 +30,13 @@ class HeadLayers:
             group: the ranks that share the layers.
         """
         # The head has its rotary embedding, which is never the target's.
-        cos_sin = cos_sin_table(config, length)
+        tables = cos_sin_table(config, length), None
         first = read[0]
         self._eps = config.rms_norm_eps
-        self._attention = make_attention(config, 0, first, kernels, group, cos_sin)
+        self._attention = make_attention(config, 0, first, kernels, group, tables)
         self._norm = first("post_attention_layernorm.weight")
         self._mlp = make_mlp(config, first, kernels, group)
-        self._others = [
-            DecoderLayer(config, i, read[i], kernels, group, cos_sin) for i in range(1, config.num_layers)
-        ]
+        self._others = [DecoderLayer(config, i, read[i], kernels, group, tables) for i in range(1, config.num_layers)]
 
     def __call__(self, x: Tensor, state: Tensor, context: ForwardContext) -> None:
         """Run the layers on attention's input `x`, and add their output to `state` `[rows, d]`."""

@@ -28,16 +28,11 @@ def describe(config: ModelConfig) -> ModelConfig:
         raise ModelError(f"{config.path}: Granite 4 with recurrent layers is not served; its dense models are")
     config.only(num_local_experts=0, position_embedding_type="rope")
     described = granite.describe(config)
-    renamed = {
-        f"model.layers.{i}.{name}": f"model.layers.{i}.{own}"
-        for i in range(config.num_layers)
-        for name, own in _NAMES.items()
-    }
     return replace(
         described,
         style=replace(described.style, fused_mlp=True),
         intermediate_size=config.count("shared_intermediate_size", 1024),
-        renamed=renamed,
+        renamed=config.in_layers(_NAMES),
     )
 
 

@@ -1,0 +1,27 @@
+"""GLM-4 of 2025, 9B and 32B: a GLM that also normalises what attention and the feed-forward network return."""
+
+from dataclasses import replace
+
+from parlay.models.config import ModelConfig
+from parlay.models.decoder import Decoder
+from parlay.models.families import glm
+
+_NAMES = {
+    "pre_feedforward_layernorm.weight": "post_attention_layernorm.weight",
+    "post_attention_layernorm.weight": "post_self_attn_layernorm.weight",
+    "post_feedforward_layernorm.weight": "post_mlp_layernorm.weight",
+}
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    described = glm.describe(config)
+    return replace(described, style=replace(described.style, post_norms=True), renamed=config.in_layers(_NAMES))
+
+
+class Model(Decoder):
+    """A GLM-4 with its weights."""
