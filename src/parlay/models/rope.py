@@ -72,7 +72,8 @@ def _read(path: Path, raw: dict[str, Any], layers: str) -> Rotary:
         kind=kind,
         scaling={key: float(value) for key, value in numbers.items()},
         partial=float(partial),
-        **lists,
+        short_factor=lists.get("short_factor", ()),
+        long_factor=lists.get("long_factor", ()),
     )
 
 
