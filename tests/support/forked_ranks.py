@@ -36,7 +36,7 @@ def forking(folder: Path) -> Iterator[tuple[str, ...]]:
         yield (sys.executable, "-S", "-E", __file__, str(path))
     finally:
         server.kill()
-        server.wait()
+        server.communicate()  # closes the pipe too
 
 
 def _ask(path: str, files: list[int]) -> None:
