@@ -68,6 +68,7 @@ class Proposer(HeadProposer):
     """Drafts from every head's likeliest tokens."""
 
     source = "medusa"
+    choices_option = "medusa_choices"
     runs_ends = True
     path_free = True
 
