@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 import torch
 from asking import log_probs
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from parlay import SamplingParams
-from parlay.acceptance import oracle
 from parlay.acceptance.coupled import verify
 from parlay.acceptance.tree import children, paths
 from parlay.kernels.select import select_kernels

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 import torch
 from asking import Ask, accepted, assert_same, log_probs, run, with_params
@@ -19,7 +20,6 @@ from conftest import MakeLLM, Pair, Plain
 from numpy.typing import NDArray
 
 from parlay import LLM, ConfigError, RequestError, SamplingParams
-from parlay.acceptance import oracle
 from parlay.sampling.seeds import mix
 
 METHODS = ("ngram", "draft_model")

@@ -4,13 +4,13 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from parlay import RequestError, SamplingParams
-from parlay.acceptance import oracle
 from parlay.sampling.processors import prepare
 from parlay.sampling.token_counts import TokenCounts
 from parlay.types.processor import RowProcessor
