@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 
 from parlay import SamplingParams
 from parlay.acceptance.classical import block, rejection
-from parlay.acceptance.select import Rule, verify
+from parlay.acceptance.select import Rule, Verifier
 from parlay.kernels.select import select_kernels
 from parlay.sampling.distribution import Distribution, Purpose, noise_key
 from parlay.types.draft import Draft
@@ -25,7 +25,7 @@ VOCAB = 10
 
 def decide(rule: Rule, spans: Sequence[Span], logits: torch.Tensor) -> list[Verdict]:
     told, distributions = numbered(spans)
-    return verify(rule, False, select_kernels(), told, logits, distributions=distributions)
+    return Verifier(rule)(select_kernels(), told, logits, distributions=distributions)
 
 
 def distribution(probs: Any) -> Distribution:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from parlay import SamplingParams
-from parlay.acceptance import classical, coupled
-from parlay.acceptance.rows import TargetRows
-from parlay.acceptance.select import Rule, verify
+from parlay.acceptance import classical
+from parlay.acceptance.select import Rule, Verifier
 from parlay.acceptance.tree import paths
 from parlay.acceptance.typical import entropy, typical
+from parlay.acceptance.walk import Walk
 from parlay.kernels.noise import gumbel_noise
 from parlay.kernels.reference_drawing import process_row
 from parlay.kernels.select import select_kernels
@@ -127,7 +127,7 @@ def decide(kernels: str, rule: Rule, span: Span, target: Logits, prompt: tuple[i
     rows = torch.from_numpy(np.array([target(k) for k in known]))
     before = rows.clone()
     spans, distributions = numbered([span])
-    (verdict,) = verify(rule, False, select_kernels(force=kernels), spans, rows, distributions=distributions)
+    (verdict,) = Verifier(rule)(select_kernels(force=kernels), spans, rows, distributions=distributions)
     assert torch.equal(rows, before), "verification may not change the logits"
     return verdict
 
@@ -423,10 +423,9 @@ class Loop:
             span_of((0, *out), draft, span.params, span.seed)
             for span, out, draft in zip(spans, outs, drafts, strict=True)
         ]
-        if self._rule is None:
-            return coupled.verify(self._kernels, judged, torch.stack(rows))
         judged, distributions = numbered(judged)
-        return verify(self._rule, self._lossy, self._kernels, judged, torch.stack(rows), distributions=distributions)
+        verify = Verifier(self._rule, self._lossy)
+        return verify(self._kernels, judged, torch.stack(rows), distributions=distributions)
 
 
 def p_value(loop: Loop, seeds: int, params: SamplingParams | None = None, first: int = 0) -> float:
@@ -585,7 +584,7 @@ def test_a_draft_cut_for_no_reason_of_its_own_keeps_the_distribution() -> None:
 def test_rules_are_only_asked_where_guesses_were_drawn() -> None:
     """A draft that was not drawn, or a request at temperature 0, is verified by the coupled walk."""
 
-    def never(kernels: Any, span: Span, rows: TargetRows) -> Verdict:
+    def never(kernels: Any, span: Span, walk: Walk) -> Verdict:
         raise AssertionError("not for this draft")
 
     target = random_logits(1)
