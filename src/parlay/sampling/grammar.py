@@ -7,7 +7,7 @@ parser, with masks computed on demand, so that compiling costs little and both c
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,8 +163,6 @@ class Constraint(Processor):
     What is emitted is decided by a matcher that only ever follows the emitted tokens, as in plain decoding; drafts
     use another one.
     """
-
-    pure: ClassVar[bool] = True
 
     def __init__(self, compiled: Compiled, ends: Sequence[int]) -> None:
         """Begin an answer.

@@ -18,7 +18,7 @@ from parlay.text.chat import ChatOptions, pieces, render, shows_tools
 from parlay.text.sentence_piece import spaced
 from parlay.text.special_tokens import token_text
 from parlay.text.template_process import TemplateProcess
-from parlay.text.token_bytes import DECODING, decoder_parts, raw_bytes, text_within
+from parlay.text.token_bytes import DECODING, parts, raw_bytes, text_within
 from parlay.text.tokenizer_files import read_texts
 
 _LONG = 1024  # characters or tokens
@@ -143,7 +143,7 @@ class TextCodec:
 
     def to_str(self) -> str:
         """Return the tokenizer as a `tokenizer.json` in which spaces are spelled as llguidance knows it."""
-        if next(decoder_parts(self.tokenizer), {}).get("type") != "Metaspace":
+        if [part["type"] for part in parts(self.tokenizer.decoder)] != ["Metaspace"]:
             return str(self.tokenizer.to_str())
         same = Tokenizer.from_str(self.tokenizer.to_str())
         same.decoder = spaced(False)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 from msgspec import Meta
 
 from parlay.errors import ConfigError, RequestError, about, nearest, shown
-from parlay.types.bounds import Scalar, check_scalars
+from parlay.types.bounds import Scalar, check_scalars, from_mapping
 from parlay.types.processor import LogitsProcessor
 from parlay.types.structured import StructuredOutputsParams
 
@@ -58,16 +58,7 @@ class SpeculationOverride:
         Raises:
             RequestError: an unknown key or a value out of range.
         """
-        if isinstance(value, SpeculationOverride):
-            return value
-        if not isinstance(value, Mapping):
-            raise RequestError(f"speculative must be a mapping such as {{'enabled': False}}, not {shown(value)}")
-        value = {key: one for key, one in value.items() if one is not None}
-        known = {f.name for f in fields(cls)}
-        for key in value:
-            if key not in known:
-                raise RequestError(f"unknown key {shown(key)} in speculative{nearest(key, known)}")
-        return cls(**value)
+        return from_mapping(cls, value, "speculative", "{'enabled': False}")
 
 
 def _check_names(cls: type, values: Mapping[str, Any]) -> None:
@@ -235,19 +226,12 @@ class SamplingParams:
     @property
     def filters(self) -> bool:
         """Whether any parameter removes tokens from the distribution."""
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+        return self.draw.filters
 
     @property
     def draw(self) -> DrawParams:
         """What of it travels in plans."""
-        return DrawParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            scored=self.scored,
-            prompt_logprobs=self.prompt_logprobs,
-        )
+        return DrawParams(**{f.name: getattr(self, f.name) for f in fields(DrawParams)})
 
     @property
     def penalises(self) -> bool:
