@@ -75,15 +75,6 @@ def test_the_log_level() -> None:
         assert ran.stdout == f"{level}\n"
 
 
-def test_a_program_says_a_thing_once() -> None:
-    code = (
-        "from parlay.log import configure, logger; configure(); configure();"
-        "[logger.warning('number %d', n) for n in (1, 2, 1, 1, 2)]"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stderr.count("number 1") == ran.stderr.count("number 2") == 1
-
-
 def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert env.cache_dir() == tmp_path / "parlay"

@@ -23,7 +23,7 @@ RULES = [rejection, block]
 VOCAB = 10
 
 
-def decide(rule: Rule, spans: Sequence[Span], logits: torch.Tensor) -> list[Verdict]:
+def decide(rule: Rule | None, spans: Sequence[Span], logits: torch.Tensor) -> list[Verdict]:
     told, distributions = numbered(spans)
     return Verifier(rule)(select_kernels(), told, logits, distributions=distributions)
 
@@ -67,10 +67,10 @@ def test_a_target_that_is_certain(
     assert verdict.path == tuple(range(len(out) - 1))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [None, *RULES])
 @pytest.mark.parametrize("case", GOLDENS["greedy"], ids=lambda case: case["note"])
-def test_recorded_greedy_batches(rule: Rule, case: dict[str, Any]) -> None:
-    """Drawn guesses too: at temperature 0, and at temperature 1 where the target is certain, it is the same."""
+def test_recorded_greedy_batches(rule: Rule | None, case: dict[str, Any]) -> None:
+    """What vLLM's greedy kernel emits, at temperature 0, and at temperature 1 where the target is certain."""
     for temperature in (0.0, 1.0):
         spans, rows = [], []
         for request in case["requests"]:

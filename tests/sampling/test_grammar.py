@@ -279,28 +279,6 @@ def test_what_cannot_be_kept(grammars: Grammars, form: dict[str, Any], match: st
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "keyword",
-    [
-        *("uniqueItems", "contains", "not", "if", "dependentRequired", "dependentSchemas", "propertyNames"),
-        *("unevaluatedProperties", "$dynamicRef", "maxlength", "requried", "x-guidance"),
-    ],
-)
-@pytest.mark.parametrize("place", ["top", "property", "definition", "item"])
-def test_constraints_that_are_not_enforced_are_named(grammars: Grammars, keyword: str, place: str) -> None:
-    values = {"dependentRequired": {"a": ["b"]}, "dependentSchemas": {"a": {}}, "uniqueItems": True}
-    values["propertyNames"] = {"minLength": 2}
-    bad = {keyword: values.get(keyword, {"type": "string"})}
-    schema = {
-        "top": bad,
-        "property": {"type": "object", "properties": {"p": bad}},
-        "definition": {"$defs": {"d": bad}, "type": "array", "items": {"$ref": "#/$defs/d"}},
-        "item": {"type": "array", "items": {"anyOf": [{"type": "null"}, bad]}},
-    }[place]
-    with pytest.raises(RequestError, match=re.escape(keyword)):
-        grammars.start(StructuredOutputsParams(json=schema))
-
-
 def test_words_about_a_schema_are_no_keywords() -> None:
     check_schema({"title": "t", "description": "d", "default": 1, "x-order": 3, "$comment": "c", "examples": [1]})
     # names of properties and values are not keywords either

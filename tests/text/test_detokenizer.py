@@ -198,17 +198,3 @@ def test_bytes_that_make_no_character(bytes_and_words: TextCodec) -> None:
     for token in tokens[:2]:
         unfinished.append(token)
     assert (unfinished.text, unfinished.complete(tokens[:2])) == ("s", "s")
-
-
-@given(st.lists(st.integers(0, 264), max_size=40), st.booleans())
-@settings(max_examples=300, deadline=None)
-def test_any_tokens_have_a_text_that_only_grows(
-    bytes_and_words: TextCodec, tokens: list[int], skip_special_tokens: bool
-) -> None:
-    detokenizer = Detokenizer(bytes_and_words, (), skip_special_tokens)
-    before = ""
-    for token in tokens:
-        detokenizer.append(token)
-        assert detokenizer.text.startswith(before)
-        before = detokenizer.text
-    assert detokenizer.complete(tokens).startswith(before)

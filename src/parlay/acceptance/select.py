@@ -64,7 +64,8 @@ class Verifier:
         for span in spans:
             own = logits[first : first + 1 + len(span.draft)] if span.sample else logits[:0]
             first += len(own)
-            if span.sample and span.params.temperature > 0 and (span.draft.tokens if self.any_draft else span.draft.q):
+            judged = span.draft.tokens if self.any_draft else span.draft.q
+            if judged and span.sample and span.params.temperature > 0:
                 try:
                     processor, drawn = processors.get(span.request_id), distributions.get(span.request_id, ())
                     walk = Walk(kernels, span, own, processor, drawn, processed_logprobs=processed_logprobs)

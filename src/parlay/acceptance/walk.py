@@ -61,7 +61,7 @@ class Walk:
         return None if number is None else self._drawn[number]
 
     def after(self, node: int) -> Tensor:
-        """Return the log-probabilities `[V]` of the token after a node; where these depend on the path, see `here`."""
+        """Return the log-probabilities `[V]` of the token after a node, where they do not depend on the path."""
         return self._distributions[1 + node]  # the root's row comes first, and ROOT is -1
 
     def here(self) -> Tensor | None:

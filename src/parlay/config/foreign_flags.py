@@ -55,8 +55,8 @@ _ANSWERS: dict[str, str] = {
     "--max-cpu-loras --lora-dtype --fully-sharded-loras --prompt-adapters --control-vector",
     _TLS: "--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --enable-ssl-refresh --ssl-key-file "
     "--ssl-cert-file --tls --cert --certfile --keyfile",
-    _LOG: "--log-level --uvicorn-log-level -lv --log-verbosity --verbosity --verbose -v --log-verbose --debug --quiet "
-    "--verbose-prompt",
+    _LOG: "--log-level --uvicorn-log-level -lv --log-verbosity --verbosity --verbose -v --log-verbose --debug "
+    "--quiet --verbose-prompt",
     "write --log-format json or text, and give the log away with 2> FILE": "--log-file --log-disable "
     "--log-config-file --log-config --disable-uvicorn-access-log --disable-access-log",
     "write --log-prompts": "--enable-log-requests --enable-log-outputs --log-requests",
@@ -70,8 +70,8 @@ _ANSWERS: dict[str, str] = {
     "leave it out: prefixes are always kept; --no-enable-prefix-caching turns that off": "--cache-prompt "
     "--no-cache-prompt --cache-reuse --prompt-cache --prompt-cache-all --prefix-caching",
     "leave it out: a longer conversation is refused, not shifted": "--context-shift --no-context-shift --keep",
-    _GRAMMAR: "--grammar --grammar-file -j --json-schema -jf --json-schema-file --format --guided-json --guided-regex "
-    "--guided-choice --guided-grammar",
+    _GRAMMAR: "--grammar --grammar-file -j --json-schema -jf --json-schema-file --format --guided-json "
+    "--guided-regex --guided-choice --guided-grammar",
     _BACKEND: "--guided-decoding-backend --structured-outputs-config --structured-outputs-backend --grammar-backend "
     "--guided-decoding-disable-fallback",
     _ROPE: "--rope-scaling --rope-scale --rope-theta --rope-freq-base --rope-freq-scale --yarn-orig-ctx "

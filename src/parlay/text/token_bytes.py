@@ -56,7 +56,7 @@ def unfinished(tokenizer: Tokenizer, tokens: Sequence[int]) -> int:
 
 
 def parts(component: Any) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a tokenizer's normaliser, pre-tokenizer or decoder, if it has one: those of sequences too."""
+    """Yield the parts of a tokenizer's normaliser, pre-tokenizer or decoder, if it has one, also within sequences."""
     left = [] if component is None else [json.loads(component.__getstate__())]
     while left:
         part = left.pop()
