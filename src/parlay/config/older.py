@@ -57,10 +57,7 @@ def modernise(options: Mapping[str, Any], speculative: Any, stacklevel: int = 1)
             continue
         warnings.warn(f"{key} is an older keyword; {advice}", DeprecationWarning, stacklevel=stacklevel + 1)
     left = {k: v for k, v in options.items() if k not in OLDER}
-    if not isinstance(speculative, Mapping | list | tuple):
-        return without_foreign(left, stacklevel=stacklevel + 1), speculative
-    left = without_foreign({**left, "speculative_config": speculative}, stacklevel=stacklevel + 1)
-    return left, left.pop("speculative_config")
+    return without_foreign(left, speculative, stacklevel=stacklevel + 1)
 
 
 def _translate(older: Mapping[str, Any]) -> dict[str, Any]:
