@@ -239,7 +239,3 @@ def test_keys_of_a_speculative_config_that_mean_nothing() -> None:
 def test_a_size_that_has_another_name() -> None:
     left, _ = parlay.config.modernise({"num_gpu_blocks_override": 64}, None)
     assert left == {"num_blocks": 64}
-
-
-def test_what_the_package_has() -> None:
-    assert {"LLM", "AsyncLLM", "SamplingParams"} <= set(dir(parlay))
