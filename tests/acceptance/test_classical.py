@@ -1,8 +1,6 @@
 """The oracle of the classical samplers: exact by enumeration, which finds out mistakes."""
 
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +16,8 @@ from acceptance.classical import (
     rejection,
     rest,
     several,
-    without,
 )
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "goldens" / "verify" / "golden.json").read_text())
 EXACT = 1e-12
 Verify = Callable[[Model, Model, tuple[int, ...], Sequence[int], Chance], tuple[int, ...]]
 
@@ -153,58 +149,3 @@ def test_a_mistake_with_several_guesses_is_found_out() -> None:
     p, q = model(4, 0)(()), model(4, 100)(())
     found = distribution(lambda chance: not_renormalised(p, q, chance))
     assert distance(found, dict(enumerate(p))) > 1e-3
-
-
-# ------------------------------------------------------------------------------------------------ goldens
-
-
-def recorded(distributions: dict[str, list[float]]) -> Model:
-    known = {tuple(int(t) for t in key.split(",") if t): np.array(values) for key, values in distributions.items()}
-    return lambda context: known[context]
-
-
-def one_hot(draft: Sequence[int], vocab: int) -> Model:
-    def of(context: tuple[int, ...]) -> Distribution:
-        made: Distribution = np.eye(vocab)[draft[len(context)]]
-        return made
-
-    return of
-
-
-@pytest.mark.parametrize(
-    "case",
-    [case for case in GOLDEN["block_verification"] if "draft_probs_by_prefix" in case],
-    ids=lambda case: case["note"][:40],
-)
-def test_recorded_block_verification(case: dict[str, Any]) -> None:
-    p, q = recorded(case["target_probs_by_prefix"]), recorded(case["draft_probs_by_prefix"])
-    for verify, name in ((block, "block"), (rejection, "token")):
-        expected = case[f"expected_accepted_{name}_verification"]
-        assert accepted(verify, p, q, case["gamma"]) == pytest.approx(expected, abs=1e-9)
-
-
-@pytest.mark.parametrize("case", [c for c in GOLDEN["random"] if "draft_tokens" in c], ids=lambda c: c["draft_kind"])
-def test_recorded_rejections_of_given_drafts(case: dict[str, Any]) -> None:
-    draft = case["draft_tokens"]
-    if -1 in draft or "output_sequence_probs" not in case:
-        pytest.skip("a draft with gaps")
-    p, q = recorded(case["target_probs_by_prefix"]), one_hot(draft, case["vocab"])
-    found = distribution(lambda chance: rejection(p, q, (), draft, chance))
-    expected = {tuple(map(int, key.split(","))): value for key, value in case["output_sequence_probs"].items()}
-    assert distance(found, expected) < 1e-9
-
-
-@pytest.mark.parametrize("case", GOLDEN["tree_children"], ids=lambda case: str(case["candidates_in_order"]))
-def test_recorded_children(case: dict[str, Any]) -> None:
-    """Certain guesses in order are accepted with what is left of the target's distribution: the walk's own."""
-    p = np.array(case["target_probs"])
-
-    def play(chance: Chance) -> int:
-        left = p
-        for guess in case["candidates_in_order"]:
-            if chance.true(float(left[guess])):
-                return int(guess)
-            left = without(left, guess)
-        return chance.token(left)
-
-    assert distance(distribution(play), dict(enumerate(case["output_marginal"]))) < 1e-9
