@@ -77,9 +77,7 @@ class TextCodec:
                 return list(found.ids)
         except (TypeError, UnicodeError):
             raise RequestError("the prompt is not valid Unicode text; decode it with the right encoding") from None
-        except (
-            Exception
-        ) as error:  # the library raises bare Exception, for example where the tokenizer has no unknown token
+        except Exception as error:  # the library raises bare ones, for example where there is no unknown token
             raise RequestError(f"the tokenizer cannot encode this text: {brief(str(error))}") from None
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:

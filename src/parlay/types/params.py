@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import wraps
-from numbers import Integral
 from typing import Annotated, Any, get_args
 
 from msgspec import Meta
@@ -26,7 +25,7 @@ Reported = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
 Text = Annotated[str, Meta(min_length=1)]
 Id = Annotated[int, Meta(ge=0)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
-_BIAS = Scalar.of(*get_args(Bias))
+_BIAS, _ID = (Scalar.of(*get_args(hint)) for hint in (Bias, Id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +265,7 @@ def _bias(name: str, value: object) -> dict[int, float]:
     biases = {}
     for key, bias in value.items():
         named = isinstance(key, str) and key.isdecimal() and len(key) < 20  # JSON has only strings as keys
-        token = _id(f"a token id in {name}", int(key) if named else key)
+        token = _ID.check(f"a token id in {name}", int(key) if named else key, param=name)
         biases[token] = _BIAS.check(f"{name} of token {token}", bias, param=name)
     return biases
 
@@ -286,7 +285,7 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     ids = _tuple(name, value)
     if set(map(type, ids)) == {int} and min(ids) >= 0:  # the usual case, quickly: there may be very many
         return ids
-    return tuple(_id(name, token) for token in ids)
+    return tuple(_ID.check(name, token) for token in ids)
 
 
 def _some_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -294,16 +293,6 @@ def _some_ids(name: str, value: Any) -> tuple[int, ...]:
     if not ids:
         raise RequestError(f"{name} allows no token; leave it out to allow all")
     return ids
-
-
-def _id(name: str, value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():  # JSON does not tell 1.0 from 1
-        value = int(value)
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise RequestError(f"{name} must be an integer, not {shown(value)}")
-    if value < 0:
-        raise RequestError(f"{name} must be at least 0, not {shown(value)}")
-    return int(value)
 
 
 def _functions(name: str, value: Any) -> tuple[LogitsProcessor, ...]:
