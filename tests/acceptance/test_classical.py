@@ -102,13 +102,13 @@ def test_block_verification_accepts_at_least_as_much() -> None:
 @pytest.mark.parametrize("replaced", [True, False])
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("zeros", [0.0, 0.4])
-def test_several_guesses_keep_the_distribution(replaced: bool, count: int, zeros: float) -> None:
+def test_several_candidates_keep_the_distribution(replaced: bool, count: int, zeros: float) -> None:
     for seed in range(10):
         p, q = model(4, seed, zeros)(()), model(4, seed + 100, zeros)(())
 
         def play(chance: Chance, p: Distribution = p, q: Distribution = q) -> int:
-            guesses = drawn(q, count, chance, replaced=replaced)
-            token, left = several(p, q, guesses, chance, replaced=replaced)
+            candidates = drawn(q, count, chance, replaced=replaced)
+            token, left = several(p, q, candidates, chance, replaced=replaced)
             return chance.token(left) if token is None else token
 
         assert distance(distribution(play), dict(enumerate(p))) < EXACT
@@ -120,7 +120,7 @@ def test_several_guesses_keep_the_distribution(replaced: bool, count: int, zeros
 def from_the_target_again(
     p: Model, q: Model, known: tuple[int, ...], draft: Sequence[int], chance: Chance
 ) -> tuple[int, ...]:
-    """A rejected guess is replaced by a draw from the whole distribution."""
+    """A rejected draft token is replaced by a draw from the whole distribution."""
     out = known
     for token in draft:
         if not chance.true(accepts(p(out), q(out), token)):
@@ -135,17 +135,17 @@ def test_a_mistake_with_chains_is_found_out() -> None:
 
 
 def not_renormalised(p: Distribution, q: Distribution, chance: Chance) -> int:
-    guesses = drawn(q, 3, chance, replaced=False)
+    candidates = drawn(q, 3, chance, replaced=False)
     left = q
-    for guess in guesses:
-        if chance.true(accepts(p, left, guess)):
-            return guess
+    for candidate in candidates:
+        if chance.true(accepts(p, left, candidate)):
+            return candidate
         p, left = rest(p, left), left.copy()
-        left[guess] = 0
+        left[candidate] = 0
     return chance.token(p)
 
 
-def test_a_mistake_with_several_guesses_is_found_out() -> None:
+def test_a_mistake_with_several_candidates_is_found_out() -> None:
     p, q = model(4, 0)(()), model(4, 100)(())
     found = distribution(lambda chance: not_renormalised(p, q, chance))
     assert distance(found, dict(enumerate(p))) > 1e-3

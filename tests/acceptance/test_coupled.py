@@ -85,7 +85,7 @@ class Crooked:
         row += crooked(self.calls[-1])
 
     def guide(self, known: Sequence[int], path: Sequence[int], row: torch.Tensor) -> None:
-        raise AssertionError("verification guesses nothing")
+        raise AssertionError("verification drafts nothing")
 
 
 def crooked(output: tuple[int, ...]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The rules that verify guesses: decision by decision the oracle's, and in the long run the target's distribution."""
+"""The rules that verify drafts: decision by decision the oracle's, and in the long run the target's distribution."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ class Noise:
         self.key: int | None = None
 
     def at(self, index: int, children: int = 1) -> None:
-        """Go to the index-th token of the step, of which there are so many guesses."""
+        """Go to the index-th token of the step, of which there are so many draft tokens."""
         self.index, self.trial, self.of = index, 0, children
 
     def true(self, probability: float) -> bool:
@@ -180,7 +180,7 @@ def test_chains_are_verified_as_the_oracle_does(
     kind: int,
     data: st.DataObject,
 ) -> None:
-    """Under filters, with a vocabulary of the head's own, with certain guesses, to the end of the request."""
+    """Under filters, with a vocabulary of the head's own, with certain draft tokens, to the end of the request."""
     target, head = random_logits(kind), random_logits(kind + 1000, len(ids or range(VOCAB)))
     drawn: list[int] = []
     distributions: list[oracle.Distribution] = []
@@ -265,21 +265,21 @@ def test_trees_are_verified_as_the_oracle_does(
         children = below.get(node, [])
         left = probabilities(target(contexts[node]), params)
         chance.at(len(found) + 1, len(children))
-        guesses = [tokens[child] for child in children]
+        candidates = [tokens[child] for child in children]
         q = wides.get(node, np.zeros(VOCAB))
-        accepted, left = oracle.several(left, q, guesses, chance, replaced=False)
+        accepted, left = oracle.several(left, q, candidates, chance, replaced=False)
         if accepted is None:
             found.append(chance.token(left))
             break
         found.append(accepted)
-        node = children[guesses.index(accepted)]
+        node = children[candidates.index(accepted)]
         path.append(node)
     assert list(verdict.tokens) == ended(found, span)
     assert list(verdict.path) == path[: len(verdict.tokens)]
 
 
 def test_a_distribution_without_further_tokens_ends_the_round() -> None:
-    """What stands beside the only token that the head can guess was not drawn, and is not judged."""
+    """What stands beside the only token that the head can draft was not drawn, and is not judged."""
     params, target = SamplingParams(), random_logits(3)
     one = law_of(np.eye(VOCAB)[2])
     p = probabilities(target((1,)), params)
@@ -319,7 +319,7 @@ def tables(kind: int, vocab: int, depth: int) -> torch.Tensor:
 
 
 class Loop:
-    """Decodes many requests of a toy target at once, step by step, with guesses as heads draw them."""
+    """Decodes many requests of a toy target at once, step by step, with drafts as heads draw them."""
 
     def __init__(
         self, rule: str, *, depth: int = 2, width: int = 1, alike: float = 0.5, change: Change | None = None
@@ -329,7 +329,7 @@ class Loop:
             "block": classical.block,
             "typical": partial(typical, threshold=0.2, alpha=0.6),
         }
-        # Coupled verification and the lossy rule share the target's noise with their guesses.
+        # Coupled verification and the lossy rule share the target's noise with their drafts.
         self._rule, self._lossy, self._shared = rules.get(rule), rule == "typical", rule not in ("rejection", "block")
         self._depth, self._width, self._change = depth, width, change
         self._kernels = select_kernels()
@@ -346,7 +346,7 @@ class Loop:
                 spans = [
                     span_of((0, *out), Draft(), params, seeds[i]) for i, out in zip(some.tolist(), own, strict=True)
                 ]
-                drafts = self._guess(spans, own)
+                drafts = self._draft(spans, own)
                 if self._change is not None:
                     drafts = [self._change(draft) for draft in drafts]
                 verdicts = self._judge(spans, own, drafts)
@@ -355,13 +355,13 @@ class Loop:
         return [out[:TOKENS] for out in outs]
 
     def accepted(self, seeds: Sequence[int], params: SamplingParams) -> int:
-        """Return how many first guesses of these seeds' first step stand."""
+        """Return how many first draft tokens of these seeds' first step stand."""
         spans = [span_of((0,), Draft(), params, seed) for seed in seeds]
         outs: list[tuple[int, ...]] = [()] * len(spans)
-        return sum(len(verdict.path) > 0 for verdict in self._judge(spans, outs, self._guess(spans, outs)))
+        return sum(len(verdict.path) > 0 for verdict in self._judge(spans, outs, self._draft(spans, outs)))
 
     def agreement(self, params: SamplingParams) -> float:
-        """Return how often a first guess is the target's token if both are drawn with the same noise."""
+        """Return how often a first draft token is the target's token if both are drawn with the same noise."""
         p, q = (probabilities(table[0, 0].numpy(), params) for table in (self.target, self.head))
         some = [i for i in range(SMALL) if p[i] > 0 and q[i] > 0]
         return sum(1 / sum(max(p[i] / p[j], q[i] / q[j]) for i in range(SMALL)) for j in some)
@@ -379,7 +379,7 @@ class Loop:
             place = place * SMALL + token
         return table[len(context), place]
 
-    def _guess(self, spans: Sequence[Span], outs: Sequence[tuple[int, ...]]) -> list[Draft]:
+    def _draft(self, spans: Sequence[Span], outs: Sequence[tuple[int, ...]]) -> list[Draft]:
         count, width = len(spans), self._width
         tokens: list[list[int]] = [[] for _ in spans]
         parents: list[list[int]] = [[] for _ in spans]
@@ -449,7 +449,7 @@ CASES: dict[str, Callable[..., Loop]] = {
     "rejection, wide": partial(Loop, "rejection", depth=1, width=3, alike=0.0),
     "block, chains": partial(Loop, "block", depth=3),
     "block, two steps": partial(Loop, "block", depth=2, alike=0.75),
-    "block, poor guesses": partial(Loop, "block", depth=2, alike=0.0),
+    "block, poor drafts": partial(Loop, "block", depth=2, alike=0.0),
 }
 FILTERS = [SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_p=0.8)]
 
@@ -463,7 +463,7 @@ def test_what_is_emitted_has_the_distribution_of_the_target(case: str, params: S
 
 @pytest.mark.parametrize("params", FILTERS, ids=["all", "top-p"])
 @pytest.mark.parametrize("alike", [0.9, 1.2, 2.0])
-def test_coupled_guesses_are_accepted_as_often_as_the_formula_says(alike: float, params: SamplingParams) -> None:
+def test_coupled_drafts_are_accepted_as_often_as_the_formula_says(alike: float, params: SamplingParams) -> None:
     """Daliri, Musco and Suresh's: the sum over j of 1 over the sum over i of max(p_i / p_j, q_i / q_j)."""
     loop, draws = Loop("coupled", depth=1, alike=alike), 10_000
     expected = loop.agreement(params)
@@ -475,7 +475,7 @@ def test_coupled_guesses_are_accepted_as_often_as_the_formula_says(alike: float,
     assert abs(seen - expected * draws) < 4 * np.sqrt(draws * expected * (1 - expected))
 
 
-def test_guesses_with_noise_of_their_own_agree_less_often() -> None:
+def test_drafts_with_noise_of_their_own_agree_less_often() -> None:
     loop, params, draws = Loop("coupled", depth=1), SamplingParams(temperature=1.0), 10_000
     loop._shared = False  # as for the classical samplers
     seen = loop.accepted([i * 7919 + 1 for i in range(draws)], params)
@@ -504,7 +504,7 @@ def test_typical_acceptance_has_another_distribution() -> None:
 
 
 @pytest.mark.parametrize("purpose", [Purpose.ACCEPT, Purpose.RESIDUAL], ids=["coins", "a rest"])
-def test_what_is_drawn_with_the_noise_of_guesses_is_found_out(
+def test_what_is_drawn_with_the_noise_of_drafts_is_found_out(
     purpose: Purpose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shared(position: int, asked: Purpose, index: int = 0) -> int:
@@ -528,7 +528,7 @@ def test_a_rest_that_is_not_taken_is_found_out(case: str, monkeypatch: pytest.Mo
 
 
 def test_noise_of_the_position_alone_is_found_out_over_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a block stands depends on guesses beyond what stands; drawn again, they would know of it."""
+    """Whether a block stands depends on draft tokens beyond what stands; drawn again, they would know of it."""
 
     def forgetful(position: int, purpose: Purpose, index: int = 0) -> int:
         return noise_key(position, purpose, min(index, 1))
@@ -538,7 +538,7 @@ def test_noise_of_the_position_alone_is_found_out_over_two_steps(monkeypatch: py
     assert p_value(CASES["block, two steps"](), 2 * SEEDS) < 1e-6
 
 
-def test_guesses_dropped_for_what_they_are_are_found_out() -> None:
+def test_draft_tokens_dropped_for_what_they_are_are_found_out() -> None:
     def confident(draft: Draft) -> Draft:
         assert draft.q is not None
         sure = [
@@ -568,7 +568,7 @@ def test_a_draft_cut_for_no_reason_of_its_own_keeps_the_distribution() -> None:
     assert p_value(Loop("block", depth=3, change=arbitrary), SOME) > 1e-3
 
 
-def test_rules_are_only_asked_where_guesses_were_drawn() -> None:
+def test_rules_are_only_asked_where_drafts_were_drawn() -> None:
     """A draft that was not drawn, or a request at temperature 0, is verified by the coupled walk."""
 
     def never(kernels: Any, span: Span, walk: Walk) -> Verdict:

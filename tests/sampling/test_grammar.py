@@ -127,15 +127,15 @@ def test_a_mask_is_a_matter_of_the_path_alone(grammars: Grammars) -> None:
         straight, busy = grammars.start(form), grammars.start(form)
         for i in range(len(tokens)):
             for _ in range(3):
-                guess = [rng.randrange(VOCAB) for _ in range(rng.randint(0, 3))]
-                busy.guide(tokens[:i], guess, torch.zeros(VOCAB))
-                busy.permits([*tokens[:i], *guess], rng.randrange(VOCAB))
+                draft = [rng.randrange(VOCAB) for _ in range(rng.randint(0, 3))]
+                busy.guide(tokens[:i], draft, torch.zeros(VOCAB))
+                busy.permits([*tokens[:i], *draft], rng.randrange(VOCAB))
                 busy.forced(tokens[: rng.randint(0, i)])
             at_once = allowed(grammars.start(form), tokens[: i // 2], tokens[i // 2 : i])
             assert allowed(straight, tokens[:i], []) == allowed(busy, tokens[:i], []) == at_once
 
 
-def test_guesses_agree_with_the_mask(grammars: Grammars) -> None:
+def test_drafts_agree_with_the_mask(grammars: Grammars) -> None:
     rng = random.Random(3)
     singles = 0
     for seed in range(20):
@@ -329,7 +329,7 @@ def test_schemas_that_require_themselves(definition: dict[str, Any], ends: bool)
 
 @pytest.mark.parametrize("form", [*FORMS, {"regex": "[xy](abcd ){99}[xy](ab){99}"}], ids=str)
 def test_what_must_follow_is_the_same_on_the_way_and_from_the_start(grammars: Grammars, form: dict[str, Any]) -> None:
-    """A run that was asked for once is remembered; a guess that left it, or a step back, makes no difference."""
+    """A run that was asked for once is remembered; a draft that left it, or a step back, makes no difference."""
     asked = StructuredOutputsParams(**form)
     for seed in range(3):
         tokens = write(grammars.start(asked), seed, 40)
