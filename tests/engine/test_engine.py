@@ -359,18 +359,6 @@ def test_array_elements_are_token_ids(make_llm: MakeLLM) -> None:
     assert run(llm, [Ask(array, ASK.params)])[0].token_ids == run(llm, [ASK])[0].token_ids
 
 
-def test_a_stop_token_beyond_the_vocabulary(make_llm: MakeLLM) -> None:
-    with pytest.raises(RequestError, match="257"):
-        make_llm().engine.add(PROMPT, SamplingParams(stop_token_ids=(257,)))
-
-
-def test_the_numerics_id_names_what_bits_depend_on(make_llm: MakeLLM) -> None:
-    ids = {make_llm(dtype=dtype).engine.numerics_id for dtype in ("float32", "bfloat16")}
-    assert len(ids) == 2
-    assert all(torch.__version__ in name for name in ids)
-    assert make_llm().engine.numerics_id == make_llm("ngram").engine.numerics_id
-
-
 def test_counters(make_llm: MakeLLM) -> None:
     """A step emits for every request whose gap it closes, and says so."""
     engine = make_llm(max_num_batched_tokens=16).engine
