@@ -194,10 +194,10 @@ FAULTS = [
     ),
     Fault(
         "a zero point that is off by one",
-        "tests/checkpoints/test_gptq.py",
-        "src/parlay/checkpoints/quantised/gptq.py",
-        "(levels.float() - zeros[group].float())",
-        "(levels.float() - zeros[group].float() - 1)",
+        "tests/checkpoints/test_quantised_formats.py",
+        "src/parlay/checkpoints/quantised/integers.py",
+        "levels - spread(zeros)",
+        "levels - spread(zeros) - 1",
     ),
     Fault(
         "preempting requests of the highest priority",

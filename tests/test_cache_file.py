@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from parlay import env
 from parlay.cache_file import CacheFile
@@ -56,13 +54,6 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, content: str) -> None:
     assert cache.read() == {}
     change(cache, one=1)
     assert cache.read() == {"one": 1}
-
-
-@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_any_bytes_are_no_entries(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    folder = tmp_path_factory.mktemp("cache")
-    (folder / "name.json").write_bytes(content)
-    assert CacheFile("name", 1, folder=folder).read() == {}
 
 
 def test_an_entry_with_another_digit_is_left_out(tmp_path: Path) -> None:

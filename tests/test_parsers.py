@@ -1,7 +1,10 @@
 """Anything at all goes into the parsers of options and parameters; what comes out is sound, or an error of ours."""
 
+import copy
+import math
+import pickle
 import warnings
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -35,6 +38,12 @@ def test_options_of_an_engine(examples: int) -> None:
         with orderly():
             config = EngineConfig.parse(options)
             assert EngineConfig.parse({f.name: getattr(config, f.name) for f in fields(config)}) == config
+            for field in fields(config):
+                value = getattr(config, field.name)
+                if field.name not in options and field.name != "kv_cache_memory":
+                    assert value == field.default
+                if field.default is not None and value is not None:
+                    assert type(value) is type(field.default)
             assert "hf_token" not in repr(config)
 
     run()
@@ -63,6 +72,7 @@ def test_speculation(examples: int) -> None:
             value = {k: v for k, v in value.items() if k not in gone} | method
         with orderly():
             config = SpeculativeConfig.parse(value)
+            assert SpeculativeConfig.parse(config) is config
             build(proposers.load(config.method).Options, config.options, f"{config.method} option")
 
     run()
@@ -102,6 +112,7 @@ def test_older_keywords(examples: int) -> None:
         with orderly(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             left, config = modernise(options, speculative)
+            assert left == {name: value for name, value in options.items() if name == "seed"}
             EngineConfig.parse(left)
             SpeculativeConfig.parse(config)
 
@@ -146,7 +157,7 @@ NESTED = (
 
 @examples
 def test_sampling_parameters(make_llm: MakeLLM, examples: int) -> None:
-    """What the parser accepts, the engine serves or refuses."""
+    """What the parser accepts is accepted again, can be hashed, copied and sent; the engine serves or refuses it."""
     llm = make_llm("ngram", 2)
 
     @many(examples)
@@ -154,7 +165,11 @@ def test_sampling_parameters(make_llm: MakeLLM, examples: int) -> None:
     def run(values: dict[str, Any], nested: dict[str, Any], gone: set[str]) -> None:
         with orderly():
             params = SamplingParams.parse({k: v for k, v in values.items() if k not in gone} | nested)
-            hash(params)
+            assert SamplingParams.parse({f.name: getattr(params, f.name) for f in fields(params)}) == params
+            assert replace(params) == params == copy.deepcopy(params) == pickle.loads(pickle.dumps(params))
+            assert hash(params) == hash(replace(params))
+            for name in ("temperature", "presence_penalty", "repetition_penalty", "top_p", "min_p"):
+                assert math.isfinite(getattr(params, name))
             for request in llm.engine.add([1, 2, 3], params):
                 llm.engine.abort(request)
 

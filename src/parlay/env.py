@@ -84,11 +84,9 @@ def threads() -> int:
     Raises:
         ConfigError: PARLAY_THREADS is no number from 1 to `MOST_THREADS`.
     """
-    asked = os.environ.get("PARLAY_THREADS")
-    if asked:
-        if not (asked.isascii() and asked.isdigit() and len(asked) < 5 and 1 <= int(asked) <= MOST_THREADS):
-            raise ConfigError(f"PARLAY_THREADS must be a number from 1 to {MOST_THREADS}, not {shown(asked)}")
-        return int(asked)
+    asked = _number("PARLAY_THREADS", MOST_THREADS, f"a number from 1 to {MOST_THREADS}")
+    if asked is not None:
+        return asked
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -232,15 +230,17 @@ def available_memory() -> int:
     Raises:
         ConfigError: PARLAY_MEMORY is no number of bytes.
     """
-    return min(_available_on_machine(), control_groups.available_memory(), _available_addresses(), _memory())
+    most = _number("PARLAY_MEMORY", sys.maxsize, "a number of bytes above 0") or sys.maxsize
+    return min(_available_on_machine(), control_groups.available_memory(), _available_addresses(), most)
 
 
-def _memory() -> int:
-    asked = os.environ.get("PARLAY_MEMORY")
+def _number(variable: str, most: int, form: str) -> int | None:
+    """Return a variable's value from 1 on; None if it is not set."""
+    asked = os.environ.get(variable)
     if not asked:
-        return sys.maxsize
-    if not (asked.isascii() and asked.isdigit() and len(asked) < 19 and int(asked) > 0):
-        raise ConfigError(f"PARLAY_MEMORY must be a number of bytes above 0, not {shown(asked)}")
+        return None
+    if not (asked.isascii() and asked.isdigit() and len(asked) < 20 and 1 <= int(asked) <= most):
+        raise ConfigError(f"{variable} must be {form}, not {shown(asked)}")
     return int(asked)
 
 

@@ -53,15 +53,15 @@ class Vector(Metric):
 
 def metrics_of(stats: StatsSnapshot) -> list[Metric]:
     """Return a snapshot as metrics; those of speculation count all methods together."""
-    guesses = stats.guesses
+    drafts = stats.draft_stats
     return [
         Counter("vllm:prompt_tokens", stats.prompt_tokens),
         Counter("vllm:generation_tokens", stats.emitted),
         Counter("vllm:num_preemptions", stats.preemptions),
-        Counter("vllm:spec_decode_num_drafts", guesses.drafts),
-        Counter("vllm:spec_decode_num_draft_tokens", guesses.drafted),
-        Counter("vllm:spec_decode_num_accepted_tokens", guesses.accepted),
-        Vector("vllm:spec_decode_num_accepted_tokens_per_pos", guesses.accepted_per_position),
+        Counter("vllm:spec_decode_num_drafts", drafts.drafts),
+        Counter("vllm:spec_decode_num_draft_tokens", drafts.drafted),
+        Counter("vllm:spec_decode_num_accepted_tokens", drafts.accepted),
+        Vector("vllm:spec_decode_num_accepted_tokens_per_pos", drafts.accepted_per_position),
         Gauge("vllm:num_requests_running", stats.running),
         Gauge("vllm:num_requests_waiting", stats.waiting),
         Gauge("vllm:kv_cache_usage_perc", stats.blocks_used / max(stats.blocks, 1)),

@@ -4,7 +4,7 @@ Each is written against a `Chance`, which makes every random decision. `distribu
 the exact distribution of what comes out; a test may as well give a `Chance` that reads uniforms.
 
 Sources: rejection sampling Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) and Chen et al. 2023 (2302.01318);
-block verification Sun et al. 2024 (2403.10444); several guesses for one place, with replacement Miao et al. 2023
+block verification Sun et al. 2024 (2403.10444); several candidates for one place, with replacement Miao et al. 2023
 (SpecInfer, 2305.09781), without Chen et al. 2024 (Sequoia, 2402.12374).
 """
 
@@ -115,23 +115,23 @@ def block(p: Model, q: Model, known: tuple[int, ...], draft: Sequence[int], chan
 
 
 def several(
-    p: Distribution, q: Distribution, guesses: Sequence[int], chance: Chance, *, replaced: bool
+    p: Distribution, q: Distribution, candidates: Sequence[int], chance: Chance, *, replaced: bool
 ) -> tuple[int | None, Distribution]:
-    """Return which of several guesses for one place is accepted, None if none is, and what is left of `p`.
+    """Return which of several candidates for one place is accepted, None if none is, and what is left of `p`.
 
     Args:
         p: the target's distribution.
-        q: what the guesses were drawn from, in this order.
-        guesses: tokens.
+        q: what the candidates were drawn from, in this order.
+        candidates: tokens.
         chance: decides.
-        replaced: whether a guess could be drawn again; if not, each was drawn from what the ones before had left.
+        replaced: whether a candidate could be drawn again; if not, each was drawn from what the ones before had left.
     """
-    for guess in guesses:
-        if chance.true(accepts(p, q, guess)):
-            return guess, p
+    for candidate in candidates:
+        if chance.true(accepts(p, q, candidate)):
+            return candidate, p
         p = rest(p, q)
         if not replaced:
-            q = without(q, guess)
+            q = without(q, candidate)
             if not q.any():
                 break
     return None, p
@@ -145,7 +145,7 @@ def without(q: Distribution, token: int) -> Distribution:
 
 
 def drawn(q: Distribution, count: int, chance: Chance, *, replaced: bool) -> list[int]:
-    """Return guesses for one place."""
+    """Return candidates for one place."""
     made: list[int] = []
     while len(made) < count and q.any():
         made.append(chance.token(q))

@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 
 from parlay import SamplingParams
 from parlay.acceptance.classical import block, rejection
-from parlay.acceptance.select import Rule, verify
+from parlay.acceptance.select import Rule, Verifier
 from parlay.kernels.select import select_kernels
 from parlay.sampling.distribution import Distribution, Purpose, noise_key
 from parlay.types.draft import Draft
@@ -23,9 +23,9 @@ RULES = [rejection, block]
 VOCAB = 10
 
 
-def decide(rule: Rule, spans: Sequence[Span], logits: torch.Tensor) -> list[Verdict]:
+def decide(rule: Rule | None, spans: Sequence[Span], logits: torch.Tensor) -> list[Verdict]:
     told, distributions = numbered(spans)
-    return verify(rule, False, select_kernels(), told, logits, distributions=distributions)
+    return Verifier(rule)(select_kernels(), told, logits, distributions=distributions)
 
 
 def distribution(probs: Any) -> Distribution:
@@ -38,7 +38,7 @@ def sure(tokens: Sequence[int], vocab: int = 64) -> torch.Tensor:
 
 
 def chain(tokens: Sequence[int], vocab: int = 64) -> Draft:
-    """Return guesses that were drawn from the flat distribution."""
+    """Return draft tokens that were drawn from the flat distribution."""
     return Draft.chain(tokens, "test", None, (distribution(np.full(vocab, 1 / vocab)),) * len(tokens))
 
 
@@ -49,33 +49,33 @@ def warm(draft: Draft, seed: int = 0, **params: Any) -> Span:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
-    ("guesses", "target", "out"),
+    ("drafted", "target", "out"),
     [
         ([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4]),  # a perfect match, and one more
         ([1, 2, 3], [1, 5, 3, 4], [1, 5]),  # an early mismatch
         ([1, 2, 3], [7, 2, 3, 4], [7]),
         ([1], [1, 6], [1, 6]),  # a single token
         ([1], [2, 6], [2]),
-        ([], [5], [5]),  # no guess
+        ([], [5], [5]),  # no draft
     ],
 )
 def test_a_target_that_is_certain(
-    rule: Rule, temperature: float, guesses: list[int], target: list[int], out: list[int]
+    rule: Rule, temperature: float, drafted: list[int], target: list[int], out: list[int]
 ) -> None:
-    (verdict,) = decide(rule, [warm(chain(guesses), temperature=temperature)], sure(target))
+    (verdict,) = decide(rule, [warm(chain(drafted), temperature=temperature)], sure(target))
     assert list(verdict.tokens) == out
     assert verdict.path == tuple(range(len(out) - 1))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [None, *RULES])
 @pytest.mark.parametrize("case", GOLDENS["greedy"], ids=lambda case: case["note"])
-def test_recorded_greedy_batches(rule: Rule, case: dict[str, Any]) -> None:
-    """Drawn guesses too: at temperature 0, and at temperature 1 where the target is certain, it is the same."""
+def test_recorded_greedy_batches(rule: Rule | None, case: dict[str, Any]) -> None:
+    """What vLLM's greedy kernel emits, at temperature 0, and at temperature 1 where the target is certain."""
     for temperature in (0.0, 1.0):
         spans, rows = [], []
         for request in case["requests"]:
-            guesses = [token if token >= 0 else 63 for token in request["draft"]]  # a gap matches nothing
-            spans.append(warm(chain(guesses), temperature=temperature))
+            drafted = [token if token >= 0 else 63 for token in request["draft"]]  # a gap matches nothing
+            spans.append(warm(chain(drafted), temperature=temperature))
             rows.append(sure([*request["target_argmax"], request["bonus"]]))
         for request, verdict in zip(case["requests"], decide(rule, spans, torch.cat(rows)), strict=True):
             assert list(verdict.tokens) == request["output"]
@@ -88,9 +88,9 @@ def test_a_batch_of_greedy_and_sampled_requests(rule: Rule) -> None:
     rng = np.random.default_rng(1)
     spans, rows = [], []
     for i in range(12):
-        guesses = rng.integers(0, VOCAB, size=i % 4).tolist()
-        spans.append(warm(chain(guesses, VOCAB), seed=i, temperature=float(i % 3) / 2))
-        rows.append(torch.from_numpy(rng.normal(size=(len(guesses) + 1, VOCAB)).astype(np.float32)))
+        drafted = rng.integers(0, VOCAB, size=i % 4).tolist()
+        spans.append(warm(chain(drafted, VOCAB), seed=i, temperature=float(i % 3) / 2))
+        rows.append(torch.from_numpy(rng.normal(size=(len(drafted) + 1, VOCAB)).astype(np.float32)))
     together = decide(rule, spans, torch.cat(rows))
     alone = [decide(rule, [span], own)[0] for span, own in zip(spans, rows, strict=True)]
     assert together == alone
@@ -113,12 +113,12 @@ def test_seeds_are_each_requests_own(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_flat_distributions(rule: Rule) -> None:
-    """Where both distributions are flat every guess stands, and what follows is flat."""
+    """Where both distributions are flat every draft token stands, and what follows is flat."""
     draws = 3000
-    guesses = np.random.default_rng(3).integers(0, VOCAB, size=(draws, 2)).tolist()
-    spans = [warm(chain(own, VOCAB), seed) for seed, own in enumerate(guesses)]
+    drafted = np.random.default_rng(3).integers(0, VOCAB, size=(draws, 2)).tolist()
+    spans = [warm(chain(own, VOCAB), seed) for seed, own in enumerate(drafted)]
     verdicts = decide(rule, spans, torch.zeros((3 * draws, VOCAB)))
-    assert [list(verdict.tokens[:2]) for verdict in verdicts] == guesses
+    assert [list(verdict.tokens[:2]) for verdict in verdicts] == drafted
     last = Counter(verdict.tokens[2] for verdict in verdicts)
     assert chisquare([last[token] for token in range(VOCAB)])[1] > 1e-3
 
@@ -126,7 +126,7 @@ def test_flat_distributions(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("params", [{"top_k": 3}, {"top_k": 1}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.8}], ids=str)
 def test_masks_are_respected(rule: Rule, params: dict[str, Any]) -> None:
-    """Nothing is emitted outside of a request's top-k and top-p, whatever was guessed, nor by its neighbours."""
+    """Nothing is emitted outside of a request's top-k and top-p, whatever was drafted, nor by its neighbours."""
     row = torch.from_numpy(np.random.default_rng(4).normal(size=VOCAB).astype(np.float32))
     order = row.argsort(descending=True).tolist()
     mass = row.softmax(-1)[order][: params.get("top_k") or None]
@@ -149,10 +149,10 @@ def test_what_is_recovered_converges_to_the_target(rule: Rule, draws: int) -> No
     own = distribution(q)
     kernels = select_kernels()
     seeds = torch.arange(draws)
-    guesses = torch.empty(draws, dtype=torch.int64)
+    drafted = torch.empty(draws, dtype=torch.int64)
     keys = torch.full((draws,), noise_key(1, Purpose.DRAFT, 1))
-    kernels.draw(own.logs.repeat(draws, 1), torch.ones(draws), seeds, keys, guesses)
-    spans = [warm(Draft.chain([guess], "test", None, [own]), i) for i, guess in enumerate(guesses.tolist())]
+    kernels.draw(own.logs.repeat(draws, 1), torch.ones(draws), seeds, keys, drafted)
+    spans = [warm(Draft.chain([token], "test", None, [own]), i) for i, token in enumerate(drafted.tolist())]
     verdicts = decide(rule, spans, torch.from_numpy(np.log(p).astype(np.float32)).repeat(2 * draws, 1))
     tokens = [verdict.tokens[0] for verdict in verdicts]
 
@@ -190,14 +190,14 @@ def check(rule: Rule, case: dict[str, Any], length: int, expected: dict[str, flo
     p, q = case["target_probs_by_prefix"], case["draft_probs_by_prefix"]
     rng, spans, rows = np.random.default_rng(6), [], []
     for seed in range(draws):
-        guesses: list[int] = []
+        drafted: list[int] = []
         distributions = []
         for _ in range(length):
-            own = np.array(q[key(guesses)])
+            own = np.array(q[key(drafted)])
             distributions.append(distribution(own / own.sum()))
-            guesses.append(int(rng.choice(len(own), p=own / own.sum())))
-        spans.append(warm(Draft.chain(guesses, "test", None, distributions), seed))
-        rows += [p[key(guesses[:i])] for i in range(length + 1)]
+            drafted.append(int(rng.choice(len(own), p=own / own.sum())))
+        spans.append(warm(Draft.chain(drafted, "test", None, distributions), seed))
+        rows += [p[key(drafted[:i])] for i in range(length + 1)]
     seen = Counter(key(verdict.tokens) for verdict in decide(rule, spans, torch.tensor(rows).log()))
     assert {*seen} <= {one for one, chance in expected.items() if chance > 0}
     cells = [one for one, chance in expected.items() if chance * draws >= 5]

@@ -119,19 +119,43 @@ def test_absurd_experts(family: Path, tmp_path: Path, key: str) -> None:
             raise AssertionError
 
 
+def talk(path: Path) -> None:
+    codec = TextCodec(path)
+    codec.decode(codec.encode("hello, world")[:50])
+    codec.chat([{"role": "user", "content": "hi"}])
+
+
+NAMES = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "model.safetensors",
+    "pytorch_model.bin",
+    "old.bin",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 @examples
-def test_bytes_of_a_config(path: Path, examples: int) -> None:
-    file = path / "config.json"
-    whole = file.read_bytes()
+def test_bytes(path: Path, name: str, capfd: pytest.CaptureFixture[str], examples: int) -> None:
+    """Of each file in turn, some are others, and some are missing at the end."""
+    file = path / name
+    if name.endswith("bin"):
+        tensors = load_file(path / "model.safetensors")
+        (path / "model.safetensors").unlink()
+        file = path / "pytorch_model.bin"
+        torch.save(tensors, file, _use_new_zipfile_serialization=name != "old.bin")
+    whole = file.read_bytes() if file.exists() else (path / "config.json").read_bytes()
 
     @many(examples)
-    @given(PATCHES, CUTS, st.sampled_from(["config.json", "generation_config.json"]))
-    @example([], 0, "config.json")
-    def run(patch: Patch, cut: int | None, name: str) -> None:
-        (path / name).write_bytes(damaged(whole, patch, cut))
-        use(path)
-        file.write_bytes(whole)
-        (path / "generation_config.json").unlink(missing_ok=True)
+    @given(PATCHES, CUTS)
+    @example([], 0)
+    def run(patch: Patch, cut: int | None) -> None:
+        # Not the file that a map may still be open on.
+        file.unlink(missing_ok=True)
+        file.write_bytes(damaged(whole, patch, cut))
+        with orderly():
+            talk(path) if name == "tokenizer.json" else load(path)
 
     run()
 
@@ -167,28 +191,6 @@ def test_names_of_classes(path: Path, key: str, text: str) -> None:
         load(path)
     with orderly():
         raise error.value
-
-
-@pytest.mark.parametrize("kind", ["safetensors", "bin", "old bin"])
-@examples
-def test_bytes_of_weights(path: Path, kind: str, examples: int) -> None:
-    file = path / "model.safetensors"
-    if kind != "safetensors":
-        tensors = load_file(file)
-        file.unlink()
-        file = path / "pytorch_model.bin"
-        torch.save(tensors, file, _use_new_zipfile_serialization=kind == "bin")
-    whole = file.read_bytes()
-
-    @many(examples)
-    @given(PATCHES, CUTS)
-    def run(patch: Patch, cut: int | None) -> None:
-        # Not the file that a map may still be open on.
-        file.unlink()
-        file.write_bytes(damaged(whole, patch, cut))
-        use(path)
-
-    run()
 
 
 DTYPES = st.sampled_from(["F32", "F16", "BF16", "F64", "I64", "U8", "BOOL", "F8_E4M3", "F4", "U64", "C64", "X"]) | ANY
@@ -264,26 +266,6 @@ def test_tensors_that_claim_more_than_there_is(path: Path) -> None:
             load(path)
         with orderly():
             raise error.value
-
-
-def talk(path: Path) -> None:
-    codec = TextCodec(path)
-    codec.decode(codec.encode("hello, world")[:50])
-    codec.chat([{"role": "user", "content": "hi"}])
-
-
-@examples
-def test_bytes_of_a_tokenizer(path: Path, capfd: pytest.CaptureFixture[str], examples: int) -> None:
-    whole = (path / "tokenizer.json").read_bytes()
-
-    @many(examples)
-    @given(PATCHES, CUTS)
-    def run(patch: Patch, cut: int | None) -> None:
-        (path / "tokenizer.json").write_bytes(damaged(whole, patch, cut))
-        with orderly():
-            talk(path)
-
-    run()
 
 
 @examples

@@ -327,7 +327,7 @@ def test_more_tokens_than_rows(tmp_path: Path) -> None:
         describe_model(str(file))
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
 def test_values_that_are_no_numbers(tmp_path: Path, kind: str) -> None:
     model = write_llama(tmp_path / "model")
     file = write_gguf(model, tmp_path / "m.gguf", kind)

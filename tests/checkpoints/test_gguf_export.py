@@ -14,8 +14,7 @@ from gguf_families import VARIANTS, convert
 from gguf_files import write_dequantised, write_gguf
 from pieces import logits_of
 from safetensors.torch import load_file, save_file
-from test_gptq import AWQ
-from test_gptq import write as write_packed
+from stored_layers import write as write_quantised
 
 from parlay import LLM, ConfigError, ModelError, SamplingParams
 from parlay.checkpoints.find import find_model
@@ -156,7 +155,7 @@ def test_parts_become_one_file(tmp_path: Path) -> None:
 
 def test_packed_nibbles_are_copied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """They are blocks of four bits as they are; only embedding and head are rounded."""
-    write_packed(tmp_path / "awq", AWQ)
+    write_quantised(tmp_path / "awq", "awq")
     with caplog.at_level(logging.WARNING, logger="parlay"):
         export(tmp_path / "awq", tmp_path / "out.gguf", "int4")
     assert not caplog.records

@@ -24,7 +24,7 @@ TOKENS = random_tokens(LENGTH)
 
 
 def logits(path: Path) -> Tensor:
-    return logits_in_pieces(make_runner(path, LENGTH), TOKENS, [11])
+    return logits_in_pieces(make_runner(path, length=LENGTH), TOKENS, [11])
 
 
 def edit(path: Path, *without: str, **changes: Any) -> Path:
@@ -233,6 +233,19 @@ def test_what_is_said_of_folders_that_are_no_model(tmp_path: Path) -> None:
         describe_model(str(adapter))
 
 
+def test_shards(tmp_path: Path) -> None:
+    path = write_llama(tmp_path)
+    whole, tensors = logits(path), load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    weight_map = {name: f"model-{i % 3 + 1:05}-of-00003.safetensors" for i, name in enumerate(sorted(tensors))}
+    for file in set(weight_map.values()):
+        shard = {name: tensors[name] for name in tensors if weight_map[name] == file}
+        save_file(shard, path / file, metadata={"format": "pt"})
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    assert torch.equal(logits(path), whole)
+    assert_as_transformers(path)
+
+
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
 def test_a_byte_order_mark_before_json(tmp_path: Path, name: str) -> None:
     """As Windows' editors save it."""
@@ -251,7 +264,7 @@ def test_pointers_of_git_lfs(tmp_path: Path, name: str) -> None:
         (path / "model.safetensors").unlink()
     (path / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 4000000000\n")
     with pytest.raises(ModelError, match="git lfs pull"):
-        make_runner(path / name if name.endswith("gguf") else path, LENGTH)
+        make_runner(path / name if name.endswith("gguf") else path)
 
 
 def test_a_gguf_file_under_the_name_of_a_pickle(tmp_path: Path) -> None:
@@ -259,7 +272,7 @@ def test_a_gguf_file_under_the_name_of_a_pickle(tmp_path: Path) -> None:
     write_gguf(path, path / "pytorch_model.bin")
     (path / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"ends in \.gguf"):
-        make_runner(path, LENGTH)
+        make_runner(path, length=LENGTH)
 
 
 def test_a_gguf_file_with_biases_of_queries_keys_and_values_alone(tmp_path: Path) -> None:

@@ -73,40 +73,39 @@ def test_a_cut_connection_is_taken_up(standing: StandInHub, hub: Hub, files: Pat
     assert bodies(standing) == [0, 5000, 12000]
 
 
-def test_a_download_goes_on_where_another_try_ended(standing: StandInHub, hub: Hub, files: Path) -> None:
+@pytest.fixture
+def cut_off(standing: StandInHub, endpoint: str, hub: Hub) -> None:
+    """A pull has ended after 5,000 bytes, and nothing cuts the next one off."""
     standing.cuts[FILE] = [5000, *[0] * 20]
-    with pytest.raises(
-        ModelError, match=rf"owner/files/{FILE} was cut off after 5 kB of .*it goes on from there"
-    ) as e:
+    words = rf"owner/files/{FILE} was cut off after 5 kB of .*it goes on from there"
+    with pytest.raises(ModelError, match=words) as error:
         pull("owner/files:Q8_0", hub)
-    assert "\n" not in str(e.value)
+    assert "\n" not in str(error.value)
     assert listed(hub) == []
     assert [partial.stat().st_size for partial in partials(hub)] == [5000]
     standing.cuts.clear()
     standing.asked.clear()
+
+
+@pytest.mark.usefixtures("cut_off")
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_download_goes_on_where_another_try_ended(
+    standing: StandInHub, hub: Hub, files: Path, ranges: bool
+) -> None:
+    """If the server knows ranges."""
+    standing.ranges = ranges
     pulled = pull("owner/files:Q8_0", hub)
     assert pulled.path.read_bytes() == (files / FILE).read_bytes()
-    assert bodies(standing) == [5000]
+    assert bodies(standing) == [5000] or not ranges
     assert partials(hub) == []
 
 
-def test_what_came_can_be_given_up(standing: StandInHub, hub: Hub) -> None:
-    standing.cuts[FILE] = [5000, *[0] * 20]
-    with pytest.raises(ModelError, match="cut off"):
-        pull("owner/files:Q8_0", hub)
+@pytest.mark.usefixtures("cut_off")
+def test_what_came_can_be_given_up(hub: Hub) -> None:
     assert remove(removable("owner/files:Q8_0", hub), hub) == 5000
     assert partials(hub) == []
     with pytest.raises(ModelError, match="is not on this machine"):
         removable("owner/files:Q8_0", hub)
-
-
-def test_a_server_that_knows_no_ranges(standing: StandInHub, hub: Hub, files: Path) -> None:
-    standing.cuts[FILE] = [5000, *[0] * 20]
-    with pytest.raises(ModelError, match="cut off"):
-        pull("owner/files:Q8_0", hub)
-    standing.cuts.clear()
-    standing.ranges = False
-    assert pull("owner/files:Q8_0", hub).path.read_bytes() == (files / FILE).read_bytes()
 
 
 def test_other_bytes_than_announced(standing: StandInHub, hub: Hub, files: Path) -> None:

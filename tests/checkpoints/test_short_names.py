@@ -9,8 +9,7 @@ from checkpoints import write_llama
 from parlay import LLM, ConfigError, ModelError, SamplingParams
 from parlay.checkpoints.find import embedded, embedded_models, find_model, recommended
 from parlay.checkpoints.hub import Hub, HubName, is_hub_id, parse_hub_name
-from parlay.checkpoints.sampling_defaults import NAMES
-from parlay.checkpoints.short_names import SAMPLING, resolve, short_names
+from parlay.checkpoints.short_names import resolve, short_names
 
 pytestmark = pytest.mark.usefixtures("_own_folders")
 
@@ -36,7 +35,6 @@ def test_a_tag_may_be_left_out() -> None:
 
 def test_every_family_says_how_it_is_sampled_from(tmp_path: Path) -> None:
     """Figures of the authors' cards and generation_config.json files."""
-    assert SAMPLING == NAMES
     for named in short_names().values():
         SamplingParams.parse(named.sampling)
         assert {"temperature", "top_p"} <= set(named.sampling), named.name

@@ -226,10 +226,6 @@ def test_what_nobody_said_of_sampling(
     assert said() == said(command="run") == expected(temperature=0.3) != expected(temperature=0.3, top_p=0.9)
 
 
-def test_nothing_to_repeat(talk: Talk) -> None:
-    assert "no answer yet" in talk(["/plain"])[2]
-
-
 def test_a_difference_is_named() -> None:
     def output(*tokens: int) -> RequestOutput:
         return RequestOutput(

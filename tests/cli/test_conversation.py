@@ -81,6 +81,7 @@ def talk(llm: Any, notes: Console, params: SamplingParams | None = None) -> Conv
         ("/set system You are a pirate.", "the system message is set"),
         ("/clear", "the conversation begins anew"),  # Ollama's and llama.cpp's
         ("/undo", "nothing to undo"),
+        ("/plain", "no answer yet"),
     ],
 )
 def test_commands_and_what_others_call_them(line: str, words: str, notes: Console) -> None:

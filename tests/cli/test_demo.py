@@ -5,6 +5,7 @@ import re
 import pytest
 
 import parlay.checkpoints.pull
+from parlay.cli import demo
 from parlay.cli.main import main
 from parlay.errors import ModelError
 from parlay.proposers.select import embedded_configs
@@ -17,6 +18,7 @@ def test_every_method_has_its_row_or_its_reason(
         raise ModelError("the hub cannot be reached")
 
     monkeypatch.setattr(parlay.checkpoints.pull, "pull", unreachable)
+    monkeypatch.setattr(demo, "_UNSEEN", 3)
     assert main(["demo", "--max-tokens", "8"]) == 0
     out, err = capsys.readouterr()
     assert "smollm2 cannot be fetched, so this is tiny-code: the hub cannot be reached" in err

@@ -114,7 +114,7 @@ def test_coloured_text_is_the_text(model: Path) -> None:
     codec = TextCodec(model)
     tokens = codec.encode("naïve ☃ text")
     palette = Palette()
-    colourer, growing = Colourer(codec.tokenizer, palette), Detokenizer(codec, (), True)
+    colourer, growing = Colourer(codec.tokenizer, palette), Detokenizer(codec, SamplingParams())
     shown = ""
     for n, token in enumerate(tokens, start=1):
         growing.append(token)

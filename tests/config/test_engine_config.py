@@ -1,6 +1,5 @@
 """Options of an engine: every spelling, every refusal, and nothing that slips through."""
 
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +7,9 @@ import pytest
 import torch
 from checkpoints import write_byte_tokenizer, write_llama
 from conftest import MakeLLM, Pair
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from parlay import LLM, ConfigError, ParlayError
-from parlay.config import EngineConfig, SpeculativeConfig
+from parlay import LLM, ConfigError
+from parlay.config import EngineConfig
 
 
 def test_two_names_of_one_option() -> None:
@@ -109,41 +106,3 @@ def test_the_only_model_may_lack_a_tokenizer_if_another_is_given(models: dict[st
     mute = write_llama(tmp_path / "mute")
     (mute / "tokenizer.json").unlink()
     assert LLM(str(mute), tokenizer=str(models["float32"].target), max_model_len=32).generate("hi")
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-NAMES = st.sampled_from([f.name for f in fields(EngineConfig)] + ["kv_cache_memory_bytes"]) | st.text(max_size=6)
-
-
-@given(st.dictionaries(NAMES, JSON, max_size=4))
-@settings(max_examples=500)
-def test_anything_is_a_config_or_a_config_error(options: dict[str, Any]) -> None:
-    try:
-        config = EngineConfig.parse(options)
-    except ConfigError:
-        return
-    for field in fields(EngineConfig):
-        value, default = getattr(config, field.name), field.default
-        assert default is not MISSING
-        if field.name not in options and field.name != "kv_cache_memory":
-            assert value == default
-        if default is not None and value is not None:
-            assert type(value) is type(default)
-    assert EngineConfig.parse({f.name: getattr(config, f.name) for f in fields(config)}) == config
-
-
-@given(JSON | st.dictionaries(st.sampled_from(["method", "model", "num_speculative_tokens", "x"]), JSON))
-@settings(max_examples=300)
-def test_anything_is_a_speculative_config_or_an_error(value: Any) -> None:
-    try:
-        config = SpeculativeConfig.parse(value)
-    except ParlayError:
-        return
-    assert SpeculativeConfig.parse(config) is config
-    assert isinstance(config.method, str) or config.options["model"] is not None
-    k = config.num_speculative_tokens
-    assert k is None or k >= 1

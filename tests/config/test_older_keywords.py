@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 from conftest import MakeLLM, Pair
-from hypothesis import given
-from hypothesis import strategies as st
 
 from parlay import LLM, ConfigError
 from parlay.config import SpeculativeConfig, modernise
@@ -96,19 +94,3 @@ def test_options_that_no_proposer_has_are_still_errors(models: dict[str, Pair]) 
         pytest.raises(ConfigError, match="unknown ngram option 'draft_tensor_parallel_size'"),
     ):
         LLM(str(models["float32"].target), **NGRAM, speculative_draft_tensor_parallel_size=1)
-
-
-VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.just("[ngram]") | st.just("[")
-KEYS = st.sampled_from([*NGRAM, *DRAFT, "ngram_prompt_lookup_min", "seed", "zzz"])
-
-
-@given(st.dictionaries(KEYS, VALUES), st.none() | st.just({"method": "ngram"}))
-def test_anything_is_translated_or_refused(options: dict[str, Any], speculative: Any) -> None:
-    try:
-        left, config, said = quietly(options, speculative)
-    except ConfigError:
-        return
-    assert left == {key: value for key, value in options.items() if key in ("seed", "zzz")}
-    silent = {"use_v2_block_manager"} if options.get("use_v2_block_manager", True) is None else set()
-    assert len(said) == len(options.keys() - left.keys() - silent)
-    assert config == speculative or speculative is None

@@ -114,7 +114,7 @@ def test_plain_decoding_verifies_nothing(name: str) -> None:
     ],
     ids=str,
 )
-def test_guesses_that_are_not_drawn(verification: str, speculative: Any) -> None:
+def test_drafts_that_are_not_drawn(verification: str, speculative: Any) -> None:
     several = speculative if isinstance(speculative, list) else [speculative]
     with pytest.raises(
         ConfigError,

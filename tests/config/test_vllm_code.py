@@ -133,8 +133,8 @@ def test_a_draft_models_own_limit() -> None:
         [{"prompt_token_ids": [70, 71, 72] * 8}], params
     )
     assert output.outputs[0].token_ids == plain[0].outputs[0].token_ids
-    guessed = [i for i, who in enumerate(output.outputs[0].sources) if who == "ngram"]
-    assert not guessed or max(guessed) < 40 - 24 + 1
+    drafted = [i for i, who in enumerate(output.outputs[0].sources) if who == "ngram"]
+    assert not drafted or max(drafted) < 40 - 24 + 1
     with pytest.raises(ConfigError, match="max_model_len in speculative_config"):
         SpeculativeConfig.parse({"method": "ngram", "max_model_len": 0})
 
@@ -239,7 +239,3 @@ def test_keys_of_a_speculative_config_that_mean_nothing() -> None:
 def test_a_size_that_has_another_name() -> None:
     left, _ = parlay.config.modernise({"num_gpu_blocks_override": 64}, None)
     assert left == {"num_blocks": 64}
-
-
-def test_what_the_package_has() -> None:
-    assert {"LLM", "AsyncLLM", "SamplingParams"} <= set(dir(parlay))

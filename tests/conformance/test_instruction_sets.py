@@ -60,23 +60,17 @@ some_twins = pytest.mark.parametrize("environment", with_soak(TWINS, keep=0), id
 
 @some_native
 def test_a_slice(environment: dict[str, str]) -> None:
-    chosen = "test_when_blocks_run_out and (ngram or draft_model)"
+    chosen = "test_the_same_tokens and out-of-blocks and (ngram or draft_model)"
     assert "2 passed" in run_tests(environment, "-k", chosen, TESTS / "conformance" / "test_same_tokens.py")
 
 
 @some_twins
 def test_the_twins(environment: dict[str, str]) -> None:
     """Short requests, for the twins are slow; under AVX512_CORE they have to be careful with bfloat16."""
-    tests = TESTS / "conformance" / "test_same_tokens.py"
-    chosen = "test_with_the_reference_kernels and ngram-bfloat16"
-    assert "1 passed" in run_tests(environment, "-m", "", "-k", chosen, tests)
-
-
-@some_twins
-def test_rows_of_products(environment: dict[str, str]) -> None:
-    chosen = "(test_linear or test_multiplying) and reference"
-    out = run_tests(environment, "-k", chosen, TESTS / "kernels" / "test_row_invariance.py")
-    assert "9 passed" in out
+    requests = "(test_with_the_reference_kernels and ngram-bfloat16)"
+    rows = "((test_linear or test_multiplying) and reference)"
+    files = TESTS / "conformance" / "test_same_tokens.py", TESTS / "kernels" / "test_row_invariance.py"
+    assert "10 passed" in run_tests(environment, "-m", "", "-k", f"{requests} or {rows}", *files)
 
 
 @pytest.mark.soak

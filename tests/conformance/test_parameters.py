@@ -6,67 +6,25 @@ The oracle gets its logits through a processor of the user's own, and goes token
 import dataclasses
 import itertools
 import math
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 import torch
 from asking import Ask, accepted, assert_same, log_probs, run, with_params
 from checkpoints import EOS, VOCAB
 from conftest import MakeLLM, Pair, Plain
 from numpy.typing import NDArray
+from workload import LETTERS, PARAMETERS, PROMPTS, SHORT, with_parameters
 
 from parlay import LLM, ConfigError, RequestError, SamplingParams
-from parlay.acceptance import oracle
 from parlay.sampling.seeds import mix
 
 METHODS = ("ngram", "draft_model")
 GUIDED = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator")
 TEMPERATURES = (0.0, 0.7, 1.3)
-PROMPTS = (tuple(range(40, 52)) * 2, tuple(random.Random(5).choices(range(256), k=19)))
-LETTERS = tuple(range(64, 90))  # ids of single letters
-LENGTH = 16
-
-
-def lean(output: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """Prefer a token that the output so far decides."""
-    logits[(sum(output) * 7 + len(output)) % VOCAB] += 20
-    return logits
-
-
-EACH: dict[str, dict[str, Any]] = {
-    "presence": {"presence_penalty": 2.0},
-    "frequency": {"frequency_penalty": 1.2},
-    "negative": {"presence_penalty": -0.5, "frequency_penalty": -0.2},
-    "repetition": {"repetition_penalty": 1.4},
-    "bias": {"logit_bias": {3: 4.0, 50: -8.0, 77: 3.0}},
-    "allowed": {"allowed_token_ids": LETTERS},
-    "bad words": {"allowed_token_ids": LETTERS[:6], "bad_words": ("a", "bc", "cba", "dd")},
-    "min_tokens": {"min_tokens": 9, "stop_token_ids": tuple(range(0, VOCAB, 3))},
-    "processors": {"logits_processors": (lean,)},
-    "many": {
-        "repetition_penalty": 0.9,
-        "frequency_penalty": 0.4,
-        "logit_bias": {70: 2.0},
-        "allowed_token_ids": tuple(range(60, 200)),
-        "min_tokens": 5,
-        "stop_token_ids": (70, 80, 90),
-        "top_k": 30,
-        "top_p": 0.95,
-        "min_p": 0.01,
-    },
-}
-
-
-def asks(temperature: float, names: Any = tuple(EACH)) -> list[Ask]:
-    common = {"temperature": temperature, "max_tokens": LENGTH, "logprobs": 2, "ignore_eos": True}
-    return [
-        Ask(prompt, SamplingParams(seed=seed, **common, **EACH[name]))
-        for name in names
-        for seed, prompt in enumerate(PROMPTS)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -87,43 +45,31 @@ def target(models: dict[str, Pair]) -> Callable[[tuple[int, ...]], NDArray[np.fl
     return logits
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_plain_decoding_is_the_oracles(make_llm: MakeLLM, target: Any, name: str) -> None:
     llm = make_llm()
-    words = [s for word in EACH[name].get("bad_words", ()) for s in llm.engine.codec.spellings(word)]
-    own = [ask for temperature in TEMPERATURES for ask in asks(temperature, [name])]
+    words = [s for word in PARAMETERS[name].get("bad_words", ()) for s in llm.engine.codec.spellings(word)]
+    own = [ask for temperature in TEMPERATURES for ask in with_parameters(temperature, [name])]
     for ask, answer in zip(own, run(llm, own), strict=True):
         ends, seed = frozenset(ask.params.stop_token_ids), mix(ask.params.seed or 0, 0)
-        expected = oracle.decode(target, ask.prompt, ask.params, seed, LENGTH, ends, words, frozenset({EOS}))
+        expected = oracle.decode(target, ask.prompt, ask.params, seed, SHORT, ends, words, frozenset({EOS}))
         assert list(answer.token_ids) == expected
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_each_parameter_changes_something(plain: Plain, name: str) -> None:
-    own = [ask for temperature in TEMPERATURES for ask in asks(temperature, [name])]
-    without = [with_params(ask, **{key: getattr(SamplingParams(), key) for key in EACH[name]}) for ask in own]
+    own = [ask for temperature in TEMPERATURES for ask in with_parameters(temperature, [name])]
+    without = [with_params(ask, **{key: getattr(SamplingParams(), key) for key in PARAMETERS[name]}) for ask in own]
     if name == "min_tokens":
         without = [with_params(ask, min_tokens=0) for ask in own]
     pairs = zip(plain("float32", own), plain("float32", without), strict=True)
     assert any(a.token_ids != b.token_ids for a, b in pairs)
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_speculation_changes_nothing(
-    make_llm: MakeLLM, plain: Plain, dtype: str, method: str, temperature: float
-) -> None:
-    own = asks(temperature)
-    found = run(make_llm(method, 4, dtype=dtype, max_num_batched_tokens=96), own)
-    assert_same(found, plain(dtype, own))
-    assert accepted(found) > 0
-
-
 @pytest.mark.parametrize("method", GUIDED)
 def test_penalties_in_the_draft_help_to_guess(make_llm: MakeLLM, method: str) -> None:
     """A proposer's own rows are processed too: else it goes on to guess what the target may not repeat."""
-    own = asks(0.0, ["frequency", "repetition", "allowed", "bad words"])
+    own = with_parameters(0.0, ["frequency", "repetition", "allowed", "bad words"])
     llm = make_llm(method, 4)
     guided = accepted(run(llm, own))
     with pytest.MonkeyPatch.context() as patch:
@@ -160,7 +106,7 @@ def test_a_function_is_called_once_for_each_emitted_token(
 ) -> None:
     witnesses = [Witness() for _ in range(6)]
     own = [
-        Ask(prompt, SamplingParams(temperature=t, seed=1, max_tokens=LENGTH, logits_processors=[witness], **more))
+        Ask(prompt, SamplingParams(temperature=t, seed=1, max_tokens=SHORT, logits_processors=[witness], **more))
         for witness, (prompt, t) in zip(witnesses, itertools.product(PROMPTS, TEMPERATURES), strict=True)
     ]
 
@@ -263,7 +209,7 @@ def test_prompt_logprobs(make_llm: MakeLLM, target: Any, method: str | None) -> 
 def test_processed_logprobs(make_llm: MakeLLM, target: Any, method: str | None) -> None:
     """Of what a token is drawn from; at temperature 0 of what the masks and penalties left."""
     llm = make_llm(method, 3, logprobs_mode="processed_logprobs")
-    for ask in [a for t in TEMPERATURES for a in asks(t, ["many", "frequency"])]:
+    for ask in [a for t in TEMPERATURES for a in with_parameters(t, ["many", "frequency"])]:
         [answer] = run(llm, [ask])
         p = ask.params
         for i, (token, entry) in enumerate(zip(answer.token_ids, answer.logprobs or (), strict=True)):

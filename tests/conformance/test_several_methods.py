@@ -1,85 +1,27 @@
-"""Several methods at once, and a controller that does as it likes: the tokens stay those of plain decoding."""
+"""Several methods at once: who drafts, what is joined, and what a speculative config may say."""
 
-import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from asking import Ask, accepted, assert_same, half_repeating, meddle_at_random, run, with_params
-from conftest import DTYPES, MakeLLM, Pair, Plain, drafts, proposer_options
-from crossing import crossed
-from switching import choose_at_random, every_method
+from asking import Ask, assert_same, half_repeating, run, with_params
+from conftest import MakeLLM, Pair, Plain, proposer_options
+from switching import every_method
 
 from parlay import ConfigError, RequestError, SamplingParams
 from parlay.drafting import drafting
 from parlay.engine.scheduler import Scheduler
-from parlay.proposers.select import automatic, proposers, weightless
+from parlay.proposers.select import automatic
 from parlay.types.plan import Plan, Span
 
-DRAFTING = [name for name in proposers.names() if drafts(name)]
-WITH_WEIGHTS = [name for name in DRAFTING if name not in weightless()]
-TEMPERATURES = (0.0, 0.7, 1.3)
 
-
-def asks(temperature: float) -> list[Ask]:
-    """Return requests some of which change their logits, and some name a method."""
-    penalty = {"repetition_penalty": 1.1}
-    named = [None, None, {"method": "suffix"}, {"method": "ngram"}, {"enabled": False}, {"num_speculative_tokens": 2}]
-    plain = half_repeating(temperature)
-    return [
-        with_params(ask, speculative=named[i % len(named)], **(penalty if i % 5 == 0 else {}))
-        for i, ask in enumerate(plain)
-    ]
-
-
-def without_wishes(whole: Sequence[Ask]) -> list[Ask]:
-    return [with_params(ask, speculative=None) for ask in whole]
-
-
-@pytest.fixture
-def at_random(monkeypatch: pytest.MonkeyPatch) -> random.Random:
-    """A controller that chooses at random, and what it draws from."""
-    rng = random.Random(5)
-    choose_at_random(monkeypatch, rng)
-    return rng
-
-
-@crossed(method=[None, *WITH_WEIGHTS], dtype=DTYPES, temperature=TEMPERATURES)
-def test_switching_at_random_in_every_step(
-    make_llm: MakeLLM,
-    models: dict[str, Pair],
-    plain: Plain,
-    at_random: random.Random,
-    method: str | None,
-    dtype: str,
-    temperature: float,
-) -> None:
-    expected = plain(dtype, without_wishes(asks(temperature)))
-    for options in ({}, {"max_num_batched_tokens": 48, "block_size": 4}):
-        config = every_method(models[dtype], method, lengths="goodput")
-        answers = run(
-            make_llm(dtype=dtype, speculative_config=config, **options),
-            asks(temperature),
-            meddle_at_random(at_random, 0.1),
-        )
-        assert_same(answers, expected)
-        assert accepted(answers) > 0
-
-
-@crossed(turn=1, lengths=("fixed", "latency", "goodput"), dtype=DTYPES, method=[None, *WITH_WEIGHTS])
-def test_every_mode(
-    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, lengths: str, dtype: str, method: str | None
-) -> None:
-    llm = make_llm(dtype=dtype, speculative_config=every_method(models[dtype], method, lengths=lengths))
-    assert llm.engine.methods == ("none", *automatic(), *([method] if method else []))
-    assert_same(run(llm, asks(0.7)), plain(dtype, without_wishes(asks(0.7))))
-
-
-def test_a_request_names_one_of_the_loaded_methods(make_llm: MakeLLM, models: dict[str, Pair]) -> None:
+def test_a_request_names_one_of_the_loaded_methods(make_llm: MakeLLM, models: dict[str, Pair], plain: Plain) -> None:
     llm = make_llm(speculative_config=every_method(models["float32"], "draft_model"))
+    assert llm.engine.methods == ("none", *automatic(), "draft_model")
+    expected = plain("float32", half_repeating(0.0)[1:2])
     for name in ("ngram", "suffix", "draft_model"):
         wish = with_params(half_repeating(0.0)[1], speculative={"method": name})
         (answer,) = run(llm, [wish])
+        assert_same([answer], expected)
         assert set(answer.sources) == {"target", name}
     with pytest.raises(RequestError, match="'medusa' is not loaded"):
         run(llm, [with_params(half_repeating(0.0)[1], speculative={"method": "medusa"})])
@@ -143,24 +85,14 @@ def listed(pair: Pair, *methods: str, **more: Any) -> list[dict[str, Any]]:
     return [{"method": method, **proposer_options(method, pair), **more} for method in methods]
 
 
-@crossed(method=WITH_WEIGHTS, dtype=DTYPES, temperature=TEMPERATURES)
-def test_a_list_of_methods_drafts_one_tree(
-    make_llm: MakeLLM,
-    models: dict[str, Pair],
-    plain: Plain,
-    spans: list[Span],
-    method: str,
-    dtype: str,
-    temperature: float,
-) -> None:
-    expected = plain(dtype, without_wishes(asks(temperature)))
-    asked = listed(models[dtype], "suffix", "ngram", method, lengths="fixed", tree={"width": 2, "depth": 3})
-    llm = make_llm(dtype=dtype, speculative_config=asked, max_num_batched_tokens=400)
-    answers = run(llm, without_wishes(asks(temperature)))
-    assert_same(answers, expected)
+def test_a_list_of_methods_drafts_one_tree(make_llm: MakeLLM, models: dict[str, Pair], spans: list[Span]) -> None:
+    config = listed(
+        models["float32"], "suffix", "ngram", "draft_model", lengths="fixed", tree={"width": 2, "depth": 3}
+    )
+    run(make_llm(speculative_config=config, max_num_batched_tokens=400), half_repeating(0.7))
     # Of who agrees the surest counts as the one who guessed.
     drafted = [set(span.draft.source) for span in spans]
-    assert {"suffix", method} <= set().union(*drafted)
+    assert {"suffix", "draft_model"} <= set().union(*drafted)
     assert any(len(sources) > 1 for sources in drafted), "no draft was joined"
     assert not all(span.draft.is_chain for span in spans)
 
@@ -243,6 +175,19 @@ def test_lengths_by_batch_size(make_llm: MakeLLM) -> None:
 def test_tables_of_lengths_that_make_no_sense(make_llm: MakeLLM, value: Any) -> None:
     with pytest.raises(ConfigError):
         make_llm(speculative_config={"method": "ngram", "num_speculative_tokens_per_batch_size": value})
+
+
+@pytest.mark.parametrize("value", ["fast", 3, ""])
+def test_lengths_that_are_none(make_llm: MakeLLM, value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"lengths must be goodput, latency or fixed|key lengths: expected"):
+        make_llm(speculative_config={"method": "ngram", "lengths": value})
+
+
+def test_a_request_may_ask_for_less_than_is_chosen(make_llm: MakeLLM) -> None:
+    llm = make_llm(speculative_config={"method": "ngram", "lengths": "goodput"})
+    params = SamplingParams(temperature=0, max_tokens=30, speculative={"enabled": False})
+    (answer,) = run(llm, [Ask((1, 2, 3) * 6, params)])
+    assert answer.metrics.drafted == 0
 
 
 # ----------------------------------------------------------------------------------------------------- memory

@@ -6,6 +6,7 @@ below other branches, so that accepted nodes seldom lie where their keys and val
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import pytest
 from asking import Ask, accepted, assert_same, essence, meddle_at_random, run, with_params
@@ -84,35 +85,37 @@ def asks(temperature: float) -> list[Ask]:
     ]
 
 
-@crossed(dtype=DTYPES, honesty_and_temperature=[(h, t) for h in (0.2, 0.5, 0.9) for t in TEMPERATURES])
+OPTIONS: list[dict[str, int]] = [
+    {"max_num_batched_tokens": 7},
+    {"block_size": 1},
+    {"block_size": 3, "max_num_batched_tokens": 20},
+    {"block_size": 4, "num_blocks": 18, "max_model_len": 72},
+]
+
+
+@crossed(dtype=DTYPES, honesty_and_temperature=list(product((0.2, 0.5, 0.9), TEMPERATURES)), preempted=[0.0, 0.4])
 def test_trees_give_the_same_tokens(
     make_llm: MakeLLM,
     plain: Plain,
     plant: Callable[..., None],
     dtype: str,
     honesty_and_temperature: tuple[float, float],
+    preempted: float,
 ) -> None:
     honesty, temperature = honesty_and_temperature
     expected = plain(dtype, asks(temperature))
     plant(Planted([a.token_ids for a in expected], honesty=honesty, seed=int(10 * temperature)))
-    answers = run(make_llm(dtype=dtype), asks(temperature))
+    answers = run(
+        make_llm(dtype=dtype, block_size=4), asks(temperature), meddle_at_random(random.Random(2), preempted)
+    )
     assert_same(answers, expected)
     assert accepted(answers) > 50
     assert max(len(a.metrics.accepted_per_position) for a in answers) >= 3, "no step accepted several nodes"
     assert any("planted" in a.sources and "target" in a.sources for a in answers)
+    assert (sum(a.metrics.preemptions for a in answers) > 3) == (preempted > 0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_num_batched_tokens": 7},
-        {"block_size": 1},
-        {"block_size": 3, "max_num_batched_tokens": 20},
-        {"block_size": 4, "num_blocks": 18, "max_model_len": 72},
-    ],
-    ids=str,
-)
+@crossed(dtype=DTYPES, options=OPTIONS)
 def test_trees_under_pressure(
     make_llm: MakeLLM, plain: Plain, plant: Callable[..., None], dtype: str, options: dict[str, int]
 ) -> None:
@@ -122,15 +125,6 @@ def test_trees_under_pressure(
     assert_same(answers, expected)
     assert accepted(answers) > 10
     assert any(a.metrics.preemptions for a in answers) == ("num_blocks" in options)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_trees_and_forced_preemption(make_llm: MakeLLM, plain: Plain, plant: Callable[..., None], dtype: str) -> None:
-    expected = plain(dtype, asks(1.3))
-    plant(Planted([a.token_ids for a in expected], honesty=0.7))
-    answers = run(make_llm(dtype=dtype, block_size=4), asks(1.3), meddle_at_random(random.Random(2), 0.4))
-    assert_same(answers, expected)
-    assert sum(a.metrics.preemptions for a in answers) > 3
 
 
 def test_what_trees_leave_in_the_prefix_cache_is_right(

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import Metaspace
 from tokenizers.models import WordLevel
 
+from parlay import SamplingParams
 from parlay.checkpoints.find import find_model
 from parlay.engine.attribution import Attribution
 from parlay.text.detokenizer import Detokenizer
@@ -35,7 +36,7 @@ def test_pieces_in_any_order_of_arrival(codec: TextCodec, data: st.DataObject) -
     guesses = data.draw(st.lists(st.integers(0, len(tokens)), max_size=6).map(sorted))
     rejected = [Rejected(at, 40 + i, "draft") for i, at in enumerate(guesses)]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=4)))
-    growing, pieces = Detokenizer(codec, (), True), []
+    growing, pieces = Detokenizer(codec, SamplingParams()), []
     attribution = Attribution(codec.tokenizer)
     for begin, end in pairwise([0, *cuts, len(tokens)]):
         for token in tokens[begin:end]:

@@ -175,4 +175,4 @@ def test_every_guess_counts_for_who_made_it() -> None:
     stats.judge((), ())
     assert (stats.turns, stats.undrafted, stats.lengths) == (3, {"": 1}, {3: 1, 1: 1})
     assert stats.methods == {"a": DraftStats(2, 3, 1, [1]), "b": DraftStats(1, 1, 1, [0, 1])}
-    assert stats.guesses == DraftStats(2, 4, 2, [1, 1])
+    assert stats.draft_stats == DraftStats(2, 4, 2, [1, 1])

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from asking import Ask, half_repeating, run, with_params
 from conftest import MakeLLM, Pair, proposer_options
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 from parlay import LLM, SamplingParams
 from parlay.sampling.bound_processor import OutputTokens
-from parlay.types.plan import StepOutput, decode_plan, encode_plan
+from parlay.types.plan import Plan, StepOutput
+
+decode_plan = msgspec.msgpack.Decoder(Plan).decode
 
 
 def recorded(llm: LLM, asks: list[Ask]) -> list[tuple[bytes, StepOutput]]:
@@ -20,7 +23,7 @@ def recorded(llm: LLM, asks: list[Ask]) -> list[tuple[bytes, StepOutput]]:
 
     def note() -> StepOutput:
         assert worker.oldest is not None
-        data = encode_plan(worker.oldest)
+        data = msgspec.msgpack.encode(worker.oldest)
         output = finish()
         steps.append((data, output))
         return output

@@ -97,7 +97,7 @@ def test_nothing_is_kept_for_those_who_do_not_ask(make_llm: MakeLLM) -> None:
     requests = [llm.engine.add(ask.prompt, ask.params)[0] for ask in asks()]
     while llm.engine.busy:
         llm.engine.step()
-    assert sum(r.counts.guesses.drafted - r.counts.guesses.accepted for r in requests) > 0
+    assert sum(r.counts.draft_stats.drafted - r.counts.draft_stats.accepted for r in requests) > 0
     for request in requests:
         assert request.rejected == []
         assert llm.engine.completion(request, 0).rejected is None

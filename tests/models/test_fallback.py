@@ -1,4 +1,4 @@
-"""Models without a family file: their logits against the transformers library, exactness, and what is refused."""
+"""Models without a family file: what becomes of their classes, exactness, and what is refused."""
 
 import json
 import sys
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import EOS
-from crossing import crossed
-from families import FACTORS, OTHERS, SMALL, reference, rope
-from pieces import assert_speculation_changes_no_token, logits_in_pieces, make_runner, random_tokens
+from families import FACTORS, SMALL, rope
+from pieces import LENGTH, assert_speculation_changes_no_token, logits_in_pieces, make_runner, random_tokens
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,55 +22,6 @@ from parlay.models.transformers.modules import KernelLinear, RotaryTable
 from parlay.numerics import model_selfcheck
 from parlay.numerics.identify import inspect
 from parlay.runner.footprint import weight_bytes
-from parlay.runner.runner import ModelRunner
-
-LENGTH = 40
-CUTS = ([], [1, 2, 19], list(range(1, LENGTH)))
-# In the others torch computes products and hyperbolic tangents, which may or may not be exact on a machine.
-EXACT = tuple(name for name in OTHERS if name not in ("olmoe", "vaultgemma"))
-
-
-def runner_of(path: Path, dtype: torch.dtype = torch.float32, kernels: str | None = None) -> ModelRunner:
-    return make_runner(path, LENGTH, dtype, kernels)
-
-
-def tokens_of(seed: int = 0) -> list[int]:
-    return random_tokens(LENGTH, seed)
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_equal_to_transformers(
-    checkpoint: Callable[[str], Path], name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    path, tokens = checkpoint(name), tokens_of()
-    expected = reference(path, tokens)
-    assert expected.std() > 0.3
-    runner = runner_of(path)
-    for cuts in CUTS:
-        torch.testing.assert_close(logits_in_pieces(runner, tokens, cuts), expected, atol=1e-4, rtol=0)
-    assert not runner._graphs._graphs
-    assert not [record for record in caplog.records if record.name.startswith("parlay")]
-
-
-def test_the_twins_serve_it_too(checkpoint: Callable[[str], Path]) -> None:
-    path, tokens = checkpoint("cohere2"), tokens_of()
-    twins = runner_of(path, kernels="reference")
-    torch.testing.assert_close(logits_in_pieces(twins, tokens, [33]), reference(path, tokens), atol=1e-4, rtol=0)
-
-
-@crossed(name=tuple(EXACT), dtype=[torch.float32, torch.bfloat16])
-def test_pieces_give_the_same_bits(checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype) -> None:
-    runner, tokens = runner_of(checkpoint(name), dtype), tokens_of(1)
-    expected = logits_in_pieces(runner, tokens, [])
-    for cuts in CUTS[1:]:
-        assert torch.equal(logits_in_pieces(runner, tokens, cuts), expected)
-
-
-@pytest.mark.parametrize("name", ["olmo2", "gpt2", "cohere"])
-def test_bfloat16_is_near(checkpoint: Callable[[str], Path], name: str) -> None:
-    path, tokens = checkpoint(name), tokens_of(2)
-    found, expected = logits_in_pieces(runner_of(path, torch.bfloat16), tokens, []), reference(path, tokens)
-    assert (found - expected).pow(2).mean(1).sqrt().median() < 0.05 * expected.std()
 
 
 def test_known_modules_are_replaced(checkpoint: Callable[[str], Path]) -> None:
@@ -138,7 +88,7 @@ def test_what_looks_at_other_rows_is_refused(
     monkeypatch.setattr(Olmo2MLP, "forward", lambda self, x: forward(self, x + x.roll(1, dims=1)))
     for dtype in (torch.float32, torch.bfloat16):
         with pytest.raises(ModelError, match=r"in pieces, so something besides attention"):
-            runner_of(checkpoint("olmo2"), dtype)
+            make_runner(checkpoint("olmo2"), dtype)
 
 
 def test_what_looks_into_modules_is_refused(
@@ -148,7 +98,7 @@ def test_what_looks_into_modules_is_refused(
 
     monkeypatch.setattr(Olmo2MLP, "forward", lambda self, x: x @ self.up_proj.weight.T @ self.up_proj.weight)
     with pytest.raises(ModelError, match="its class does not run with parlay's modules"):
-        runner_of(checkpoint("olmo2"))
+        make_runner(checkpoint("olmo2"))
 
 
 def test_what_computes_something_else_is_refused(
@@ -157,7 +107,7 @@ def test_what_computes_something_else_is_refused(
     forward = KernelLinear.forward
     monkeypatch.setattr(foreign_modules.KernelLinear, "forward", lambda self, x: 1.1 * forward(self, x))
     with pytest.raises(ModelError, match="Starcoder2ForCausalLM is not served: its logits differ"):
-        runner_of(checkpoint("starcoder2"))
+        make_runner(checkpoint("starcoder2"))
 
 
 def damaged(path: Path, to: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
@@ -185,7 +135,7 @@ def test_weights_that_do_not_fit(
 ) -> None:
     path = damaged(checkpoint("olmo2"), tmp_path, change)
     with pytest.raises(ModelError, match=message):
-        runner_of(path)
+        make_runner(path)
 
 
 def test_pickled_weights_and_memory(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
@@ -196,9 +146,9 @@ def test_pickled_weights_and_memory(checkpoint: Callable[[str], Path], tmp_path:
     assert {shape for _, shape, _ in config.products()} == {(64, 64), (32, 64), (96, 64), (64, 96)}
     (tmp_path / "config.json").write_text((path / "config.json").read_text())
     torch.save(tensors, tmp_path / "pytorch_model.bin")
-    tokens = tokens_of()
-    expected = logits_in_pieces(runner_of(path), tokens, [])
-    assert torch.equal(logits_in_pieces(runner_of(tmp_path), tokens, []), expected)
+    tokens = random_tokens()
+    expected = logits_in_pieces(make_runner(path), tokens, [])
+    assert torch.equal(logits_in_pieces(make_runner(tmp_path), tokens, []), expected)
 
 
 def write_config(path: Path, prefix: str, suffix: str, changes: dict[str, Any]) -> str:
@@ -300,12 +250,12 @@ def test_what_bfloat16_hides_is_not_called_exact(
 
 def test_the_survey_names_what_torch_computes(checkpoint: Callable[[str], Path]) -> None:
     rest = {
-        name: runner_of(checkpoint(name)).model.rest for name in ("olmo2", "gpt2", "cohere", "vaultgemma", "olmoe")
+        name: make_runner(checkpoint(name)).model.rest for name in ("olmo2", "gpt2", "cohere", "vaultgemma", "olmoe")
     }
     assert rest["olmo2"] == rest["gpt2"] == rest["cohere"] == ()
     assert rest["vaultgemma"] == ("tanh",)
     assert {"mm", "topk"} <= set(rest["olmoe"])
-    twins = runner_of(checkpoint("olmo2"), kernels="reference")
+    twins = make_runner(checkpoint("olmo2"), kernels="reference")
     assert twins.model.rest == (), "what kernels do is theirs"
 
 

@@ -38,14 +38,20 @@ def test_logits_are_those_of_safetensors(models: dict[str, Path], variant: str, 
         assert torch.equal(logits(tmp_path / "model.gguf", dtype), expected)
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q5_K"])
-def test_stacked_experts_of_quantised_blocks(tmp_path: Path, kind: str) -> None:
+BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+
+
+@pytest.mark.parametrize("variant", ["llama-linear", "mixtral"])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_logits_of_quantised_blocks(tmp_path: Path, variant: str, kind: str) -> None:
+    """Of whole matrices, and of stacked experts."""
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
-    model = write_family(tmp_path / "model", "mixtral", **sizes)
+    model = write_family(tmp_path / "model", variant, **sizes)
     same = write_dequantised(model, tmp_path / "same", convert(model, tmp_path / "m.gguf", kind), torch.float32)
-    expected = logits(same)
-    assert expected.std() > 1e-3
-    assert torch.equal(logits(tmp_path / "m.gguf"), expected)
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = logits(same, dtype)
+        assert expected.std() > 1e-3
+        assert torch.equal(logits(tmp_path / "m.gguf", dtype), expected)
 
 
 @pytest.mark.parametrize("variant", ["granite", "mixtral", "gemma2", "phi3-partial"])

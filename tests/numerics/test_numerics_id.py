@@ -34,6 +34,7 @@ def test_equal_ids_mean_equal_everything(make_llm: MakeLLM, monkeypatch: pytest.
     assert llm.numerics_id.endswith("/exact")
     for name in ("float32", torch.__version__, select_kernels().name):
         assert name in llm.numerics_id
+    assert make_llm(dtype="bfloat16").numerics_id != llm.numerics_id
     assert make_llm("ngram", 3, max_num_seqs=4, block_size=8, seed=7).numerics_id == llm.numerics_id
     threads = torch.get_num_threads()
     monkeypatch.setenv("PARLAY_THREADS", "3")

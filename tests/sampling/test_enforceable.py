@@ -281,6 +281,11 @@ def test_nothing_is_lost(schema: dict[str, Any], good: list[Any], bad: list[Any]
         ({"type": "string", "maxlength": 3}, "#/maxlength is no keyword (did you mean 'maxLength'?)", "abcd"),
         ({"type": "string", "pattern": "("}, "#/pattern is not enforced", "abc"),
         ({"$dynamicRef": "#node"}, "#/$dynamicRef", 1),
+        ({"type": "object", "dependentSchemas": {"a": {"maxProperties": 1}}}, "#/dependentSchemas", {"a": 1}),
+        ({"type": "object", "propertyNames": {"minLength": 2}}, "#/propertyNames", {"a": 1}),
+        ({"type": "string", "x-guidance": {"whitespace_flexible": False}}, "#/x-guidance", "a"),
+        ({"$defs": {"d": {"uniqueItems": True}}, "type": "array", "items": {"$ref": "#/$defs/d"}},
+         "#/$defs/d/uniqueItems", [[1, 1]]),
     ],
 )  # fmt: skip
 def test_what_is_lost_is_named(schema: dict[str, Any], told: str, good: Any) -> None:

@@ -109,24 +109,6 @@ def test_the_edges_of_a_nucleus(top_p: float, count: int) -> None:
     assert kept_by(process(row, SamplingParams(temperature=1.0, top_p=top_p))) == [1, 2, 3, 4][:count]
 
 
-def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
-    row = np.array([3, 1, 2], dtype=np.float32)
-    for k in (3, 4, 10**6, 0, -1):
-        assert np.array_equal(process(row, SamplingParams(temperature=1.0, top_k=k, min_p=1e-9)), row)
-
-
-def test_top_k_breaks_ties_by_id() -> None:
-    row = np.array([1, 5, 5, 0, 5], dtype=np.float32)
-    assert kept_by(process(row, SamplingParams(temperature=1.0, top_k=2))) == [1, 2]
-    assert kept_by(process(row, SamplingParams(temperature=1.0, top_k=4))) == [0, 1, 2, 4]
-
-
-def test_min_p_is_relative_to_the_best() -> None:
-    row = np.log(np.array([0.5, 0.25, 0.05, 0.2], dtype=np.float32))
-    for min_p, kept in [(0.0, [0, 1, 2, 3]), (0.3, [0, 1, 3]), (0.45, [0, 1]), (0.99, [0]), (1.0, [0])]:
-        assert kept_by(process(row, SamplingParams(temperature=1.0, min_p=min_p))) == kept
-
-
 def test_min_p_of_one_keeps_what_ties_with_the_best() -> None:
     row = np.array([1, 2, 2, 0], dtype=np.float32)
     assert kept_by(process(row, SamplingParams(temperature=1.0, min_p=1.0))) == [1, 2]

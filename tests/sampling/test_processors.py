@@ -4,13 +4,13 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from parlay import RequestError, SamplingParams
-from parlay.acceptance import oracle
 from parlay.sampling.processors import prepare
 from parlay.sampling.token_counts import TokenCounts
 from parlay.types.processor import RowProcessor
@@ -82,7 +82,7 @@ def rows_for(seed: int, count: int) -> Any:
 def test_all_parameters_equal_the_naive_twin(
     params: SamplingParams, prompt: list[int], output: list[int], bad_words: Any, seed: int, data: Any
 ) -> None:
-    """Whichever part of the output is known and whichever a path, and whatever was guessed in between."""
+    """Whichever part of the output is known and whichever a path, and whatever was drafted in between."""
     processor = made(params, prompt, bad_words)
     rows = rows_for(seed, len(output) + 1)
     known = 0
@@ -91,8 +91,8 @@ def test_all_parameters_equal_the_naive_twin(
         if data.draw(st.booleans()):
             known = end
         if processor is not None and data.draw(st.booleans()):
-            guess = data.draw(st.lists(tokens, max_size=3))
-            processor.guide(tuple(output[:known]), [*output[known:end], *guess], torch.from_numpy(row.copy()))
+            draft = data.draw(st.lists(tokens, max_size=3))
+            processor.guide(tuple(output[:known]), [*output[known:end], *draft], torch.from_numpy(row.copy()))
         found = after(processor, output[:known], output[known:end], row)
         assert np.array_equal(found, expected)
 
@@ -110,9 +110,9 @@ def test_guides_do_the_same_without_the_users_functions(
     assert np.array_equal(found.numpy(), oracle.edit(row, params, prompt, output, bad_words, EOS))
 
 
-def test_guesses_never_reach_the_users_functions() -> None:
+def test_drafts_never_reach_the_users_functions() -> None:
     def refuse(output: list[int], logits: torch.Tensor) -> torch.Tensor:
-        raise AssertionError("called for a guess")
+        raise AssertionError("called for a draft token")
 
     processor = made(SamplingParams(logits_processors=[refuse], logit_bias={0: 1.0}), [], [])
     assert processor is not None

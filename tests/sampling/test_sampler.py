@@ -1,12 +1,12 @@
 """Draws and log-probabilities, row by row."""
 
+import oracle
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay import SamplingParams
-from parlay.acceptance import oracle
 from parlay.kernels.select import select_kernels
 from parlay.sampling.sampler import (
     draw,

@@ -146,7 +146,7 @@ const tests = {
       return response(200, stream([
         event({ choices: [{ text: "é one", sources: [["é", own ? "target" : "ngram", true], ["<x>", "ngram", false], [" one", "target", true]] }] }),
         event({ choices: [{ text: " two", finish_reason: "length", sources: [[" two", "target", true]] }] }),
-        event({ choices: [], usage: { completion_tokens: 3, completion_tokens_details: { accepted_prediction_tokens: 1, rejected_prediction_tokens: 1 }, speculation: { steps: 5, drafts: 2, draft_tokens: 3, without_draft: { unlikely: 2, no_guess: 1 } } } }),
+        event({ choices: [], usage: { completion_tokens: 3, completion_tokens_details: { accepted_prediction_tokens: 1, rejected_prediction_tokens: 1 }, speculation: { steps: 5, drafts: 2, draft_tokens: 3, without_draft: { unlikely: 2, no_proposal: 1 } } } }),
         "data: [DONE]\n\n",
       ].join("")));
     });

@@ -80,7 +80,7 @@ def test_speed_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
     found = speed.read()
     assert found == {
         "event": "speed", "tokens_per_second": 30.0, "prompt_tokens_per_second": 10.0, "tokens_per_step": 3.0,
-        "guesses_accepted": "40 of 60", "running": 0, "waiting": 0, "cache_used": "50%",
+        "draft_tokens_accepted": "40 of 60", "running": 0, "waiting": 0, "cache_used": "50%",
     }  # fmt: skip
     stats, now = counters(1, 2), 4.0
     assert speed.read() is None  # the engine began anew

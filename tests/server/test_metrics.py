@@ -28,7 +28,7 @@ SNAPSHOT = StatsSnapshot(
     propose=0.5,
     schedule=0.125,
     turns=12,
-    undrafted={"unlikely": 3, "no_guess": 1},
+    undrafted={"unlikely": 3, "no_proposal": 1},
     lengths={3: 7, 1: 1},
     faults={"eagle": 2},
     methods={"ngram": DraftStats(0, 20, 10, [6, 4]), "grammar": DraftStats(0, 3, 3, [2, 1])},
@@ -128,7 +128,7 @@ def test_values() -> None:
     assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total", ("1",)] == 5
     assert found["parlay:forward_passes_total", ("ngram",)] == 9
     assert found["parlay:steps_without_draft_total", ("ngram", "unlikely")] == 3
-    assert found["parlay:steps_without_draft_total", ("ngram", "no_guess")] == 1
+    assert found["parlay:steps_without_draft_total", ("ngram", "no_proposal")] == 1
     assert found["parlay:draft_lengths_total", ("3",)] == 7
     assert found["parlay:proposer_faults_total", ("eagle",)] == 2
     assert found["parlay:draft_tokens_total", ("grammar",)] == 3

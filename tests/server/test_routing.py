@@ -322,7 +322,7 @@ ONE = StatsSnapshot(
 OTHER = StatsSnapshot(
     steps=4,
     forward=0.25,
-    undrafted={"unlikely": 1, "no_guess": 1},
+    undrafted={"unlikely": 1, "no_proposal": 1},
     lengths={1: 2},
     methods={
         "ngram": DraftStats(drafts=2, drafted=6, accepted=4, accepted_per_position=[2, 1, 1]),
@@ -341,7 +341,7 @@ def test_all_that_is_counted_is_added() -> None:
     assert total([ONE, OTHER]) == StatsSnapshot(
         steps=7,
         forward=0.75,
-        undrafted={"unlikely": 3, "no_guess": 1},
+        undrafted={"unlikely": 3, "no_proposal": 1},
         lengths={3: 1, 1: 2},
         methods={
             "ngram": DraftStats(drafts=3, drafted=11, accepted=7, accepted_per_position=[4, 2, 1]),

@@ -20,8 +20,11 @@ _BLOCKS = tuple(range(7, -1, -1))
 _BLOCK_SIZE = 16
 
 
+LENGTH = 70
+
+
 def make_runner(
-    path: Path, length: int, dtype: torch.dtype = torch.float32, kernels: str | None = None
+    path: Path, dtype: torch.dtype = torch.float32, kernels: str | None = None, length: int = LENGTH
 ) -> ModelRunner:
     chosen = select_kernels(force=kernels)
     model = load_model(describe_model(str(path)), dtype, length, chosen)
@@ -37,7 +40,7 @@ def logits_in_pieces(runner: ModelRunner, tokens: list[int], cuts: list[int]) ->
     return torch.cat(parts)
 
 
-def random_tokens(length: int, seed: int = 0) -> list[int]:
+def random_tokens(length: int = LENGTH, seed: int = 0) -> list[int]:
     return torch.randint(0, 257, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 

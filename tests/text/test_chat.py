@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from checkpoints import write_byte_tokenizer
 from conftest import MakeLLM
-from hypothesis import given
-from hypothesis import strategies as st
 from text.chat_templates import GEMMA3, GUARD
 from transformers import PreTrainedTokenizerFast
 
@@ -120,12 +118,6 @@ def test_what_cannot_be_gone_on_with(template: str, content: Any, match: str) ->
         render(template, [*HELLO, {"role": "assistant", "content": content}], {}, options)
 
 
-def test_parts_of_text_are_joined() -> None:
-    parts = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": "c"}]
-    whole = render(CHATML, [{"role": "user", "content": parts}], {}, ChatOptions())
-    assert whole == render(CHATML, [{"role": "user", "content": "a\nb\nc"}], {}, ChatOptions())
-
-
 @pytest.mark.parametrize(
     "messages",
     [
@@ -163,8 +155,6 @@ def test_what_is_no_text_is_named(kind: str, words: str) -> None:
         ("{{ raise_exception('no system') }}", "refuses these messages: no system"),
         ("{% if %}", "refuses these messages"),
         ("{{ messages[9].content.x }}", "refuses these messages"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses.*unsafe"),
-        ("{% set _ = messages.append(1) %}", "refuses"),
         ("{{ 1 / 0 }}", "division"),
     ],
 )
@@ -232,15 +222,6 @@ def test_a_template_in_place_of_several(tmp_path: Path) -> None:
 def test_the_embedded_model_has_one() -> None:
     text = TextCodec(ASSETS / "tiny-code").chat([{"role": "user", "content": "hi"}])
     assert text == "<|endoftext|><|user|>\nhi\n<|assistant|>\n"
-
-
-@given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "x"]), st.text() | st.integers(), max_size=3)))
-def test_any_messages_are_rendered_or_refused(messages: list[dict[str, Any]]) -> None:
-    try:
-        text = render("{% for m in messages %}{{ m | tojson }}\n{% endfor %}", messages, {}, ChatOptions())
-    except RequestError:
-        return
-    assert [json.loads(line)["role"] for line in text.split("\n") if line] == [m["role"] for m in messages]
 
 
 @pytest.mark.parametrize("messages", ["hello", HELLO[0], None, 5, [5], [HELLO, 5], ["hello"]], ids=str)

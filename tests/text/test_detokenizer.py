@@ -1,6 +1,7 @@
 """Text from tokens: characters split over tokens, stop strings split over tokens, nothing lost."""
 
 from codecs import getincrementaldecoder
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from parlay import ModelError
+from parlay import ModelError, SamplingParams
 from parlay.text.detokenizer import Detokenizer
 from parlay.text.tokenizer import TextCodec
 
@@ -25,13 +26,21 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 
 def feed(codec: TextCodec, text: str, *stop: str) -> tuple[Detokenizer, int, str | None]:
     """Feed a text byte by byte; gives how many tokens it took to find a stop string, and which."""
-    detokenizer = Detokenizer(codec, stop, skip_special_tokens=True)
+    detokenizer = Detokenizer(codec, SamplingParams(stop=stop))
     tokens = codec.encode(text)
     for count, token in enumerate(tokens, start=1):
         found = detokenizer.append(token)
         if found is not None:
             return detokenizer, count, found
     return detokenizer, len(tokens), None
+
+
+def fed(codec: TextCodec, tokens: list[int], *, skip: bool = True) -> Iterator[Detokenizer]:
+    """Feed tokens one by one; yields the detokenizer after each."""
+    detokenizer = Detokenizer(codec, SamplingParams(skip_special_tokens=skip))
+    for token in tokens:
+        detokenizer.append(token)
+        yield detokenizer
 
 
 def test_encoding_is_by_bytes(codec: TextCodec) -> None:
@@ -41,11 +50,7 @@ def test_encoding_is_by_bytes(codec: TextCodec) -> None:
 
 
 def test_a_character_appears_when_it_is_whole(codec: TextCodec) -> None:
-    detokenizer = Detokenizer(codec, (), skip_special_tokens=True)
-    seen = []
-    for token in codec.encode("a€𝄞"):
-        detokenizer.append(token)
-        seen.append(detokenizer.text)
+    seen = [detokenizer.text for detokenizer in fed(codec, codec.encode("a€𝄞"))]
     assert seen == ["a", "a", "a", "a€", "a€", "a€", "a€", "a€𝄞"]
 
 
@@ -54,18 +59,14 @@ def test_an_unfinished_character_is_left_out(codec: TextCodec, text: str) -> Non
     """As llama.cpp's server and vLLM do: it would go back as U+FFFD into the next prompt."""
     for short in range(1, len(text[-1].encode())):
         tokens = codec.encode(text)[:-short]
-        detokenizer = Detokenizer(codec, (), skip_special_tokens=True)
-        for token in tokens:
-            detokenizer.append(token)
+        *_, detokenizer = fed(codec, tokens)
         assert detokenizer.text == detokenizer.complete(tokens) == text[:-1]
 
 
 @pytest.mark.parametrize("text", ["a\ufffd", "\ufffd\ufffd", "€\ufffd"])
 def test_a_replacement_character_that_the_model_wrote_is_text(codec: TextCodec, text: str) -> None:
     tokens = codec.encode(text)
-    detokenizer = Detokenizer(codec, (), skip_special_tokens=True)
-    for token in tokens:
-        detokenizer.append(token)
+    *_, detokenizer = fed(codec, tokens)
     assert detokenizer.complete(tokens) == text
 
 
@@ -109,7 +110,7 @@ def test_any_tokens_decode_as_a_whole_would(codec: TextCodec, tokens: list[int],
     byte = {letter: byte for byte, letter in bytes_to_unicode().items()}
     last = [byte.get(codec.tokenizer.id_to_token(token)) for token in tokens if not (skip and token == EOS)]
     end = bytes(takewhile(lambda b: b is not None, reversed(last)))[::-1]  # behind the last special token
-    detokenizer = Detokenizer(codec, (), skip_special_tokens=skip)
+    detokenizer = Detokenizer(codec, SamplingParams(skip_special_tokens=skip))
     whole = codec.decode(tokens, skip_special_tokens=skip)
     for token in tokens:
         detokenizer.append(token)
@@ -135,7 +136,7 @@ def test_stop_strings_by_brute_force(codec: TextCodec, text: str, stop: list[str
 @given(st.text("ab€", max_size=16), st.lists(st.text("ab€", min_size=1, max_size=4), max_size=3))
 def test_settled_text_is_never_taken_back(codec: TextCodec, text: str, stop: list[str]) -> None:
     final, _, _ = feed(codec, text, *stop)
-    detokenizer = Detokenizer(codec, stop, skip_special_tokens=True)
+    detokenizer = Detokenizer(codec, SamplingParams(stop=stop))
     for token in codec.encode(text):
         if detokenizer.append(token) is not None:
             break
@@ -149,9 +150,7 @@ def test_settled_text_is_never_taken_back(codec: TextCodec, text: str, stop: lis
 def test_special_tokens(codec: TextCodec) -> None:
     tokens = [*codec.encode("a"), EOS, *codec.encode("b")]
     for skip, expected in [(True, "ab"), (False, f"a<{EOS}>b")]:
-        detokenizer = Detokenizer(codec, (), skip_special_tokens=skip)
-        for token in tokens:
-            detokenizer.append(token)
+        *_, detokenizer = fed(codec, tokens, skip=skip)
         assert detokenizer.text == expected == codec.decode(tokens, skip_special_tokens=skip)
 
 
@@ -187,28 +186,8 @@ def test_bytes_that_make_no_character(bytes_and_words: TextCodec) -> None:
     """A whole run of bytes decodes anew when one of them turns out wrong; text that is out stays."""
     first = 3  # the token of byte 0
     tokens = [first + ord("s"), first + 0xCC, bytes_and_words.tokenizer.token_to_id("ab"), 259, 260]
-    detokenizer = Detokenizer(bytes_and_words, (), skip_special_tokens=True)
-    seen = []
-    for token in tokens:
-        detokenizer.append(token)
-        seen.append(detokenizer.text)
-    assert seen == ["s", "s", "s\ufffdab", "s\ufffdab ", "s\ufffdab a"]
-    assert detokenizer.complete(tokens) == "s\ufffdab a"
-    unfinished = Detokenizer(bytes_and_words, (), skip_special_tokens=True)
-    for token in tokens[:2]:
-        unfinished.append(token)
+    seen = [(one.text, one.complete(tokens)) for one in fed(bytes_and_words, tokens)]
+    assert [text for text, _ in seen] == ["s", "s", "s\ufffdab", "s\ufffdab ", "s\ufffdab a"]
+    assert seen[-1][1] == "s\ufffdab a"
+    *_, unfinished = fed(bytes_and_words, tokens[:2])
     assert (unfinished.text, unfinished.complete(tokens[:2])) == ("s", "s")
-
-
-@given(st.lists(st.integers(0, 264), max_size=40), st.booleans())
-@settings(max_examples=300, deadline=None)
-def test_any_tokens_have_a_text_that_only_grows(
-    bytes_and_words: TextCodec, tokens: list[int], skip_special_tokens: bool
-) -> None:
-    detokenizer = Detokenizer(bytes_and_words, (), skip_special_tokens)
-    before = ""
-    for token in tokens:
-        detokenizer.append(token)
-        assert detokenizer.text.startswith(before)
-        before = detokenizer.text
-    assert detokenizer.complete(tokens).startswith(before)

@@ -1,4 +1,4 @@
-"""Text through a whole engine on a GGUF file: what begins a prompt, what ends an answer, bytes in a stream."""
+"""Text through a whole engine on a GGUF file: what begins a prompt, what ends an answer."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,6 @@ from gguf_files import write_gguf
 from test_gguf_tokenizer import PIECES, spm_keys
 
 from parlay import LLM, SamplingParams
-from parlay.text.detokenizer import Detokenizer
-from parlay.text.tokenizer import TextCodec
 
 ONE = SamplingParams(max_tokens=1)
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}"
@@ -65,24 +63,3 @@ def test_what_ends_a_turn_is_known_by_its_name(
     tokens = [p for p, _, _ in PIECES]
     tokens[10 : 10 + len(names)] = names
     assert read_config(write(tmp_path, tokens=tokens, **keys)).eos_token_ids == ends
-
-
-def test_a_stream_holds_characters_until_their_bytes_are_there(tmp_path: Path) -> None:
-    codec = TextCodec(write(tmp_path))
-    text = "return 🙂 naïve 本 self"
-    ids = codec.encode(text, add_special_tokens=False)
-    assert sum(3 <= i < 259 for i in ids) > 8  # bytes
-    stream, seen = Detokenizer(codec, (), skip_special_tokens=True), []
-    for token in ids:
-        stream.append(token)
-        seen.append(stream.text)
-    assert stream.complete(ids) == text
-    assert all(text.startswith(part) for part in seen)
-    assert not any("\ufffd" in part for part in seen)
-    # Cut within a character, the rest is not made up.
-    cut = Detokenizer(codec, (), skip_special_tokens=True)
-    at = next(i for i, token in enumerate(ids) if 3 <= token < 259) + 2
-    for token in ids[:at]:
-        cut.append(token)
-    assert "\ufffd" not in cut.text
-    assert cut.complete(ids[:at]).startswith("return ")

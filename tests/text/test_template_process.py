@@ -34,7 +34,7 @@ def process() -> Iterator[TemplateProcess]:
 
 
 def pid_of(process: TemplateProcess) -> int:
-    return process._started[0].pid
+    return process._started[0][0].pid
 
 
 def test_a_template_is_run(process: TemplateProcess) -> None:
@@ -79,7 +79,7 @@ def test_a_process_that_died_is_started_anew(process: TemplateProcess) -> None:
     assert process.run("a", VARIABLES) == "a"
     first = pid_of(process)
     os.kill(first, signal.SIGKILL)
-    process._started[0].wait()
+    process._started[0][0].wait()
     assert process.run("b", VARIABLES) == "b"
     assert pid_of(process) != first
 
@@ -131,13 +131,13 @@ def test_an_event_loop_goes_on_while_a_template_does_not_end(tmp_path: Path) -> 
 def test_nobody_leaves_a_process_behind() -> None:
     process = TemplateProcess()
     process.run("a", VARIABLES)
-    child = process._started[0]
+    child = process._started[0][0]
     del process
     gc.collect()
     assert child.poll() is not None
     script = (
         "from parlay.text.template_process import TemplateProcess\n"
-        "p = TemplateProcess(); p.run('a', {}); print(p._started[0].pid)"
+        "p = TemplateProcess(); p.run('a', {}); print(p._started[0][0].pid)"
     )
     done = subprocess.run([os.sys.executable, "-c", script], capture_output=True, text=True, check=True)  # type: ignore[attr-defined]
     assert not Path(f"/proc/{int(done.stdout)}").exists()

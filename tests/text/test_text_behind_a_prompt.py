@@ -28,7 +28,7 @@ def codec_of(kind: str) -> TextCodec:
 
 def text_behind(codec: TextCodec, prompt: list[int], output: list[int], skip: bool = True) -> str:
     """Return an output's text, and check what is given out on the way."""
-    detokenizer = Detokenizer(codec, (), skip, prompt=prompt)
+    detokenizer = Detokenizer(codec, SamplingParams(skip_special_tokens=skip), prompt)
     before = ""
     for token in output:
         detokenizer.append(token)

@@ -1,6 +1,7 @@
 """`parlay verify`: what it says, and when it fails."""
 
 import json
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from parlay.sampling.seeds import mix
 from parlay.types.draft import Draft
 from parlay.types.output import CompletionOutput, Logprob
 from parlay.verify import same_tokens
+from parlay.verify.difference import ComparedAnswer, first_difference
 
 
 @pytest.mark.parametrize("kinds", [same_tokens.QUICK, pytest.param(tuple(same_tokens.KINDS), marks=pytest.mark.soak)])
@@ -124,34 +126,27 @@ def test_wrong_input(arguments: list[str], words: str, capsys: pytest.CaptureFix
     assert words in capsys.readouterr().err
 
 
+def test_what_is_compared_of_a_completion() -> None:
+    logprobs = ({5: Logprob(-1.0, 1, ""), 8: Logprob(-1.25, 2, "")}, {6: Logprob(-2.0000000000000004, 1, "")})
+    one = same_tokens.compared(CompletionOutput(0, "", (5, 6), ("target",) * 2, logprobs))
+    assert one.tokens == (5, 6)
+    assert one.likely == ({5: -1.0, 8: -1.25}, {6: -2.0000000000000004})
+    assert one.logprobs[1] == [(6, (-2.0000000000000004).hex())]
+
+
 def test_differences_are_found() -> None:
     """By how much the found token's logit was behind is said where both were reported."""
-
-    def completion(tokens: tuple[int, ...], *logprobs: dict[int, float]) -> CompletionOutput:
-        return CompletionOutput(
-            index=0,
-            text="",
-            token_ids=tokens,
-            sources=("target",) * len(tokens),
-            logprobs=tuple({t: Logprob(p, 1, "") for t, p in one.items()} for one in logprobs),
-            finish_reason="length",
-            stop_reason=None,
-            metrics=None,
-        )
-
-    one = completion((5, 6), {5: -1.0, 8: -1.25}, {6: -2.0})
-    assert same_tokens.first_difference([one, one], [one, one]) is None
-    for other, words in (
-        (
-            completion((5, 7), {5: -1.0, 8: -1.25}, {7: -2.0}),
-            "1: 7 instead of 6, whose logit is not among the highest",
-        ),
-        (completion((8, 6), {8: -1.0}, {6: -2.0}), "0: 8 instead of 5, whose logit is 0.25 away"),
-        (completion((5, 6), {5: -1.0, 8: -1.25}, {6: -2.0000000000000004}), "1: log-probabilities"),
+    one = ComparedAnswer("ab", ("a", "b"), (-1.0, -2.0), ({}, {"b": -2.0, "c": -2.25, "d": -3.0}))
+    assert first_difference([one, one], [one, one]) is None
+    for changes, words in (
+        ({"tokens": ("a", "c")}, ", token 1: 'c' instead of 'b', whose logit is 0.25 away"),
+        ({"tokens": ("a", "x")}, ", token 1: 'x' instead of 'b', whose logit is not among the highest"),
+        ({"tokens": ("x", "b")}, ", token 0: 'x' instead of 'a'"),
+        ({"logprobs": (-1.0, -2.0000000000000004)}, ", token 1: log-probabilities"),
+        ({"text": "a", "tokens": ("a",)}, ", character 1: '', not 'b'"),
+        ({"tokens": ("a",)}, ": 1 tokens instead of 2"),
     ):
-        assert same_tokens.first_difference([one, other], [one, one]) == f"prompt 1, token {words}"
-    short = completion((5,), {5: -1.0, 8: -1.25})
-    assert same_tokens.first_difference([one, short], [one, one]) == "prompt 1: 1 tokens instead of 2"
+        assert first_difference([one, replace(one, **changes)], [one, one]) == f"prompt 1{words}"
 
 
 def test_own_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from serving import Live
 
 from parlay import AsyncLLM
 from parlay.cli.main import main
-from parlay.verify.server import KINDS, ServerAnswer, first_difference
+from parlay.verify.server import KINDS
 
 
 @pytest.fixture(scope="module")
@@ -86,22 +86,3 @@ def test_a_server_that_changes_its_mind(moody: str, capsys: pytest.CaptureFixtur
 def test_no_server(url: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--url", url]) == 2
     assert words in capsys.readouterr().err
-
-
-def test_where_answers_part() -> None:
-    one = ServerAnswer("ab", ("a", "b"), ("-0x1p+0", "-0x1p+1"))
-    assert first_difference([one], [one]) is None
-    likely = ({}, {"b": -2.0, "c": -2.25, "d": -3.0})
-    known = ServerAnswer("ab", one.tokens, one.logprobs, likely)
-    assert first_difference([ServerAnswer("ac", ("a", "c"), one.logprobs, likely)], [known]) == (
-        "prompt 0, token 1: 'c' instead of 'b', whose logit is 0.25 away"
-    )
-    assert first_difference([ServerAnswer("ax", ("a", "x"), one.logprobs, likely)], [known]) == (
-        "prompt 0, token 1: 'x' instead of 'b'"
-    )
-    for other, words in (
-        (ServerAnswer("ac", ("a", "c"), ("-0x1p+0", "-0x1p+1")), "prompt 0, token 1: 'c' instead of 'b'"),
-        (ServerAnswer("ab", ("a", "b"), ("-0x1p+0", "-0x1p+2")), "prompt 0, token 1: log-probabilities"),
-        (ServerAnswer("a", ("a",), ("-0x1p+0",)), "prompt 0, character 1: '', not 'b'"),
-    ):
-        assert first_difference([other], [one]) == words

@@ -19,84 +19,77 @@ from math import exp, inf
 import torch
 from torch import Tensor
 
-from parlay.acceptance.rows import Emission, TargetRows
+from parlay.acceptance.walk import Walk
 from parlay.kernels.base import Kernels
 from parlay.sampling.distribution import Distribution, Purpose, noise_key, uniforms
-from parlay.types.draft import ROOT
 from parlay.types.plan import Span, Verdict
 
 
-def rejection(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
+def rejection(kernels: Kernels, span: Span, walk: Walk) -> Verdict:
     """Verify a span's draft node by node, in multiple rounds where a node has several children.
 
     Children of a node are drawn one after another without replacement, in the order of their indices. Each is
     accepted with probability p / q, where p is what is left of the target's distribution and q is the one that it
     was drawn from. If it is rejected, q is subtracted from p, and its token is removed from q.
     """
-    draft, made = span.draft, Emission(span, rows)
-    below: list[list[int]] = [[] for _ in range(len(draft) + 1)]
-    for node, parent in enumerate(draft.parents):
+    below: list[list[int]] = [[] for _ in range(len(span.draft) + 1)]
+    for node, parent in enumerate(span.draft.parents):
         below[parent].append(node)
-    node = ROOT
-    while (distribution := made.distribution(node)) is not None:
-        children, position = below[node], span.end + len(made.tokens)
-        index = len(made.tokens) + 1
+    while (distribution := walk.here()) is not None:
+        children, position, index = below[walk.node], span.end + len(walk.tokens), len(walk.tokens) + 1
         key = noise_key(position, Purpose.ACCEPT, index)
-        accepted, left = _round(kernels, span, rows, children, distribution, key)
+        accepted, left = _round(kernels, span, walk, children, distribution, key)
         if accepted is None:
-            key = noise_key(position, Purpose.RESIDUAL, index) if children else position
-            made.draw(left, key, node)
+            walk.draw(left, noise_key(position, Purpose.RESIDUAL, index) if children else position)
             break
-        if made.accept(draft.tokens[accepted], accepted, node):
+        if walk.accept(accepted):
             break
-        node = accepted
-    return made.verdict
+    return walk.verdict
 
 
-def block(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
+def block(kernels: Kernels, span: Span, walk: Walk) -> Verdict:
     """Verify a chain as a whole, which accepts at least as much of it on average as token by token.
 
     Requests with a processor are verified token by token: it may only be called with what is emitted.
     """
-    if rows.by_path:
-        return rejection(kernels, span, rows)
-    draft, made = span.draft, Emission(span, rows)
-    distributions = [own for node in range(len(draft)) if (own := rows.drawn(node)) is not None]
+    if walk.by_path:
+        return rejection(kernels, span, walk)
+    tokens = span.draft.tokens
+    distributions = [own for node in range(len(tokens)) if (own := walk.drawn(node)) is not None]
     # A node that ends the request ends the block: nothing after it can be emitted.
-    count = next((i + 1 for i, token in enumerate(draft.tokens) if token in span.stop_ids), len(draft))
+    count = next((i + 1 for i, token in enumerate(tokens) if token in span.stop_ids), len(tokens))
     kept = [1.0]  # the probability that the first i nodes are accepted as far as their own distributions say
     for node in range(count):
-        before, token = rows.distribution(node - 1), draft.tokens[node]
-        ratio = exp(_log_ratio(before, distributions[node], token))
+        ratio = exp(_log_ratio(walk.after(node - 1), distributions[node], tokens[node]))
         kept.append(min(1.0, kept[-1] * ratio))
     length = 0
     for i in range(1, count + 1):
         wanted = kept[i]
         if i < count:
-            more, _ = _excess(kernels, rows.distribution(i - 1), distributions[i], kept[i])
+            more, _ = _excess(kernels, walk.after(i - 1), distributions[i], kept[i])
             wanted = more / (more + 1 - kept[i]) if more + 1 - kept[i] > 0 else 1.0
         key = noise_key(span.end + i - 1, Purpose.ACCEPT, i)
         if uniforms(kernels, span.seed, key, 1)[0] < wanted:  # all are tried, also after rejected ones
             length = i
     for node in range(length):
-        if made.accept(draft.tokens[node], node, node - 1):
-            return made.verdict
-    distribution, key = rows.distribution(length - 1), noise_key(span.end + length, Purpose.RESIDUAL, length + 1)
+        if walk.accept(node):
+            return walk.verdict
+    distribution = walk.after(walk.node)
     if length < count:
         mass, left = _excess(kernels, distribution, distributions[length], kept[length])
         distribution = left if mass > 0 else distribution
-    made.draw(distribution, key, length - 1)
-    return made.verdict
+    walk.draw(distribution, noise_key(span.end + length, Purpose.RESIDUAL, length + 1))
+    return walk.verdict
 
 
 def _round(
-    kernels: Kernels, span: Span, rows: TargetRows, children: list[int], left: Tensor, key: int
+    kernels: Kernels, span: Span, walk: Walk, children: list[int], left: Tensor, key: int
 ) -> tuple[int | None, Tensor]:
     """Return which of a node's children is accepted, None for none, and the rest of the target's `[V]`."""
     coins = uniforms(kernels, span.seed, key, len(children)) if children else []
     distribution: Distribution | None = None  # of the next child, without those before it
     for child, coin in zip(children, coins, strict=True):
-        token, own = span.draft.tokens[child], rows.drawn(child)
+        token, own = span.draft.tokens[child], walk.drawn(child)
         if own is None:  # not drawn: certain
             if coin < exp(float(left[token])):
                 return child, left

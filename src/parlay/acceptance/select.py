@@ -1,27 +1,36 @@
 """Which rule decides what is accepted of a draft: coupled unless the user asks for another."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from parlay.acceptance import coupled
 from parlay.acceptance.classical import block, rejection
-from parlay.acceptance.rows import TargetRows
 from parlay.acceptance.typical import ALPHA, THRESHOLD, typical
+from parlay.acceptance.walk import Walk
 from parlay.config.speculative import SpeculativeConfig
 from parlay.kernels.base import Kernels
 from parlay.sampling.bound_processor import NO_PROCESSORS, Processors
 from parlay.sampling.distribution import NO_DISTRIBUTIONS, Distributions
 from parlay.types.plan import Span, SpanError, Verdict
 
-Rule = Callable[[Kernels, Span, TargetRows], Verdict]
+Rule = Callable[[Kernels, Span, Walk], Verdict]
 
 
-class Verifier(Protocol):
-    """Decides every span of a step; see `parlay.acceptance.coupled.verify`."""
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """Decides every span of a step, by a rule where it applies and else by the coupled walk.
+
+    Attributes:
+        rule: for sampled requests with a draft; None for the coupled walk alone, which needs no distributions.
+        any_draft: whether it applies to drafts that were not drawn too.
+    """
+
+    rule: Rule | None = None
+    any_draft: bool = False
 
     def __call__(
         self,
@@ -33,77 +42,57 @@ class Verifier(Protocol):
         *,
         processed_logprobs: bool = False,
     ) -> list[Verdict]:
-        """Return one verdict a span."""
-        ...
+        """Return one verdict a span.
+
+        Args:
+            kernels: the operations to run with.
+            spans: as for `coupled.verify`, like what follows.
+            logits: `[rows, vocab]` float32.
+            processors: of those requests that have one.
+            distributions: the distributions that nodes were drawn from, by request.
+            processed_logprobs: report log-probabilities after processing instead of before.
+
+        Raises:
+            SpanError: one span could not be decided.
+        """
+        if self.rule is None:
+            return coupled.verify(kernels, spans, logits, processors, processed_logprobs=processed_logprobs)
+        verdicts: list[Verdict | None] = []
+        rest: list[Span] = []
+        others: list[Tensor] = []
+        first = 0
+        for span in spans:
+            own = logits[first : first + 1 + len(span.draft)] if span.sample else logits[:0]
+            first += len(own)
+            judged = span.draft.tokens if self.any_draft else span.draft.q
+            if judged and span.sample and span.params.temperature > 0:
+                try:
+                    processor, drawn = processors.get(span.request_id), distributions.get(span.request_id, ())
+                    walk = Walk(kernels, span, own, processor, drawn, processed_logprobs=processed_logprobs)
+                    verdicts.append(self.rule(kernels, span, walk))
+                except Exception as error:
+                    raise SpanError(span.request_id) from error
+            else:
+                verdicts.append(None)
+                rest.append(span)
+                others.append(own)
+        if not rest:
+            return [one for one in verdicts if one is not None]
+        kept = logits if len(rest) == len(spans) else torch.cat(others)
+        walked = iter(coupled.verify(kernels, rest, kept, processors, processed_logprobs=processed_logprobs))
+        return [next(walked) if one is None else one for one in verdicts]
+
+
+plainly = Verifier()
 
 
 def make_verifier(config: SpeculativeConfig) -> Verifier:
     """Return the verifier that a config names."""
+    threshold = THRESHOLD if config.posterior_threshold is None else config.posterior_threshold
+    alpha = ALPHA if config.posterior_alpha is None else config.posterior_alpha
     rules: dict[str, Rule] = {
         "rejection": rejection,
         "block": block,
-        "typical": partial(
-            typical,
-            threshold=THRESHOLD if config.posterior_threshold is None else config.posterior_threshold,
-            alpha=ALPHA if config.posterior_alpha is None else config.posterior_alpha,
-        ),
+        "typical": partial(typical, threshold=threshold, alpha=alpha),
     }
-    if config.verification == "coupled":
-        return plainly
-    return partial(verify, rules[config.verification], config.verification == "typical")
-
-
-def verify(
-    rule: Rule | None,
-    any_draft: bool,
-    kernels: Kernels,
-    spans: Sequence[Span],
-    logits: Tensor,
-    processors: Processors = NO_PROCESSORS,
-    distributions: Distributions = NO_DISTRIBUTIONS,
-    *,
-    processed_logprobs: bool = False,
-) -> list[Verdict]:
-    """Decide every span of a step, by a rule where it applies and else by the coupled walk.
-
-    Args:
-        rule: for sampled requests with a draft; None for the coupled walk alone, which needs no distributions.
-        any_draft: whether it applies to drafts that were not drawn too.
-        kernels: the operations to run with.
-        spans: as for `coupled.verify`, like what follows.
-        logits: `[rows, vocab]` float32.
-        processors: of those requests that have one.
-        distributions: the distributions that nodes were drawn from, by request.
-        processed_logprobs: report log-probabilities after processing instead of before.
-
-    Raises:
-        SpanError: one span could not be decided.
-    """
-    if rule is None:
-        return coupled.verify(kernels, spans, logits, processors, processed_logprobs=processed_logprobs)
-    verdicts: list[Verdict | None] = []
-    rest: list[Span] = []
-    others: list[Tensor] = []
-    first = 0
-    for span in spans:
-        own = logits[first : first + 1 + len(span.draft)] if span.sample else logits[:0]
-        first += len(own)
-        if span.sample and span.params.temperature > 0 and (span.draft.q if not any_draft else span.draft.tokens):
-            try:
-                processor, drawn = processors.get(span.request_id), distributions.get(span.request_id, ())
-                rows = TargetRows(kernels, span, own, processor, drawn, processed_logprobs=processed_logprobs)
-                verdicts.append(rule(kernels, span, rows))
-            except Exception as error:
-                raise SpanError(span.request_id) from error
-        else:
-            verdicts.append(None)
-            rest.append(span)
-            others.append(own)
-    if not rest:
-        return [one for one in verdicts if one is not None]
-    kept = logits if len(rest) == len(spans) else torch.cat(others)
-    walked = iter(coupled.verify(kernels, rest, kept, processors, processed_logprobs=processed_logprobs))
-    return [next(walked) if one is None else one for one in verdicts]
-
-
-plainly: Verifier = partial(verify, None, False)
+    return Verifier(rules.get(config.verification), any_draft=config.verification == "typical")

@@ -12,8 +12,8 @@ from math import log
 import numpy as np
 from torch import Tensor
 
-from parlay.acceptance.rows import Emission, TargetRows
 from parlay.acceptance.tree import children
+from parlay.acceptance.walk import Walk
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference_drawing import decay
 from parlay.types.draft import ROOT
@@ -23,41 +23,31 @@ THRESHOLD, ALPHA = 0.09, 0.3
 
 
 def typical(
-    kernels: Kernels, span: Span, rows: TargetRows, *, threshold: float = THRESHOLD, alpha: float = ALPHA
+    kernels: Kernels, span: Span, walk: Walk, *, threshold: float = THRESHOLD, alpha: float = ALPHA
 ) -> Verdict:
     """Verify a span's draft; see above.
 
     A request with a processor takes the first likely child of each node: it may only be called with what is emitted.
     """
-    draft, made = span.draft, Emission(span, rows)
-    below = children(draft)
+    below = children(span.draft)
 
     def likely(node: int, distribution: Tensor) -> list[int]:
         least = min(log(threshold), log(alpha) - entropy(distribution))
         return [child for token, child in below[node].items() if float(distribution[token]) > least]
 
     def longest(node: int) -> list[int]:
-        paths = [[child, *longest(child)] for child in likely(node, rows.distribution(node))]
+        paths = [[child, *longest(child)] for child in likely(node, walk.after(node))]
         return max(paths, key=len, default=[])
 
-    if not rows.by_path:
-        ahead, node = longest(ROOT), ROOT
-        for child in ahead:
-            if made.accept(draft.tokens[child], child, node):
-                return made.verdict
-            node = child
-        made.draw(rows.distribution(node), span.end + len(made.tokens), node)
-        return made.verdict
-    node = ROOT
-    while (distribution := made.distribution(node)) is not None:
-        found = likely(node, distribution)
+    ahead = [] if walk.by_path else longest(ROOT)
+    while (distribution := walk.here()) is not None:
+        found = likely(walk.node, distribution) if walk.by_path else ahead[len(walk.tokens) :]
         if not found:
-            made.draw(distribution, span.end + len(made.tokens), node)
+            walk.draw(distribution, span.end + len(walk.tokens))
             break
-        if made.accept(draft.tokens[found[0]], found[0], node):
+        if walk.accept(found[0]):
             break
-        node = found[0]
-    return made.verdict
+    return walk.verdict
 
 
 def entropy(distribution: Tensor) -> float:

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from parlay.config.speculative import TreeShape
+from parlay.config.speculative import LENGTHS, TreeShape
 from parlay.config.verification import COUPLED, VERIFICATIONS
 from parlay.errors import ConfigError, nearest, shown
+
+_SEVERAL = {"flag": {"nargs": "+"}}  # values follow the flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,38 +18,42 @@ class MethodsOptions:
 
     Attributes:
         models: the targets: directories, GGUF files, names.
-        workloads: names of `parlay.bench.workloads.WORKLOADS`; none, without `prompts` too, takes those that suit all
-            models.
-        prompts: files of prompts, see `parlay.bench.prompts`.
-        methods: which to compare with plain decoding; none takes all that can serve the model.
+        workloads: kinds of prompts: completion, edit, agent, random; the first two need tiny-code's vocabulary. By
+            default completion with that, agent and random without, none with `prompts`.
+        prompts: complete these prompts: JSON lines with 'turns', 'messages' or 'prompt', .jsonl or .jsonl.gz.
+        methods: compare only these with plain decoding, by default all that can serve the model, and auto;
+            suffix+eagle3 for two whose drafts become one, auto+eagle3 for auto with weights.
         drafts: checkpoints by their methods' names, in place of those that come with the model.
-        budgets: most draft tokens a request and step; every method that drafts takes part once with each, and with
-            its own default where there are none.
-        lengths: of drafts, see `SpeculativeConfig`.
+        budgets: most draft tokens a request and step; every method that drafts takes part once with each, by default
+            once with its own.
+        lengths: lengths of drafts, see `SpeculativeConfig`.
         tree: likewise; a shape is for the methods with weights, and leaves the others as they are.
-        verifications: likewise; every method with weights takes part once with each, the others with the first alone.
+        verifications: how drafts are verified: methods with weights take part once with each, the others with the
+            first alone; only coupled keeps a seed's tokens.
         dequantize: see `EngineConfig`.
-        batch_sizes: how many prompts run at once.
-        temperatures: of sampling.
+        batch_sizes: numbers of prompts that run at once.
+        temperatures: temperatures of sampling.
         max_tokens: most tokens after each prompt of a file; an end-of-sequence ends them earlier.
-        prefixes: use only so many prompts of each workload and file.
-        precision: a case ends when every interval is within this share of its ratio, to each side.
-        repetitions: at most so many a case.
-        minutes: no repetition of a case begins later than this.
+        prefixes: use only this many prompts of each workload and file.
+        precision: go on with a case until every interval is within this share of its ratio, to each side.
+        repetitions: most repetitions of a case.
+        minutes: longest time of a case: no repetition begins later.
     """
 
     models: tuple[str, ...] = ("tiny-code",)
-    workloads: tuple[str, ...] = ()
-    prompts: tuple[Path, ...] = ()
-    methods: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = field(default=(), metadata=_SEVERAL)
+    prompts: tuple[Path, ...] = field(default=(), metadata={"aliases": ("dataset",)})
+    methods: tuple[str, ...] = field(default=(), metadata=_SEVERAL)
     drafts: Mapping[str, str] = field(default_factory=dict)
-    budgets: tuple[int, ...] = ()
-    lengths: str = "goodput"
+    budgets: tuple[int, ...] = field(default=(), metadata={**_SEVERAL, "aliases": ("num_speculative_tokens",)})
+    lengths: str = field(default="goodput", metadata={"flag": {"choices": LENGTHS}})
     tree: str | TreeShape = "auto"
-    verifications: tuple[str, ...] = (COUPLED,)
+    verifications: tuple[str, ...] = field(
+        default=(COUPLED,), metadata={"flag": {"nargs": "+", "choices": VERIFICATIONS}}
+    )
     dequantize: bool = False
-    batch_sizes: tuple[int, ...] = (1, 8)
-    temperatures: tuple[float, ...] = (0.0, 0.8)
+    batch_sizes: tuple[int, ...] = field(default=(1, 8), metadata=_SEVERAL)
+    temperatures: tuple[float, ...] = field(default=(0.0, 0.8), metadata=_SEVERAL)
     max_tokens: int = 128
     prefixes: int | None = None
     precision: float = 0.02
@@ -66,7 +72,9 @@ class MethodsOptions:
                 raise ConfigError(
                     f"a budget must be at least 1 draft token, not {budget}; plain decoding is measured too"
                 )
-        _at_least_1(self, "max_tokens", "repetitions")
+        _at_least_1(self, "max_tokens", "repetitions", *(("prefixes",) if self.prefixes is not None else ()))
+        if min(self.batch_sizes) < 1:
+            raise ConfigError(f"a batch size must be at least 1, not {min(self.batch_sizes)}")
         for name in ("precision", "minutes"):
             if not 0 < getattr(self, name) < inf:
                 raise ConfigError(f"{name} must be a number above 0, not {getattr(self, name)}")

@@ -10,16 +10,15 @@ from parlay.checkpoints.config import architecture_of, read_raw
 from parlay.checkpoints.files import read_json, tokenizer_file
 from parlay.checkpoints.find import ASSETS, here, unknown
 from parlay.checkpoints.gguf.reader import GGUFFile
-from parlay.checkpoints.headers import TensorHeader, kind_text, read_tensors
+from parlay.checkpoints.headers import kinds, read_tensors
 from parlay.checkpoints.hub import DEFAULT, Hub, is_hub_id
 from parlay.checkpoints.inventory import LocalCheckpoint, describe, on_this_machine, take_inventory
 from parlay.checkpoints.quantised.config import quantization_of
-from parlay.checkpoints.short_names import resolve
+from parlay.checkpoints.sampling_defaults import stated_in_gguf
+from parlay.checkpoints.short_names import SAMPLING, resolve
 from parlay.errors import ModelError, shown
 
-# The sampling parameters of generation_config.json, and of a GGUF file.
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
-_GGUF_SAMPLING = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
 _FRONT = 4096  # characters of a README in which its front matter is looked for
 
 
@@ -61,28 +60,15 @@ def read_details(name: str, hub: Hub = DEFAULT) -> Details:
     """
     local = _local(name, hub)
     raw, tensors = read_raw(local.path), read_tensors(local.path)
-    kinds: dict[str, int] = {}
-    for tensor in tensors.values():
-        kind = kind_text(tensor.kind)
-        kinds[kind] = kinds.get(kind, 0) + tensor.size
     own = _of_file(local.path) if local.path.is_file() else _of_directory(local.path)
+    packed = quantization_of(raw) and local.path.is_dir()
     return Details(
         local=local,
         architecture=architecture_of(raw),
-        parameters=None if quantization_of(raw) and local.path.is_dir() else _parameters(tensors),
+        parameters=None if packed else sum(math.prod(tensor.shape) for tensor in tensors.values()) or None,
         context_length=_count(raw, "max_position_embeddings"),
-        shape={
-            key: value
-            for key in (
-                "num_hidden_layers",
-                "hidden_size",
-                "num_attention_heads",
-                "num_key_value_heads",
-                "vocab_size",
-            )
-            if (value := _count(raw, key)) is not None
-        },
-        kinds=dict(sorted(kinds.items(), key=lambda item: -item[1])),
+        shape={key: value for key in _SIZES if (value := _count(raw, key)) is not None},
+        kinds=kinds(tensors),
         **own,
     )
 
@@ -105,10 +91,6 @@ def _local(name: str, hub: Hub) -> LocalCheckpoint:
     raise ModelError(f"{shown(name)} is not on this machine; fetch it with `parlay pull {name}`")
 
 
-def _parameters(tensors: dict[str, TensorHeader]) -> int | None:
-    return sum(math.prod(tensor.shape) for tensor in tensors.values()) or None
-
-
 def _count(raw: dict[str, Any], key: str) -> int | None:
     value = raw.get(key)
     return value if type(value) is int else None
@@ -127,19 +109,17 @@ def _of_directory(path: Path) -> dict[str, Any]:
 
 def _of_file(path: Path) -> dict[str, Any]:
     with GGUFFile(path) as file:
-        sampling = {f"general.sampling.{key}": name for key, name in _GGUF_SAMPLING.items()}
         return {
             "tokenizer": file.text("tokenizer.ggml.model", "") or None,
             "chat_template": bool(gguf_templates(file)),
-            "generation": {name: file.value(key) for key, name in sampling.items() if key in file},
+            "generation": stated_in_gguf(file),
             "license": file.text("general.license", "") or None,
         }
 
 
 def _numbers(raw: dict[str, Any]) -> dict[str, float]:
-    return {
-        key: raw[key] for key in _SAMPLING if isinstance(raw.get(key), int | float) and not isinstance(raw[key], bool)
-    }
+    keys = (*SAMPLING, "max_new_tokens")
+    return {key: raw[key] for key in keys if type(raw.get(key)) in (int, float)}
 
 
 def _license(readme: Path) -> str | None:

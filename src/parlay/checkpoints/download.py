@@ -8,11 +8,10 @@ import errno
 import fcntl
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -128,23 +127,19 @@ def not_written(name: str, folder: Path, variable: str, error: OSError) -> Parla
 def _list(wanted: HubName, hub: Hub) -> tuple[str, list[_File]]:
     """Return the commit, and those of its files that are wanted."""
     from huggingface_hub import HfApi
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
     info = HfApi(token=hub.token).model_info(wanted.repository, revision=hub.revision, files_metadata=True)
     by_path: dict[str, Any] = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     wanted.choose(by_path)
     files = []
-    for path, one in by_path.items():
-        if not _fits(path, wanted.patterns) or _fits(path, wanted.ignored):
-            continue
+    for path in filter_repo_objects(by_path, allow_patterns=wanted.patterns, ignore_patterns=list(wanted.ignored)):
+        one = by_path[path]
         digest = one.lfs.sha256 if one.lfs else None
         blob = digest or one.blob_id
         if one.size is not None and _BLOB.fullmatch(str(blob)):
             files.append(_File(path=path, size=one.size, blob=blob, digest=digest))
     return str(info.sha), files
-
-
-def _fits(path: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
 def _partial(home: Path, file: _File) -> Path:
@@ -248,8 +243,5 @@ def _receive(repository: str, commit: str, file: _File, partial: Path, began: in
 
 
 def _digest(path: Path) -> str:
-    digest = sha256()
     with path.open("rb") as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
-    return digest.hexdigest()
+        return file_digest(file, "sha256").hexdigest()

@@ -1,16 +1,25 @@
 """The tensors of a model's files, read without their numbers."""
 
-import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from parlay.checkpoints.files import pointer, read_json
 from parlay.checkpoints.gguf.parts import GGUFModel
-from parlay.errors import ModelError
+from parlay.errors import ModelError, brief, shown
 
-_LONGEST = 100_000_000  # bytes of a header, as the format's own library has it
-_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
+_HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+_WEIGHTS = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+_NAME = 255  # characters of a file's name
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _FLOATS = ("F32", "F16", "BF16")
 
@@ -42,18 +51,43 @@ def read_tensors(path: Path) -> dict[str, TensorHeader]:
                 name: TensorHeader(kind=stored.kind.name, shape=stored.shape, size=stored.size)
                 for name, stored in model.tensors.items()
             }
-    index = path / "model.safetensors.index.json"
-    files = sorted(path.glob("*.safetensors"))
-    if index.is_file():
-        listed = read_json(index).get("weight_map")
-        names = {str(name) for name in listed.values()} if isinstance(listed, dict) else set()
-        missing = next((name for name in sorted(names) if not (path / name).is_file()), None)
-        if missing is not None:
-            raise ModelError(f"{path / missing} does not exist, which {index} lists")
+    if (path / _WEIGHTS[0]).is_file():
+        weight_files(path)  # refuses an index of files that are not there
     tensors: dict[str, TensorHeader] = {}
-    for file in files:
-        tensors.update(_read_safetensors(file))
+    for file in sorted(path.glob("*.safetensors")):
+        with open_safetensors(file, "np") as opened:
+            tensors |= {name: _header(opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118 - no mapping
     return tensors
+
+
+def weight_files(path: Path, head: bool = False) -> list[Path]:
+    """Return the files of a checkpoint's weights.
+
+    Args:
+        path: a directory, or a GGUF file, of which it is the first part.
+        head: prefer those of a draft head.
+
+    Raises:
+        ModelError: there are none, or the index is damaged or names files elsewhere.
+    """
+    if path.is_file():
+        return [path]
+    known = (*_HEADS, *_WEIGHTS) if head else (*_WEIGHTS, *_HEADS)  # the first one that is there counts
+    first = path / next((name for name in known if (path / name).exists()), "model.safetensors")
+    files = [first]
+    if first.suffix == ".json":
+        listed = read_json(first).get("weight_map")
+        if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
+            raise ModelError(f"{first} must have a weight_map, which says for each tensor what file it is in")
+        files = [path / name for name in sorted(set(listed.values()))]
+        for name in listed.values():
+            # An index must not name files elsewhere.
+            if Path(name).is_absolute() or ".." in Path(name).parts or not name.isprintable() or len(name) > _NAME:
+                raise ModelError(f"{first} names {shown(name)}, which is no file in the model's directory")
+    for file in files:
+        if not file.is_file():
+            raise ModelError(f"{file} does not exist; weights are read from safetensors or .bin files")
+    return files
 
 
 def stored_dtype(path: Path) -> str | None:
@@ -64,47 +98,44 @@ def stored_dtype(path: Path) -> str | None:
     if not path.is_dir():
         return None
     try:
-        tensors = read_tensors(path)
+        tensors = read_tensors(path).items()
     except ModelError:  # the code that reads them reports why it cannot
         return None
-    return _DTYPES.get(main_kind({name: tensor for name, tensor in tensors.items() if tensor.kind in _FLOATS}))
+    return _DTYPES.get(main_kind({name: tensor for name, tensor in tensors if tensor.kind in _FLOATS}))
 
 
 def main_kind(tensors: dict[str, TensorHeader]) -> str:
-    """Return how most bytes are stored: blocks as they are called, floats in small letters."""
+    """Return how most bytes are stored."""
+    return next(iter(kinds(tensors)), "?")
+
+
+def kinds(tensors: dict[str, TensorHeader]) -> dict[str, int]:
+    """Return bytes by how numbers are stored, most first: blocks as they are called, floats in small letters."""
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
-        sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.size
-    return kind_text(max(sizes, key=lambda kind: sizes[kind])) if sizes else "?"
+        kind = tensor.kind if "_" in tensor.kind or tensor.kind == "MXFP4" else tensor.kind.lower()
+        sizes[kind] = sizes.get(kind, 0) + tensor.size
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
-def kind_text(kind: str) -> str:
-    """Return a kind as people write it."""
-    return kind if "_" in kind or kind == "MXFP4" else kind.lower()
+def open_safetensors(file: Path, framework: str) -> Any:
+    """Open a safetensors file, whose header is checked.
 
+    Args:
+        file: with this ending or any other.
+        framework: whose tensors it is to give, as `safe_open` calls it.
 
-def _read_safetensors(file: Path) -> dict[str, TensorHeader]:
+    Raises:
+        ModelError: it cannot be read, or is cut off or damaged.
+    """
     try:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            if not 2 <= length <= min(_LONGEST, file.stat().st_size):
-                raise ModelError(f"{file} {pointer(file) or f'is damaged: its header would have {length} bytes'}")
-            header = json.loads(opened.read(length))
-        tensors, end = {}, 0
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            begin, stop = entry["data_offsets"]
-            shape = tuple(int(size) for size in entry["shape"])
-            kind = str(entry["dtype"])
-            if stop - begin != math.prod(shape) * _BITS.get(kind, 8) // 8 and kind in _BITS:
-                raise ModelError(f"{file} is damaged: tensor {name!r} has not the bytes of its shape")
-            end = max(end, stop)
-            tensors[name] = TensorHeader(kind=kind, shape=shape, size=stop - begin)
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from None
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
-        raise ModelError(f"{file} is damaged: its header is no description of tensors") from None
-    if 8 + length + end != file.stat().st_size:
-        raise ModelError(f"{file} is damaged: it has not the bytes that its header says")
-    return tensors
+        return safe_open(file, framework=framework)
+    except (OSError, SafetensorError) as error:
+        reason = f"cannot be read: {brief(str(error))}; it is cut off or damaged, fetch it again"
+        raise ModelError(f"{file} {pointer(file) or reason}") from None
+
+
+def _header(stored: Any) -> TensorHeader:
+    kind, shape = str(stored.get_dtype()), tuple(stored.get_shape())
+    bits = re.search(r"\d+", kind)  # of each number; a BOOL has a byte
+    return TensorHeader(kind=kind, shape=shape, size=math.prod(shape) * (int(bits[0]) if bits else 8) // 8)

@@ -165,30 +165,19 @@ def _in_revision(
     repository: "CachedRepoInfo", revision: "CachedRevisionInfo", short: dict[str, Named], unreadable: dict[str, str]
 ) -> Iterator[LocalCheckpoint]:
     folder, owner = revision.snapshot_path, repository.repo_id
-    models = {f"{owner}/{file.relative_to(folder)}": file for file in _firsts(folder)}
+    firsts = sorted({first_part(file) for file in folder.rglob("*.gguf")})
+    models = {f"{owner}/{file.relative_to(folder)}": file for file in firsts}
     if (folder / "config.json").is_file():
         models[owner] = folder
     for name, path in models.items():
-        known = short_for(path, folder, owner, short) if "main" in revision.refs else None
+        names = [one for one, named in short.items() if is_hub_id(named.model)] if "main" in revision.refs else []
+        meaning = (one for one in names if _asks_for(short[one].model, path, folder, owner))
         try:
-            yield describe(path, "hub", known or name, owner, revision.commit_hash)
+            yield describe(path, "hub", min(meaning, key=len, default=name), owner, revision.commit_hash)
         except Exception as error:  # whatever one of them holds, the others are listed
             # A repository of GGUF files often has a config.json beside them, which is no model without weights.
             if path is not folder or len(models) == 1:
                 unreadable[name] = str(error) or type(error).__name__
-
-
-def _firsts(folder: Path) -> list[Path]:
-    return sorted({first_part(file) for file in folder.rglob("*.gguf")})
-
-
-def short_for(path: Path, folder: Path, repository: str, short: dict[str, Named]) -> str | None:
-    """Return the shortest short name that means a file or directory of a repository's."""
-    found = None
-    for name, named in short.items():
-        if is_hub_id(named.model) and _asks_for(named.model, path, folder, repository):
-            found = min(found or name, name, key=len)
-    return found
 
 
 def _asks_for(name: str, path: Path, folder: Path, repository: str) -> bool:

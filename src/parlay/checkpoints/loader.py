@@ -3,27 +3,25 @@
 Leftovers that a family explains, such as layers that predict further tokens, are handed back by name.
 """
 
-import json
 import math
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from parlay.checkpoints.files import dtype_of, pointer
+from parlay.checkpoints.files import dtype_of, read_json
 from parlay.checkpoints.gguf.tensors import GGUFWeights
+from parlay.checkpoints.headers import open_safetensors, weight_files
 from parlay.checkpoints.pickled import Pickled
 from parlay.checkpoints.quantised.bitsandbytes import BitsAndBytesLayers
 from parlay.checkpoints.quantised.compressed_tensors import ScaledLayers
 from parlay.checkpoints.quantised.config import read_quantisation
 from parlay.checkpoints.quantised.gptq import GPTQLayers
 from parlay.checkpoints.quantised.layers import QuantisedLayers
-from parlay.errors import ModelError, brief, shown
+from parlay.errors import ModelError, shown
 from parlay.kernels.quantise import quantise
 from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import MADE, Storage
@@ -32,10 +30,8 @@ from parlay.weights.quantise import INT4, INT8, fits
 from parlay.weights.weight import Weight
 
 _PICKLED = (".bin", ".pt")
-_HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _LAYERS = {"awq": GPTQLayers, "gptq": GPTQLayers, "scaled": ScaledLayers, "codebook": BitsAndBytesLayers}
 _QUANTISED = ("weight_scale", "weight_scale_inv", "weight_packed", "qweight")  # what tensors of few bits come with
-_NAME = 255  # characters of a file's name
 _LOOKED_UP = ("embed_positions.weight",)  # and added
 _NEVER_QUANTISED = (*_LOOKED_UP, ".gate.weight")  # and a router's
 _OUTERMOST = ("embed_tokens.weight", "lm_head.weight")  # eight bits at least: every token passes through them
@@ -93,19 +89,13 @@ class Checkpoint:
     def _open(self, file: Path) -> Any:
         if file.suffix in _PICKLED:
             return Pickled(file)
-        try:
-            opened = GGUFWeights(file) if file == self._path else safe_open(file, framework="pt")
-            return self._stack.enter_context(opened)
-        except (OSError, SafetensorError) as error:
-            reason = f"cannot be read: {brief(str(error))}; it is cut off or damaged, fetch it again"
-            raise ModelError(f"{file} {pointer(file) or reason}") from None
+        opened = GGUFWeights(file) if file == self._path else open_safetensors(file, "pt")
+        return self._stack.enter_context(opened)
 
     def __enter__(self) -> "Checkpoint":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     @property
@@ -147,14 +137,14 @@ class Checkpoint:
         """
         missing = sorted(set(shapes) - set(self._where))
         if missing:
-            raise ModelError(f"{self._path} lacks the tensor {shown(missing[0])}{_more(missing)}")
+            raise ModelError(f"{self._path} lacks the tensor {shown(missing[0])}{more(missing)}")
         ignored, wanted = tuple(ignorable), tuple(further)
         extra = sorted(n for n in self._where if n not in shapes and not n.endswith(ignored))
         leftovers = tuple(name for name in extra if name.startswith(wanted))
         extra = [name for name in extra if not name.startswith(wanted)]
         if extra:
             raise ModelError(
-                f"{self._path} has a tensor that its config does not explain: {shown(extra[0])}{_more(extra)}"
+                f"{self._path} has a tensor that its config does not explain: {shown(extra[0])}{more(extra)}"
             )
         for name, shape in shapes.items():
             if self.shape(name) != shape:
@@ -179,8 +169,7 @@ class Checkpoint:
         stored: Tensor = file.get_tensor(own)
         dtype = dtype or stored.dtype
         tensor = stored.to(dtype).contiguous()
-        # One pass at the speed of memory; NaN wins over any minimum and maximum.
-        if tensor.numel() and not all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
+        if not is_finite(tensor):
             raise self._not_finite(name, "" if stored.dtype is dtype else f" in {dtype}".replace("torch.", ""))
         return tensor
 
@@ -276,52 +265,18 @@ def file_format(path: Path) -> str:
     return "pt" if weight_files(path)[0].suffix in _PICKLED else "safetensors"
 
 
-def weight_files(path: Path, head: bool = False) -> list[Path]:
-    """Return the files of a checkpoint's weights.
-
-    Args:
-        path: a directory, or a GGUF file, of which it is the first part.
-        head: prefer those of a draft head.
-
-    Raises:
-        ModelError: there are none, or the index is damaged or names files elsewhere.
-    """
-    if path.is_file():
-        return [path]
-    own = (
-        "model.safetensors.index.json",
-        "model.safetensors",
-        "pytorch_model.bin.index.json",
-        "pytorch_model.bin",
-    )
-    known = (*_HEADS, *own) if head else (*own, *_HEADS)  # the first of these that is there is what counts
-    first = path / next((name for name in known if (path / name).exists()), "model.safetensors")
-    files = [first]
-    if first.suffix == ".json":
-        try:
-            names = sorted(set(json.loads(first.read_text("utf-8-sig"))["weight_map"].values()))
-            files = [path / name for name in names]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ModelError(f"{first} cannot be read: {type(error).__name__}: {brief(str(error))}") from None
-        for name in names:
-            # An index must not name files elsewhere.
-            if Path(name).is_absolute() or ".." in Path(name).parts or not name.isprintable() or len(name) > _NAME:
-                raise ModelError(f"{first} names {shown(name)}, which is no file in the model's directory")
-    for file in files:
-        if not file.is_file():
-            raise ModelError(f"{file} does not exist; weights are read from safetensors or .bin files")
-    return files
-
-
 def _config(path: Path) -> dict[str, Any]:
     """Return the `config.json` of a model's directory; nothing where there is none."""
     file = path / "config.json"
-    try:
-        raw = json.loads(file.read_text("utf-8-sig")) if path.is_dir() and file.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
-    return raw if isinstance(raw, dict) else {}
+    return read_json(file) if path.is_dir() and file.is_file() else {}
 
 
-def _more(names: list[str]) -> str:
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no number is infinite or not a number."""
+    # One pass at the speed of memory; NaN wins over any minimum and maximum.
+    return not tensor.numel() or all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist()))
+
+
+def more(names: list[str]) -> str:
+    """Return how a message goes on that has named the first of several."""
     return f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from parlay.checkpoints.files import pointer
+from parlay.checkpoints.quantised.layers import StoredShape
 from parlay.errors import ModelError, brief
 
 _DTYPES = {  # as safetensors call them
@@ -57,9 +58,10 @@ class Pickled:
         """Return the tensors' names."""
         return list(self._tensors)
 
-    def get_slice(self, name: str) -> "_TensorShape":
-        """Return what knows a tensor's shape."""
-        return _TensorShape(self._tensors[name])
+    def get_slice(self, name: str) -> StoredShape:
+        """Return what knows a tensor's shape and dtype."""
+        tensor = self._tensors[name]
+        return StoredShape(list(tensor.shape), _DTYPES.get(tensor.dtype, str(tensor.dtype)))
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor."""
@@ -76,17 +78,6 @@ def _plain(value: object) -> bool:
         and not value.is_complex()
         and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
     )
-
-
-class _TensorShape:
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def get_shape(self) -> list[int]:
-        return list(self._tensor.shape)
-
-    def get_dtype(self) -> str:
-        return _DTYPES.get(self._tensor.dtype, str(self._tensor.dtype))
 
 
 def _other_format(file: Path) -> str | None:

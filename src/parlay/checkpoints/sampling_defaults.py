@@ -6,13 +6,13 @@ from typing import Any
 
 from parlay.checkpoints.files import read_json
 from parlay.checkpoints.gguf.reader import GGUFFile
+from parlay.checkpoints.short_names import SAMPLING
 from parlay.errors import ConfigError, ModelError, RequestError, shown
 from parlay.log import logger
 from parlay.types.bounds import scalars
 from parlay.types.params import SamplingParams
 
 FILE = "generation_config.json"
-NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _IN_GGUF = ("temp", "top_p", "top_k", "min_p", "penalty_repeat")  # after `general.sampling.`
 
 
@@ -39,15 +39,20 @@ def sampling_defaults(model: Path, source: str = "auto") -> dict[str, Any]:
         return _numbers(read_json(file), file)
     if model.is_file():
         with GGUFFile(model) as gguf:
-            keys = {name: f"general.sampling.{key}" for name, key in zip(NAMES, _IN_GGUF, strict=True)}
-            return _numbers({name: gguf.value(key) for name, key in keys.items() if key in gguf}, model)
+            return _numbers(stated_in_gguf(gguf), model)
     file = model / FILE
     return _numbers(read_json(file), file) if file.is_file() else {}
 
 
+def stated_in_gguf(file: GGUFFile) -> dict[str, float]:
+    """Return the sampling parameters that a GGUF file has."""
+    keys = {name: f"general.sampling.{key}" for name, key in zip(SAMPLING, _IN_GGUF, strict=True)}
+    return {name: file.value(key) for name, key in keys.items() if key in file}
+
+
 def _numbers(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Return the parameters as a request could give them, so that a file's odd ones fail no request."""
-    found = {name: values[name] for name in NAMES if values.get(name) is not None}
+    found = {name: values[name] for name in SAMPLING if values.get(name) is not None}
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelError(f"{file} has {name}={shown(value)}, which must be a number; mend it, or give "

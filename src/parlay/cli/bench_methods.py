@@ -9,10 +9,10 @@ from typing import Any
 from parlay.bench.options import MethodsOptions
 from parlay.cli.bench_speed import add_plot_flag
 from parlay.cli.drafts import add_draft_flag, given_drafts
-from parlay.cli.flags import add_dequantize_flag, add_model, given
+from parlay.cli.flags import add_dequantize_flag, add_flags, add_model, given
 from parlay.cli.report import Columns, count, progress, report
-from parlay.config.speculative import LENGTHS, TreeShape, parse_tree
-from parlay.config.verification import COUPLED, VERIFICATIONS
+from parlay.config.speculative import TreeShape, parse_tree
+from parlay.config.verification import COUPLED
 
 _DEFAULT = MethodsOptions()
 
@@ -47,84 +47,9 @@ def add_parser(kinds: Any) -> None:
     add = parser.add_argument
     add_model(parser, _DEFAULT.models[0])
     add("--models", nargs="+", default=[], metavar="MODEL", help="several models, in place of one")
-    add(
-        "--budgets",
-        "--num-speculative-tokens",
-        type=count,
-        nargs="+",
-        default=[],
-        metavar="N",
-        help="most draft tokens a request and step, once with each (default: each method's own)",
-    )
-    add(
-        "--verifications",
-        nargs="+",
-        choices=VERIFICATIONS,
-        default=[COUPLED],
-        help="methods with weights take part once with each (default: coupled); only coupled keeps a seed's tokens",
-    )
-    add(
-        "--workloads",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="kinds of prompts: completion, edit, agent, random; the first two need tiny-code's vocabulary (default: "
-        "completion with that, agent and random without, none with --prompts)",
-    )
-    add(
-        "--prompts",
-        "--dataset",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="complete these prompts: JSON lines with 'turns', 'messages' or 'prompt', .jsonl or .jsonl.gz; may be "
-        "given several times",
-    )
-    add(
-        "--methods",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="compare only these (default: all, and auto); "
-        "suffix+eagle3 for two whose drafts become one, auto+eagle3 for auto with weights",
-    )
     add_draft_flag(parser)
-    _add_case_flags(parser)
-    _add_stop_flags(parser)
-    add_plot_flag(parser)
-    parser.set_defaults(run=_run)
-
-
-def _add_case_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what each case is."""
     add_dequantize_flag(parser)
-    add = parser.add_argument
-    add(
-        "--batch-sizes",
-        type=count,
-        nargs="+",
-        default=list(_DEFAULT.batch_sizes),
-        metavar="N",
-        help="numbers of prompts that run at once (default: 1 8)",
-    )
-    add(
-        "--temperatures",
-        type=float,
-        nargs="+",
-        default=list(_DEFAULT.temperatures),
-        metavar="T",
-        help="temperatures of sampling (default: 0 0.8)",
-    )
-    add(
-        "--max-tokens",
-        type=count,
-        default=_DEFAULT.max_tokens,
-        metavar="N",
-        help="most tokens after each prompt of a file (default: %(default)s)",
-    )
-    add("--prefixes", type=count, metavar="N", help="use only this many prompts of each workload and file")
-    add("--lengths", choices=LENGTHS, default=_DEFAULT.lengths, help="lengths of drafts (default: %(default)s)")
+    add_flags(parser, MethodsOptions, skip=("models", "drafts", "dequantize", "tree"))
     add(
         "--tree",
         type=_tree,
@@ -132,39 +57,15 @@ def _add_case_flags(parser: argparse.ArgumentParser) -> None:
         help="branches of drafts: auto, off, or for methods with weights a shape as JSON, such as "
         '\'{"width": 4, "depth": 6}\' (default: %(default)s)',
     )
-
-
-def _add_stop_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say when a case ends, and where its rows go."""
-    add = parser.add_argument
-    add(
-        "--precision",
-        type=float,
-        default=_DEFAULT.precision,
-        metavar="SHARE",
-        help="go on with a case until every interval is within this share of its ratio (default: %(default)s)",
-    )
-    add(
-        "--repetitions",
-        type=count,
-        default=_DEFAULT.repetitions,
-        metavar="N",
-        help="most repetitions of a case (default: %(default)s)",
-    )
-    add("--turns", type=count, help=argparse.SUPPRESS)  # as it was called
-    add(
-        "--minutes",
-        type=float,
-        default=_DEFAULT.minutes,
-        metavar="MINUTES",
-        help="longest time of a case (default: %(default)g)",
-    )
+    add("--turns", type=count, help=argparse.SUPPRESS)  # as --repetitions was called
     add(
         "--output",
         type=Path,
         metavar="FILE.json",
         help="write rows here after every case; with the same file a run goes on where it stopped",
     )
+    add_plot_flag(parser)
+    parser.set_defaults(run=_run)
 
 
 def _tree(text: str) -> str | TreeShape:

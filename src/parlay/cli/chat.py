@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.conversation import Conversation
-from parlay.cli.report import paper
+from parlay.cli.report import aligned, paper
 from parlay.cli.serving import add_model_flags, make_llm, make_params
-from parlay.cli.template import read_template
+from parlay.cli.template import add_template_flag, read_template
 from parlay.errors import ConfigError, RequestError
 from parlay.types.params import SamplingParams
 
@@ -66,11 +66,7 @@ def add_parser(commands: Any) -> None:
 def add_flags(parser: argparse.ArgumentParser, *, word: bool = True, model: str = MODEL) -> None:
     """Add the flags of a conversation."""
     parser.add_argument("--system", metavar="TEXT", help="system message that begins the conversation")
-    parser.add_argument(
-        "--chat-template",
-        metavar="FILE",
-        help="chat template in place of the model's own: a file, or the template itself",
-    )
+    add_template_flag(parser)
     parser.add_argument(
         "--verbose", action="store_true", help="show speed, acceptance by position and seed of every answer"
     )
@@ -160,9 +156,8 @@ def _obey(conversation: Conversation, notes: "Console", text: str) -> bool:
 
 
 def _help() -> str:
-    lines = [(f"{name} {takes}".rstrip(), does) for name, (takes, does) in _COMMANDS.items()]
-    width = max(len(left) for left, _ in lines)
-    return "\n".join([*(f"{left:<{width}}  {does}" for left, does in lines), _BLOCKS])
+    lines = ((f"{name} {takes}".rstrip(), does) for name, (takes, does) in _COMMANDS.items())
+    return "\n".join([*aligned(lines), _BLOCKS])
 
 
 def _messages(lines: Iterator[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay.cli.flags import add_dequantize_flag, add_model
-from parlay.cli.report import add_json_flag
+from parlay.cli.report import add_json_flag, paper, plain_table, print_json, progress, table
 
 
 def add_parser(commands: Any) -> None:
@@ -41,7 +41,6 @@ def run(options: argparse.Namespace) -> int:
 
     from parlay.bench.plots import check_target, draw_payoff
     from parlay.bench.provenance import provenance
-    from parlay.cli.report import print_json, progress, table
     from parlay.explain.passes import time_passes
     from parlay.explain.payoff import explain
     from parlay.models.select import describe_model, resolve_dtype
@@ -89,18 +88,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _show(grid: Sequence[Mapping[str, Any]]) -> None:
     """Print speed-ups and best lengths in colours: the greener, the more it pays."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
-
-    from parlay.cli.report import paper
 
     rows: dict[int, list[Text]] = {}
     for cell in grid:
         text = f"{cell['speed_up']:.2f}x {cell['length']}"
         rows.setdefault(cell["batch"], []).append(Text(text, style=_style(cell["speed_up"])))
     rates = dict.fromkeys(f"{cell['acceptance']:g}" for cell in grid)
-    shown = Table("best k at rate", *rates, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown = plain_table("best k at rate", *rates)
     for batch, texts in rows.items():
         shown.add_row(f"batch {batch}", *texts)
     paper().print(shown)

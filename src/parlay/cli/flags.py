@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from fractions import Fraction
+from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -189,8 +190,9 @@ def add_flags(
 ) -> None:
     """Add a flag for every field of a dataclass; help texts are the `Attributes` of its docstring.
 
-    Nested values are given as JSON. Flags left out of the command line
-    stay out of the namespace, so that the dataclass's defaults hold, or the command's own.
+    Nested values are given as JSON. Flags left out of the command line stay out of the namespace, so that the
+    dataclass's defaults hold, or the command's own. A field's metadata may have further names (`aliases`, `short`)
+    and options of argparse (`flag`).
     """
     hints, helps = get_type_hints(cls), attribute_docs(cls)
     title = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", cls.__name__).lower()
@@ -209,7 +211,7 @@ def add_flags(
         flags = ["--" + name.replace("_", "-") for name in names]
         if "short" in field.metadata:
             flags.append(field.metadata["short"])
-        _add(group, flags, hints[field.name], options)
+        _add(group, flags, hints[field.name], options | field.metadata.get("flag", {}))
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
@@ -273,15 +275,20 @@ def _add(group: Any, flags: list[str], hint: Any, options: dict[str, Any]) -> No
     elif Literal in kinds:
         literal = next(c for c in choices if get_origin(c) is Literal)
         group.add_argument(*flags, choices=get_args(literal), **options)
-    elif element in (int, float, str):
-        options["help"] += "; may be given several times"
-        group.add_argument(
-            *flags, action="append", type=_int if element is int else element, metavar="VALUE", **options
-        )
+    elif element in (int, float, str, Path):
+        if "nargs" not in options:
+            options |= {"action": "append", "help": options["help"] + "; may be given several times"}
+        group.add_argument(*flags, type=_int if element is int else element, **_shown("VALUE", options))
     elif scalar is not None:
-        group.add_argument(*flags, type=_int if scalar is int else scalar, metavar=scalar.__name__.upper(), **options)
+        kind = _int if scalar is int else scalar
+        group.add_argument(*flags, type=kind, **_shown(scalar.__name__.upper(), options))
     elif lists or any(isinstance(k, type) and issubclass(k, Mapping) for k in kinds):
         group.add_argument(*flags, type=_json, metavar="JSON", **options)
+
+
+def _shown(metavar: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a flag whose help shows what it takes: its choices, else `metavar`."""
+    return options if "choices" in options else {**options, "metavar": metavar}
 
 
 def _int(text: str) -> int:

@@ -15,8 +15,7 @@ from parlay.cli.serving import (
     read_stdin,
     summary,
 )
-from parlay.cli.template import read_template
-from parlay.errors import RequestError
+from parlay.cli.template import add_template_flag, read_template
 from parlay.types.output import RequestOutput
 from parlay.types.prompt import Prompt
 
@@ -44,11 +43,7 @@ def add_parser(commands: Any) -> None:
         "which complete code)",
     )
     form.add_argument("--raw", action="store_true", help="complete the prompt as it is, without a chat template")
-    form.add_argument(
-        "--chat-template",
-        metavar="FILE",
-        help="chat template in place of the model's own: a file, or the template itself",
-    )
+    add_template_flag(form)
     add_model_flags(parser, word=False, max_tokens=_MAX_TOKENS)
     parser.set_defaults(run=run)
 
@@ -64,9 +59,10 @@ def run(options: argparse.Namespace) -> int:
     piped = "" if typed else read_stdin()
     llm = make_llm(options)
     params = make_params(options, **llm.sampling_defaults, max_tokens=_MAX_TOKENS)
-    prompt: Prompt = _typed() if typed else "\n\n".join(part for part in (options.prompt, piped) if part)
+    given = read_stdin(typed=True) if typed else "\n\n".join(part for part in (options.prompt, piped) if part)
+    prompt: Prompt = given
     if options.chat or template or (not options.raw and llm.engine.codec.prefers_chat):
-        prompt = llm.chat_prompt([{"role": "user", "content": str(prompt)}], chat_template=template)
+        prompt = llm.chat_prompt([{"role": "user", "content": given}], chat_template=template)
     printer = Printer(llm, params)
     output: RequestOutput | None = None
     # Which completions are the best is known only at the end.
@@ -85,11 +81,3 @@ def run(options: argparse.Namespace) -> int:
     cut = cut_off(output, params, llm.engine.max_model_len)
     notes.print(", ".join(part for part in (summary(output), cut) if part), style="dim")
     return 1 if cut and params.structured_outputs is not None else 0
-
-
-def _typed() -> str:
-    """Return the prompt that is read from stdin, a terminal's too, as it is."""
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise RequestError(f"standard input is not valid {error.encoding}: {error.reason}") from None

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.pull import add_hub_flags
+from parlay.cli.report import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,9 +65,7 @@ def _names(as_line: bool) -> int:
     if as_line:
         print(json.dumps({name: named.model for name, named in names.items()}))
         return 0
-    width = max(len(name) for name in names)
-    for name, named in names.items():
-        print(f"{name:{width}}  {named.model}")
+    print(*aligned((name, named.model) for name, named in names.items()), sep="\n")
     return 0
 
 

@@ -3,12 +3,13 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _ENDLESS = 10_000  # characters
 
@@ -65,16 +66,27 @@ def print_json(options: argparse.Namespace, values: dict[str, Any]) -> None:
 
 def table(rows: Sequence[dict[str, Any]], columns: Columns) -> None:
     """Print some columns of rows, each a title and a format; what is None stays empty."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    # Ten columns have to fit a terminal of eighty.
-    shown = Table(*(title for title, _ in columns.values()), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown = plain_table(*(title for title, _ in columns.values()))
     for row in rows:
         shown.add_row(*(_cell(row, key, form) for key, (_, form) in columns.items()))
     paper().print(shown)
     for line in _notes(rows, columns):
         paper(style="dim", highlight=False).print(line)
+
+
+def plain_table(*titles: str) -> "Table":
+    """Return an empty table, so narrow that ten columns fit a terminal of eighty."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(*titles, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def aligned(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for each name and what there is to say of it, the latter below each other."""
+    known = list(pairs)
+    width = max(len(name) for name, _ in known)
+    return [f"{name:{width}}  {text}" for name, text in known]
 
 
 def _cell(row: dict[str, Any], key: str, form: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from parlay import env
 from parlay.cli.flags import add_flags, add_foreign_flags, add_model, foreign_options, given
+from parlay.cli.report import aligned
 from parlay.cli.serving import add_speculation_flag, modern, speculation
 from parlay.cli.settings import add_config_flag
 from parlay.cli.template import read_template
@@ -131,7 +132,8 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
         host, port = sockets[0].getsockname()[:2]
         url = f"http://{'localhost' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}/"
         if people:
-            _show(facts(engine, config, url))
+            for line in aligned(facts(engine, config, url).items()):
+                print(f"  {line}", file=sys.stderr)
         else:
             log({"time": round(time.time(), 3), "event": "ready", **figures(engine, config, url)})
         if config.log_interval:
@@ -160,10 +162,3 @@ def _make_app(
         page=(html, content_security_policy(html)),
         log=log,
     )
-
-
-def _show(known: dict[str, str]) -> None:
-    """Print a line for each fact."""
-    width = max(map(len, known))
-    for name, value in known.items():
-        print(f"  {name:<{width}}  {value}", file=sys.stderr)

@@ -216,20 +216,21 @@ def pieces_of(text: "Text") -> list[tuple[str, str]]:
     return [piece for piece in (*pieces, (text.plain[end:], "")) if piece[0]]
 
 
-def read_stdin() -> str:
-    """Return the text that is piped to the command; none from a terminal.
+def read_stdin(*, typed: bool = False) -> str:
+    """Return the text that is piped to the command; none from a terminal, unless it is `typed` there, then as it is.
 
     Raises:
         RequestError: it is not valid in its encoding.
     """
-    if sys.stdin is None or sys.stdin.isatty():
+    if not typed and (sys.stdin is None or sys.stdin.isatty()):
         return ""
     try:
-        return sys.stdin.read().strip("\n")
+        text = sys.stdin.read()
     except UnicodeDecodeError as error:
         raise RequestError(f"standard input is not valid {error.encoding}: {error.reason}") from None
     except OSError:  # closed, or none of a program's that runs this
         return ""
+    return text if typed else text.strip("\n")
 
 
 def cut_off(output: RequestOutput, params: SamplingParams, context: int) -> str:

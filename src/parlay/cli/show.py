@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from parlay.cli.listing import as_json
 from parlay.cli.pull import add_hub_flags
+from parlay.cli.report import aligned
 
 if TYPE_CHECKING:
     from parlay.checkpoints.details import Details
@@ -34,10 +35,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({**asdict(card), "local": as_json(card.local)}))
         return 0
-    lines = _lines(card)
-    width = max(len(title) for title, _ in lines)
-    for title, text in lines:
-        print(f"{title:{width}}  {text}")
+    print(*aligned(_lines(card)), sep="\n")
     return 0
 
 

@@ -1,10 +1,20 @@
 """The chat template that `--chat-template` gives: a file, or the template itself."""
 
+import argparse
 from pathlib import Path
 
 from parlay.errors import ConfigError, shown
 
 _MARKS = ("{{", "{%", "{#")  # one of these is in every template that reads its messages
+
+
+def add_template_flag(parser: argparse._ActionsContainer) -> None:
+    """Add `--chat-template`, which `read_template` reads."""
+    parser.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="chat template in place of the model's own: a file, or the template itself",
+    )
 
 
 def read_template(given: str | None) -> str | None:

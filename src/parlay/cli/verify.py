@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.flags import add_dequantize_flag, add_model
+from parlay.cli.report import paper, plain_table
 from parlay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,7 +83,6 @@ def _model(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from parlay.bench.provenance import provenance
-    from parlay.cli.report import paper
     from parlay.cli.serving import read_speculation
     from parlay.config import SpeculativeConfig
     from parlay.config.speculative import PLAIN, plain
@@ -133,7 +133,6 @@ def _server(options: argparse.Namespace) -> int:
 
     from parlay import env
     from parlay.bench.prompts import read_texts
-    from parlay.cli.report import paper
     from parlay.verify.same_tokens import PROMPTS
     from parlay.verify.server import compare_server
 
@@ -229,7 +228,7 @@ def _print_facts(console: Any, facts: dict[str, Any]) -> None:
 
 
 def _print_checks(console: Any, checks: list[dict[str, Any]]) -> None:
-    table = _table("self-check", "rows alone and among others")
+    table = plain_table("self-check", "rows alone and among others")
     for check in checks:
         counts = ", ".join(map(str, check["rows"][:6])) + (", ..." if len(check["rows"]) > 6 else "")
         table.add_row(check["case"], _mark(check["same"], f"differ among {counts}"))
@@ -238,7 +237,7 @@ def _print_checks(console: Any, checks: list[dict[str, Any]]) -> None:
 
 def _print_rows(console: Any, rows: list[dict[str, Any]]) -> None:
     kinds = list(dict.fromkeys(row["parameters"] for row in rows if "tokens" in row))
-    table = _table("method", "prompts", *kinds)
+    table = plain_table("method", "prompts", *kinds)
     lines: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if "tokens" in row:
@@ -248,7 +247,9 @@ def _print_rows(console: Any, rows: list[dict[str, Any]]) -> None:
     for key, cells in lines.items():
         table.add_row(*key, *cells)
     console.print(table)
-    tests = _table("method", "sampled distribution", "draws", "cells", "standard deviations from what is expected")
+    tests = plain_table(
+        "method", "sampled distribution", "draws", "cells", "standard deviations from what is expected"
+    )
     for row in rows:
         if "draws" in row:
             mark = _mark(row["same"], row["difference"])
@@ -259,13 +260,6 @@ def _print_rows(console: Any, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if "skipped" in row:
             console.print(f"{row['method']} was left out: {row['skipped']}", style="yellow", markup=False)
-
-
-def _table(*titles: str) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    return Table(*titles, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
 
 
 def _mark(good: bool, otherwise: str | None) -> str:

@@ -83,32 +83,29 @@ _METHODS = {"ngram_gpu": "ngram"}
 _CHOSEN = ("enable_adaptive_verification", "adaptive_verification")
 
 
-def without_foreign(options: Mapping[str, Any], stacklevel: int = 1) -> dict[str, Any]:
-    """Return options without those that mean nothing here, which one warning names.
+def without_foreign(options: Mapping[str, Any], speculative: Any, stacklevel: int = 1) -> tuple[dict[str, Any], Any]:
+    """Return options, and a speculative config, without those that mean nothing here, which one warning names.
 
     Args:
-        options: keyword arguments of an engine; a mapping under `speculative_config`, or each of a list, loses its
-            own too.
+        options: keyword arguments of an engine.
+        speculative: the config, or a list of them.
         stacklevel: whose code to blame: 1 for the caller of this function, 2 for the caller's caller, ...
 
     Raises:
         ConfigError: one has a value that would mean something.
     """
-    given = options.get("speculative_config")
-    several = given if isinstance(given, list | tuple) else [given]
-    named = _without_effect(options, FOREIGN)
+    left, named = _parted(options, FOREIGN)
+    several = speculative if isinstance(speculative, list | tuple) else [speculative]
+    configs: list[Any] = []
     for one in several:
-        named += _without_effect(one, INNER) if isinstance(one, Mapping) else []
+        config, more = _parted(one, INNER) if isinstance(one, Mapping) else (one, [])
+        configs.append(config)
+        named += more
     if named:
         named = list(dict.fromkeys(named))
         warnings.warn(f"vLLM options without effect here: {', '.join(named)}", stacklevel=stacklevel + 1)
-    left = {_RENAMED.get(name, name): value for name, value in options.items() if name not in FOREIGN}
-    if "speculative_config" in left:
-        own = [
-            {k: v for k, v in one.items() if k not in INNER} if isinstance(one, Mapping) else one for one in several
-        ]
-        left["speculative_config"] = own if isinstance(given, list | tuple) else own[0]
-    return left
+    left = {_RENAMED.get(name, name): value for name, value in left.items()}
+    return left, configs if several is speculative else configs[0]
 
 
 def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,15 +130,17 @@ def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
     return inner
 
 
-def _without_effect(options: Mapping[str, Any], table: Mapping[str, ForeignOption]) -> list[str]:
-    """Return which options mean nothing, and why."""
-    named = []
+def _parted(options: Mapping[str, Any], table: Mapping[str, ForeignOption]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options that mean something, and which mean nothing, and why."""
+    left: dict[str, Any] = {}
+    named: list[str] = []
     for name, value in options.items():
         known = table.get(name)
-        if known is None or value is None:
-            continue
-        if known.only and value not in known.only:
+        if known is None:
+            left[name] = value
+        elif known.only and value is not None and value not in known.only:
             allowed = " or ".join(shown(one) for one in known.only if one is not None)
             raise ConfigError(f"{name}={shown(value)} is not served, since {known.why}; leave it at {allowed}")
-        named.append(f"{name} ({known.why})")
-    return named
+        elif value is not None:
+            named.append(f"{name} ({known.why})")
+    return left, named

@@ -49,19 +49,16 @@ _ANSWERS: dict[str, str] = {
     "write --speculative-config METHOD, such as ngram": "--spec-type --spec-default --eagle3 --mtp --spec-method "
     "--speculative-algorithm -lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
     _GPU: "-ngl --gpu-layers --n-gpu-layers --num-gpu -ngld --gpu-layers-draft -sm --split-mode -ts --tensor-split "
-    "-mg "
-    "--main-gpu -dev -fa --flash-attn --flash-attention -ot --override-tensor -ncmoe --n-cpu-moe -cmoe --cpu-moe "
+    "-mg --main-gpu -dev -fa --flash-attn --flash-attention -ot --override-tensor -ncmoe --n-cpu-moe -cmoe --cpu-moe "
     "-kvo -nkvo --no-kv-offload --op-offload --no-op-offload --list-devices --num-gpus --gpu --cuda-graph-sizes",
     _LORA: "--lora --lora-scaled --lora-modules --lora-path --lora-paths --adapter --max-loras --max-lora-rank "
     "--max-cpu-loras --lora-dtype --fully-sharded-loras --prompt-adapters --control-vector",
     _TLS: "--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --enable-ssl-refresh --ssl-key-file "
     "--ssl-cert-file --tls --cert --certfile --keyfile",
     _LOG: "--log-level --uvicorn-log-level -lv --log-verbosity --verbosity --verbose -v --log-verbose --debug "
-    "--quiet "
-    "--verbose-prompt",
+    "--quiet --verbose-prompt",
     "write --log-format json or text, and give the log away with 2> FILE": "--log-file --log-disable "
-    "--log-config-file "
-    "--log-config --disable-uvicorn-access-log --disable-access-log",
+    "--log-config-file --log-config --disable-uvicorn-access-log --disable-access-log",
     "write --log-prompts": "--enable-log-requests --enable-log-outputs --log-requests",
     _CORES: "--numa -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll --cpu-affinity",
     _MEMORY: "--mlock --no-mmap --mmap --use-mmap --use-mlock --no-repack -nr --no-warmup --warmup --check-tensors "
@@ -74,8 +71,7 @@ _ANSWERS: dict[str, str] = {
     "--no-cache-prompt --cache-reuse --prompt-cache --prompt-cache-all --prefix-caching",
     "leave it out: a longer conversation is refused, not shifted": "--context-shift --no-context-shift --keep",
     _GRAMMAR: "--grammar --grammar-file -j --json-schema -jf --json-schema-file --format --guided-json "
-    "--guided-regex "
-    "--guided-choice --guided-grammar",
+    "--guided-regex --guided-choice --guided-grammar",
     _BACKEND: "--guided-decoding-backend --structured-outputs-config --structured-outputs-backend --grammar-backend "
     "--guided-decoding-disable-fallback",
     _ROPE: "--rope-scaling --rope-scale --rope-theta --rope-freq-base --rope-freq-scale --yarn-orig-ctx "

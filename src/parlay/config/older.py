@@ -10,7 +10,7 @@ from parlay.config.speculative import DEFAULT, from_json
 from parlay.errors import ConfigError, brief, shown
 
 # What each is called inside `speculative_config`.
-OLDER = _RENAMED = {
+OLDER = {
     "speculative_model": "model",
     "num_speculative_tokens": "num_speculative_tokens",
     "ngram_prompt_lookup_max": "prompt_lookup_max",
@@ -38,11 +38,11 @@ def modernise(options: Mapping[str, Any], speculative: Any, stacklevel: int = 1)
         ConfigError: older keywords beside `speculative_config`, or without `speculative_model`.
     """
     speculative = from_json(speculative)
-    older = {key: value for key, value in options.items() if key in _RENAMED and value is not None}
+    older = {key: value for key, value in options.items() if key in OLDER and value is not None}
     if older and speculative is not DEFAULT and speculative is not None:
         raise ConfigError(f"{next(iter(older))} and speculative_config contradict each other; write the latter alone")
     if older and "speculative_model" not in older:
-        now = {_RENAMED[key]: value for key, value in older.items()}
+        now = {OLDER[key]: value for key, value in older.items()}
         raise ConfigError(
             f"{next(iter(older))} needs a method: write speculative_config={{'method': ..., {_inner(now)}}}"
         )
@@ -51,20 +51,17 @@ def modernise(options: Mapping[str, Any], speculative: Any, stacklevel: int = 1)
     for key in options:
         if key in older:
             advice = f"write speculative_config={shown(speculative)}"
-        elif key in _RENAMED:
+        elif key in OLDER:
             advice = "leave it out"
         else:
             continue
         warnings.warn(f"{key} is an older keyword; {advice}", DeprecationWarning, stacklevel=stacklevel + 1)
-    left = {k: v for k, v in options.items() if k not in _RENAMED}
-    if not isinstance(speculative, Mapping | list | tuple):
-        return without_foreign(left, stacklevel=stacklevel + 1), speculative
-    left = without_foreign({**left, "speculative_config": speculative}, stacklevel=stacklevel + 1)
-    return left, left.pop("speculative_config")
+    left = {k: v for k, v in options.items() if k not in OLDER}
+    return without_foreign(left, speculative, stacklevel=stacklevel + 1)
 
 
 def _translate(older: Mapping[str, Any]) -> dict[str, Any]:
-    now = {_RENAMED[key]: value for key, value in older.items()}
+    now = {OLDER[key]: value for key, value in older.items()}
     name = now.pop("model")
     if not isinstance(name, str):
         raise ConfigError(f"speculative_model must be a name such as '[ngram]' or a draft model's, not {shown(name)}")

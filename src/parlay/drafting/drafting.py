@@ -180,7 +180,7 @@ class Drafting:
         self._steps += 1
         if self._rests(len(rows)):
             for request, _ in rows:
-                request.drafting.why = Why.NOT_ASKED if request.drafting.hosts else Why.NOT_ALLOWED
+                request.drafting.why = Why.PAUSED if request.drafting.hosts else Why.NOT_ALLOWED
             return StepDrafts([PLAIN] * len(rows), timed=not self._steps % _TIMED)
         try:
             return self._plan(rows, left, most, waiting=waiting)
@@ -278,7 +278,7 @@ class Drafting:
         if self._hosts:
             policy.asking.save(policy.plain)
             rich = policy.asking.affords(len(requests))
-        why = Why.EXPENSIVE if not policy.hopeful else Why.NO_GUESS if rich else Why.NOT_ASKED
+        why = Why.EXPENSIVE if not policy.hopeful else Why.NO_PROPOSAL if rich else Why.PAUSED
         some: list[Drafted] = []
         branches = self._tree and policy.branches
         for request in requests:
@@ -324,7 +324,7 @@ class Drafting:
         """Draft as much as possible, at most `room` nodes; return how many nodes that is."""
         state, began, step.active = request.drafting, self._clock(), True
         state.candidates = self._candidates(request, room, state.hosts, 0.0, branch=self._tree)
-        state.why = Why.NO_GUESS
+        state.why = Why.NO_PROPOSAL
         if state.candidates:
             best = state.best = self._best(request, room, self._tree)
             state.take(range(len(best.draft)))

@@ -18,8 +18,8 @@ class Why(StrEnum):
     """Why a request has no draft in a step, for the metrics."""
 
     NOT_ALLOWED = "not_allowed"  # by its parameters, by the batch's size, or since its last token comes next
-    NO_GUESS = "no_guess"  # nobody had one
-    NOT_ASKED = "not_asked"  # drafts have not paid lately, so most steps do without
+    NO_PROPOSAL = "no_proposal"  # no proposer had one
+    PAUSED = "paused"  # drafts have not paid lately, so most steps do without
     UNLIKELY = "unlikely"  # not likely enough to be worth a row
     EXPENSIVE = "expensive_rows"  # no node could be likely enough
     NO_ROOM = "no_room"  # others took the rows, or the cache is full

@@ -30,7 +30,7 @@ def text_since(request: Request, seen: int) -> str:
 def metrics_of(request: Request) -> RequestMetrics:
     """Return a request's metrics so far."""
     counts, emitted = request.counts, len(request.tokens) - len(request.prompt_tokens)
-    totals = counts.guesses
+    totals = counts.draft_stats
     return RequestMetrics(
         drafts=totals.drafts,
         drafted=totals.drafted,

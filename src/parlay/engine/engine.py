@@ -202,7 +202,7 @@ class Engine:
                 tenant=tenant,
                 deadline=deadline,
                 leader=requests[0] if requests else None,
-                detokenizer=Detokenizer.of(self.codec, params, tokens),
+                detokenizer=Detokenizer(self.codec, params, tokens),
                 counts=RequestCounts(arrival=now, verification=self._verification),
             )
             self._next_id += 1

@@ -21,7 +21,7 @@ from parlay.types.stats import DraftStats
 class RequestCounts:
     """What happened to a request so far; see `RequestMetrics` for the meanings."""
 
-    guesses: DraftStats = field(default_factory=DraftStats)
+    draft_stats: DraftStats = field(default_factory=DraftStats)
     per_step: list[tuple[int, int]] = field(default_factory=list)
     steps: int = 0
     preemptions: int = 0

@@ -337,7 +337,7 @@ class Scheduler:
         path = verdict.path[: len(request.tokens) - known]
         unfollowed = 0 < len(path) == len(request.tokens) - known
         if span.draft.tokens:
-            counts.guesses.add(len(span.draft), range(len(path)), unfollowed=unfollowed)
+            counts.draft_stats.add(len(span.draft), range(len(path)), unfollowed=unfollowed)
             counts.per_step.append((len(span.draft), len(path)))
         self.stats.judge(span.draft.source, path, request.drafting.why, unfollowed=unfollowed)
         if request.params.return_rejected:

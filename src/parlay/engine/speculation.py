@@ -64,9 +64,10 @@ def _check_verification(config: SpeculativeConfig, found: Sequence[Method]) -> N
             f"{option} needs draft tokens sampled from a known distribution, which {names} does not give; name one "
             "method with weights, such as a draft model, or leave verification out"
         )
-    if any(one.proposer.choices is not None for one in found if isinstance(one.proposer, DeviceProposer)):
+    listing = [one.proposer for one in found if isinstance(one.proposer, DeviceProposer) and one.proposer.choices]
+    if listing:
         raise ConfigError(
-            f"{option} does not take branches that are listed by rank; leave out the method's option that lists them"
+            f"{option} does not take branches that are listed by rank; leave out {listing[0].choices_option}"
         )
     if config.verification == BLOCK and isinstance(config.tree, TreeShape):
         raise ConfigError(f"{option} takes chains, not trees; leave tree out, or write verification='rejection'")
@@ -87,12 +88,10 @@ def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -
     choices = proposer.choices
     if choices is not None:
         if tree != "auto":
-            raise ConfigError(
-                f"tree and the option of {name!r} that lists branches contradict each other; give one of them"
-            )
+            raise ConfigError(f"tree and {proposer.choices_option} contradict each other; give one of them")
         if most is not None and most < len(choices):
             raise ConfigError(
-                f"the option of {name!r} lists {len(choices)} branches, more than num_speculative_tokens={most}; "
+                f"{proposer.choices_option} lists {len(choices)} branches, more than num_speculative_tokens={most}; "
                 "raise num_speculative_tokens, or leave it out"
             )
         depth, width = max(map(len, choices)), 1 + max(map(max, choices))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 
 from parlay import env
@@ -42,14 +43,8 @@ class PassTimes:
 
     def seconds(self, rows: int) -> float:
         """Return the time of a pass of so many rows: linear between those timed, in proportion beyond."""
-        (low, before), *more = self.timed
-        if rows <= low:
-            return before
-        for high, after in more:
-            if rows <= high:
-                return before + (after - before) * (rows - low) / (high - low)
-            low, before = high, after
-        return before * rows / low
+        sizes, seconds = zip(*self.timed, strict=True)
+        return float(np.interp(rows, sizes, seconds)) * max(1.0, rows / self.most_rows)
 
 
 def time_passes(config: ModelConfig, dtype: torch.dtype, seconds: float, rows: Sequence[int] = ROWS) -> PassTimes:

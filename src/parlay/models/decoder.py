@@ -141,19 +141,20 @@ def make_attention(
     begin, end = group.share(queries)
     units = shared, config.head_dim, config.head_dim
     return Attention(
-        ColumnParallelLinear(kernels, weights(), group, biases() if style.qkv_bias else None, units),
-        whole_linear(
+        qkv=ColumnParallelLinear(kernels, weights(), group, biases() if style.qkv_bias else None, units),
+        output=whole_linear(
             kernels,
             read.weight("self_attn.o_proj.weight"),
             group,
             queries,
             read("self_attn.o_proj.bias") if style.output_bias else None,
         ),
-        (end - begin) // config.head_dim,
-        config.head_dim,
-        *tables,
+        heads=(end - begin) // config.head_dim,
+        head_dim=config.head_dim,
+        cos_sin=tables[0],
+        query_cos_sin=tables[1],
         norms=norms,
-        scale=style.score_scale,
+        scale=config.head_dim**-0.5 if style.score_scale is None else style.score_scale,
         window=style.windows[index] if style.windows else 0,
         cap=style.score_cap,
     )
@@ -272,7 +273,8 @@ class Decoder:
         leftovers: names of tensors in the checkpoint that only a proposer may want.
     """
 
-    ignorable: ClassVar[tuple[str, ...]] = ()
+    # Frequencies that early exporters stored; they follow from the config.
+    ignorable: ClassVar[tuple[str, ...]] = (".rotary_emb.inv_freq",)
     weight_shapes = staticmethod(weight_shapes)
 
     @classmethod
@@ -295,19 +297,9 @@ class Decoder:
         on_read: OnRead = ignore,
         layers: int | None = None,
     ) -> None:
-        """Read the weights.
+        """Read the weights as a `CausalModel`.
 
-        Args:
-            config: the model's shape and style.
-            dtype: of weights and activations.
-            max_model_len: rotary tables are made for this many positions.
-            kernels: the operations to run with.
-            group: the ranks among which the model is split.
-            on_read: called with every tensor that was read.
-            layers: read only so many: none for the embedding and the head alone, which proposers borrow.
-
-        Raises:
-            ModelError: the weights do not fit the config.
+        With `layers` only so many are read: none for the embedding and the head alone, which proposers borrow.
         """
         self.config = config
         self.dtype = dtype

@@ -29,15 +29,51 @@ class Linear:
         self._kernels = kernels
         self._weight = kernels.pack_linear(weight)
         self._bias = bias
-        self._out_features = weight.shape[0]
 
-    def __call__(self, x: Tensor, buffers: Buffers, role: str) -> Tensor:
-        """Return `[rows, out]` for `x` of `[rows, in]`, in the buffer of `role`."""
-        out = buffers(role, self._out_features)
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """Write `[rows, out]` for `x` of `[rows, in]`."""
         self._kernels.linear(x, self._weight, out)
         if self._bias is not None:
             self._kernels.add_bias(out, self._bias)
-        return out
+
+
+class SplitLinear:
+    """A linear layer whose whole input every rank has, and whose outputs all ranks need.
+
+    Each rank computes its share of the outputs, with the bits of one rank.
+
+    Attributes:
+        width: of this rank's share.
+    """
+
+    def __init__(self, kernels: Kernels, weight: Weight, group: Group, bias: Tensor | None = None) -> None:
+        """Keep this rank's share of a weight `[out, in]` and of its bias `[out]`."""
+        self._group, self._bounds = group, group.output_bounds(weight.shape[0])
+        begin, end = group.share(self._bounds)
+        self.width = end - begin
+        self._linear: Linear | None = None
+        if self.width:
+            self._linear = Linear(kernels, weight.outputs(begin, end), None if bias is None else bias[begin:end])
+
+    def __call__(self, x: Tensor, out: Tensor, own: Tensor | None = None) -> None:
+        """Write `[rows, out]` for `x` of `[rows, in]`.
+
+        Args:
+            x: the whole input.
+            out: the whole output.
+            own: memory for this rank's share of it, `[rows, width]`; None makes some, if there are other ranks.
+
+        Raises:
+            RankError: another rank is lost.
+        """
+        if self._group.size == 1:
+            own = out
+        elif own is None:
+            own = torch.empty((len(x), self.width), dtype=out.dtype)
+        if self._linear is not None:
+            self._linear(x, own)
+        if own is not out:
+            self._group.gather(own, out, self._bounds)
 
 
 class ColumnParallelLinear:
@@ -75,9 +111,10 @@ class ColumnParallelLinear:
 
     def __call__(self, x: Tensor, buffers: Buffers, role: str) -> Tensor:
         """Return this rank's share `[rows, own]` for `x` of `[rows, in]`, in the buffer of `role`."""
-        if self._linear is None:
-            return buffers(role, 0)
-        return self._linear(x, buffers, role)
+        out = buffers(role, self._width)
+        if self._linear is not None:
+            self._linear(x, out)
+        return out
 
 
 class GatheredLinear:
@@ -98,24 +135,18 @@ class GatheredLinear:
             inputs: the bounds of each rank's share of the input.
             bias: `[out]`.
         """
-        self._group, self._inputs, self._outputs = group, inputs, group.output_bounds(weight.shape[0])
-        begin, end = group.share(self._outputs)
-        self._linear: Linear | None = None
-        if end > begin:
-            self._linear = Linear(kernels, weight.outputs(begin, end), None if bias is None else bias[begin:end])
+        self._group, self._inputs, self._outputs = group, inputs, weight.shape[0]
+        self._linear = SplitLinear(kernels, weight, group, bias)
 
     def __call__(self, x: Tensor, buffers: Buffers, role: str) -> Tensor:
         """Return `[rows, out]` for this rank's share `x` of the input."""
-        group = self._group
-        if group.size == 1:
-            assert self._linear is not None
-            return self._linear(x, buffers, role)
-        whole = buffers(f"{role}, whole input", self._inputs[-1])
-        group.gather(x, whole, self._inputs)
-        share = f"{role}, own share"
-        own = buffers(share, 0) if self._linear is None else self._linear(whole, buffers, share)
-        out = buffers(role, self._outputs[-1])
-        group.gather(own, out, self._outputs)
+        out, own = buffers(role, self._outputs), None
+        if self._group.size > 1:
+            whole = buffers(f"{role}, whole input", self._inputs[-1])
+            own = buffers(f"{role}, own share", self._linear.width)
+            self._group.gather(x, whole, self._inputs)
+            x = whole
+        self._linear(x, out, own)
         return out
 
 
@@ -287,46 +318,33 @@ class HeadNorms:
     plus_one: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Grouped-query attention over the paged cache."""
+    """Grouped-query attention over the paged cache.
 
-    def __init__(
-        self,
-        qkv: ColumnParallelLinear,
-        output: GatheredLinear | ReducedLinear,
-        heads: int,
-        head_dim: int,
-        cos_sin: Tensor,
-        query_cos_sin: Tensor | None = None,
-        *,
-        norms: HeadNorms | None = None,
-        scale: float | None = None,
-        window: int = 0,
-        cap: float = 0.0,
-    ) -> None:
-        """Put an attention layer together.
+    Attributes:
+        qkv: projects to queries, keys and values.
+        output: projects back.
+        heads: of queries, on this rank; there may be none.
+        head_dim: columns of a head.
+        cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
+        scale: factor on scores.
+        query_cos_sin: what queries turn by, where it is not `cos_sin`.
+        norms: of queries and keys before they turn.
+        window: keys that a row sees at most; 0 is all.
+        cap: bound that scores approach; 0 is none.
+    """
 
-        Args:
-            qkv: projects to queries, keys and values.
-            output: projects back.
-            heads: of queries, on this rank; there may be none.
-            head_dim: columns of a head.
-            cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
-            query_cos_sin: the same for queries, where theirs is another.
-            norms: of queries and keys before they turn.
-            scale: factor on scores; None is `head_dim ** -0.5`.
-            window: keys that a row sees at most; 0 is all.
-            cap: bound that scores approach; 0 is none.
-        """
-        self._qkv = qkv
-        self._output = output
-        self._heads = heads
-        self._head_dim = head_dim
-        self._scale = head_dim**-0.5 if scale is None else scale
-        self._cos_sin, self._query_cos_sin = cos_sin, query_cos_sin
-        self._norms = norms
-        self._window = window
-        self._cap = cap
+    qkv: ColumnParallelLinear
+    output: GatheredLinear | ReducedLinear
+    heads: int
+    head_dim: int
+    cos_sin: Tensor
+    scale: float
+    query_cos_sin: Tensor | None = None
+    norms: HeadNorms | None = None
+    window: int = 0
+    cap: float = 0.0
 
     def __call__(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> Tensor:
         """Store the rows' keys and values, then let each row attend to what its view shows it.
@@ -340,40 +358,38 @@ class Attention:
             `[rows, hidden]`.
         """
         buffers = context.buffers
-        mixed = buffers("mixed", self._heads * self._head_dim)
-        if self._heads:
+        mixed = buffers("mixed", self.heads * self.head_dim)
+        if self.heads:
             self._mix(x, context, cache, mixed)
-        return self._output(mixed, buffers, "attention")
+        return self.output(mixed, buffers, "attention")
 
     def _mix(self, x: Tensor, context: ForwardContext, cache: LayerCache, mixed: Tensor) -> None:
         """Write what this rank's heads see, `[rows, heads * head_dim]`, to `mixed`."""
-        kernels, buffers, norms = context.kernels, context.buffers, self._norms
-        qkv = self._qkv(x, buffers, "qkv")
+        kernels, buffers, norms = context.kernels, context.buffers, self.norms
+        qkv = self.qkv(x, buffers, "qkv")
         if norms is not None:
-            kernels.head_norm(qkv, norms.query, norms.key, self._heads, norms.eps, norms.plus_one)
-        query = buffers("query", self._heads * self._head_dim).view(-1, self._heads, self._head_dim)
-        kernels.rotary_store(qkv, context.positions, context.slots, self._cos_sin, query, cache.key, cache.value)
-        if self._query_cos_sin is not None:  # nothing is stored at negative slots
+            kernels.head_norm(qkv, norms.query, norms.key, self.heads, norms.eps, norms.plus_one)
+        query = buffers("query", self.heads * self.head_dim).view(-1, self.heads, self.head_dim)
+        kernels.rotary_store(qkv, context.positions, context.slots, self.cos_sin, query, cache.key, cache.value)
+        if self.query_cos_sin is not None:  # nothing is stored at negative slots
             nowhere = torch.full_like(context.slots, -1)
-            kernels.rotary_store(qkv, context.positions, nowhere, self._query_cos_sin, query, cache.key, cache.value)
-        kernels.attention(query, cache.key, cache.value, context.view, self._scale, mixed, self._window, self._cap)
+            kernels.rotary_store(qkv, context.positions, nowhere, self.query_cos_sin, query, cache.key, cache.value)
+        kernels.attention(query, cache.key, cache.value, context.view, self.scale, mixed, self.window, self.cap)
 
 
+@dataclass(frozen=True, slots=True)
 class GatedMLP:
     """`down(activation(gate(x)) * up(x))`."""
 
-    def __init__(
-        self, gate_up: ColumnParallelLinear, down: GatheredLinear | ReducedLinear, activation: Activation = "silu"
-    ) -> None:
-        self._gate_up = gate_up
-        self._down = down
-        self._activation = activation
+    gate_up: ColumnParallelLinear
+    down: GatheredLinear | ReducedLinear
+    activation: Activation = "silu"
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Return `[rows, hidden]` for `x` of `[rows, hidden]`."""
         buffers = context.buffers
-        gate_up = self._gate_up(x, buffers, "gate_up")
+        gate_up = self.gate_up(x, buffers, "gate_up")
         product = buffers("product", gate_up.shape[1] // 2)
         if gate_up.shape[1]:
-            context.kernels.act_mul(gate_up, self._activation, product)
-        return self._down(product, buffers, "mlp")
+            context.kernels.act_mul(gate_up, self.activation, product)
+        return self.down(product, buffers, "mlp")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,10 +37,10 @@ families = Registry("parlay.models.families", "model family")
 
 
 class CausalModel(Protocol):
-    """The interface of a family file's `Model`. `weight_shapes` and `expect` need no instance.
+    """The interface of a family file's `Model`; a file without one has `Decoder`.
 
-    Beside it the file has `describe(config)`, which returns the config with the family's style, or raises a
-    ModelError that names a key with a value that the family does not serve.
+    `weight_shapes` and `expect` need no instance. Beside it the file has `describe(config)`, which returns the config
+    with the family's style, or raises a ModelError that names a key with a value that the family does not serve.
 
     Attributes:
         config, dtype: what it was made with.
@@ -60,7 +60,19 @@ class CausalModel(Protocol):
         group: Group,
         on_read: OnRead = ignore,
     ) -> None:
-        """Read the weights."""
+        """Read the weights.
+
+        Args:
+            config: the model's shape and style.
+            dtype: of weights and activations.
+            max_model_len: the longest sequence; tables of positions are as long.
+            kernels: the operations to run with.
+            group: the ranks among which the model is split.
+            on_read: called with every tensor that was read.
+
+        Raises:
+            ModelError: the weights do not fit the config.
+        """
         ...
 
     @staticmethod
@@ -261,7 +273,8 @@ def check_ranks(config: ModelConfig, size: int, stages: int = 1) -> None:
 def _class(config: ModelConfig) -> type[CausalModel]:
     if config.foreign is not None:
         return foreign.TransformersModel
-    family: type[CausalModel] = families.load(_family(config.architecture)).Model
+    default: Any = Decoder
+    family: type[CausalModel] = getattr(families.load(_family(config.architecture)), "Model", default)
     return family
 
 

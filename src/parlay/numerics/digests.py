@@ -8,8 +8,8 @@ from blake3 import blake3
 
 from parlay.cache_file import CacheFile
 from parlay.checkpoints.files import VOCABULARIES
-from parlay.checkpoints.gguf.parts import first_part, part_files
-from parlay.checkpoints.loader import weight_files
+from parlay.checkpoints.gguf.parts import all_parts, first_part
+from parlay.checkpoints.headers import weight_files
 from parlay.errors import ModelError, brief
 
 _SMALL = ("config.json", "generation_config.json")
@@ -45,7 +45,7 @@ def digest_model(model: Path, tokenizer: Path | None = None) -> str:
     Raises:
         ModelError: a file cannot be read.
     """
-    weights = part_files(model) if model.is_file() else weight_files(model)
+    weights = all_parts(model) if model.is_file() else weight_files(model)
     files = {f"weights {i}": file for i, file in enumerate(weights)}
     if model.is_dir():
         files |= {name: model / name for name in _SMALL}

@@ -187,6 +187,7 @@ class DeviceProposer(Proposer):
         deepest: most nodes on a path that it can draft; None for no limit.
         choices: the branches of its drafts, as paths of ranks: `(0, 2)` is the third likeliest token after the
             likeliest one. A parent comes before its children. None for as many as pay, where drafts branch at all.
+        choices_option: the option by which a user gives `choices`.
         draws: whether it supports `Runtime.keep_distributions`.
         tell: sends the other ranks that share its layers their calls; see `parlay.proposers.shared_passes`.
     """
@@ -195,6 +196,7 @@ class DeviceProposer(Proposer):
     pairs: bool = False
     deepest: int | None = None
     choices: tuple[tuple[int, ...], ...] | None = None
+    choices_option: str = "choices"
     draws: bool = False
     tell: OnOrder = staticmethod(nobody)
 

@@ -4,7 +4,7 @@ import _thread
 import json
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from parlay.errors import RequestError
 from parlay.rust_panics import Contained
@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # most processes never need it
 COMPILING = Contained("its library panics")
 _STACK = 1 << 29  # bytes of address space: the compiler recurses along rules and references
 _STACK_LOCK = threading.Lock()
+
+T = TypeVar("T")
 
 
 def notation(form: StructuredOutputsParams) -> str:
@@ -49,19 +51,12 @@ def fault(schema: dict[str, Any]) -> str:
     """Return why a JSON schema cannot be compiled, whatever the tokenizer; empty if it can."""
     from llguidance import LLMatcher, LLTokenizer
 
-    found: list[str] = []
+    def work() -> str:
+        matcher = LLMatcher(LLTokenizer("byte"), _json_notation(schema, {}), log_level=0, limits=limits())
+        return matcher.get_error() or dead_end(matcher)
 
-    def work() -> None:
-        try:
-            with COMPILING:
-                grammar = _json_notation(schema, {})
-                matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits())
-                found.append(matcher.get_error() or dead_end(matcher))
-        except Exception as error:  # the library raises bare Exception
-            found.append(str(error))
-
-    on_a_deep_stack(work)
-    return one_line(found[0])
+    found, trouble = on_a_deep_stack(work)
+    return one_line(trouble or found or "")
 
 
 def limits() -> "LLParserLimits":
@@ -93,17 +88,22 @@ def dead_end(matcher: "LLMatcher") -> str:
     return str(matcher.get_error())
 
 
-def on_a_deep_stack(work: Callable[[], None]) -> None:
-    """Do some work in a thread with much room for recursion.
+def on_a_deep_stack(work: Callable[[], T]) -> tuple[T | None, str]:
+    """Return the result of compiling in a thread with much room for recursion, or what went wrong.
 
     Raises:
         RequestError: the system gives no further thread.
     """
     done = threading.Event()
+    result: tuple[T | None, str] = None, ""
 
     def run() -> None:
+        nonlocal result
         try:
-            work()
+            with COMPILING:
+                result = work(), ""
+        except Exception as error:  # the library raises bare Exception
+            result = None, str(error)
         finally:
             done.set()
 
@@ -120,6 +120,7 @@ def on_a_deep_stack(work: Callable[[], None]) -> None:
         finally:
             threading.stack_size(before)
     done.wait()
+    return result
 
 
 def one_line(trouble: str) -> str:

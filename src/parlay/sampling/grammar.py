@@ -7,7 +7,7 @@ parser, with masks computed on demand, so that compiling costs little and both c
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,24 +137,17 @@ class Compiled:
         """Return a new matcher; the first one makes the notation, and is checked."""
         from llguidance import LLMatcher
 
-        found: list[Any] = []  # the matcher, and what is wrong with it
+        def work() -> tuple[LLMatcher, str]:
+            if form is not None:
+                self._text = notation(form)
+            matcher = LLMatcher(self._tokenizer, self._text, log_level=0, limits=limits())
+            return matcher, matcher.get_error() or (dead_end(matcher.deep_copy()) if form is not None else "")
 
-        def work() -> None:
-            try:
-                with COMPILING:
-                    if form is not None:
-                        self._text = notation(form)
-                    matcher = LLMatcher(self._tokenizer, self._text, log_level=0, limits=limits())
-                    found.append(matcher)
-                    found.append(matcher.get_error() or (dead_end(matcher.deep_copy()) if form is not None else ""))
-            except Exception as error:  # the library raises bare Exception
-                found[:] = [None, str(error)]
-
-        on_a_deep_stack(work)
-        if trouble := found[1]:
-            raise RequestError(f"structured_outputs cannot serve this {self._what}: {one_line(trouble)}")
-        matcher: LLMatcher = found[0]
-        return matcher
+        found, trouble = on_a_deep_stack(work)
+        if found is None or found[1]:
+            fault = one_line(trouble if found is None else found[1])
+            raise RequestError(f"structured_outputs cannot serve this {self._what}: {fault}")
+        return found[0]
 
 
 class Constraint(Processor):
@@ -163,8 +156,6 @@ class Constraint(Processor):
     What is emitted is decided by a matcher that only ever follows the emitted tokens, as in plain decoding; drafts
     use another one.
     """
-
-    pure: ClassVar[bool] = True
 
     def __init__(self, compiled: Compiled, ends: Sequence[int]) -> None:
         """Begin an answer.

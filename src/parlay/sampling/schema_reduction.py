@@ -16,12 +16,9 @@ from parlay.errors import RequestError, shown
 from parlay.sampling.json_pointer import resolve
 from parlay.sampling.patterns import without_assertions
 from parlay.sampling.reduced_schema import Doubt, Dropped, Path, Reduced
+from parlay.types.json_schema import MANY, NAMED
 
-# Of the values of keywords: subschemas, lists of them, and those by name.
-ONE = {"additionalItems", "additionalProperties", "items"}
-MANY = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
-NAMED = {"$defs", "definitions", "patternProperties", "properties"}
-
+ONE = {"additionalItems", "additionalProperties", "items"}  # keywords whose values are subschemas
 _COUNTS = {"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"}
 _BOUNDS = {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"}
 _TYPES = {"array", "boolean", "integer", "null", "number", "object", "string"}

@@ -73,14 +73,14 @@ class Speed:
         if steps <= 0 or emitted < 0:
             return None
         seconds = self._then - then
-        drafted = now.guesses.drafted - before.guesses.drafted
-        accepted = now.guesses.accepted - before.guesses.accepted
+        drafted = now.draft_stats.drafted - before.draft_stats.drafted
+        accepted = now.draft_stats.accepted - before.draft_stats.accepted
         return {
             "event": "speed",
             "tokens_per_second": round(emitted / seconds, 1),
             "prompt_tokens_per_second": round(prompt / seconds, 1),
             "tokens_per_step": round(emitted / steps, 2),
-            "guesses_accepted": f"{accepted} of {drafted}",
+            "draft_tokens_accepted": f"{accepted} of {drafted}",
             "running": now.running,
             "waiting": now.waiting,
             "cache_used": f"{now.blocks_used / max(now.blocks, 1):.0%}",

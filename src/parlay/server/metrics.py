@@ -72,13 +72,17 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...], _Read]] = {
         lambda now: now.queried_tokens,
     ),
     "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", (), lambda now: now.cached_tokens),
-    "vllm:spec_decode_num_drafts": ("Steps of requests that verified a draft.", (), lambda now: now.guesses.drafts),
-    "vllm:spec_decode_num_draft_tokens": ("Draft tokens verified.", (), lambda now: now.guesses.drafted),
-    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens accepted.", (), lambda now: now.guesses.accepted),
+    "vllm:spec_decode_num_drafts": (
+        "Steps of requests that verified a draft.",
+        (),
+        lambda now: now.draft_stats.drafts,
+    ),
+    "vllm:spec_decode_num_draft_tokens": ("Draft tokens verified.", (), lambda now: now.draft_stats.drafted),
+    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens accepted.", (), lambda now: now.draft_stats.accepted),
     "vllm:spec_decode_num_accepted_tokens_per_pos": (
         "Draft tokens accepted, by position.",
         ("position",),
-        lambda now: dict(enumerate(now.guesses.accepted_per_position)),
+        lambda now: dict(enumerate(now.draft_stats.accepted_per_position)),
     ),
     "parlay:forward_passes": ("Forward passes of the target.", ("method",), lambda now: now.steps),
     "parlay:steps_without_draft": (

@@ -1,6 +1,6 @@
 """Conversations in the form that a chat template shows, so that nothing which a client sends is lost.
 
-What a template shows as it is, stays as it is. See `template_traits` for how that is known.
+What a template shows as it is, stays as it is. See `template_capabilities` for how that is known.
 """
 
 import json

@@ -77,7 +77,7 @@ def render(
     Args:
         template: in Jinja's language.
         messages: with `role` and `content`, as chat clients send them; see `messages` for what they may have, and
-            `conform` for what is changed so that the template shows all of it.
+            `adapt` for what is changed so that the template shows all of it.
         special: special tokens by their names in the tokenizer's config.
         options: see `ChatOptions`.
         runner: where the template is run.

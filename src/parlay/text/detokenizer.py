@@ -102,41 +102,22 @@ class IncrementalDecoder:
 class Detokenizer:
     """One completion's text, token by token; the cost of a token does not grow with the length of the text."""
 
-    def __init__(
-        self,
-        codec: TextCodec,
-        stop: Sequence[str],
-        skip_special_tokens: bool,
-        *,
-        prompt: Sequence[int] = (),
-        include_stop: bool = False,
-        min_tokens: int = 0,
-    ) -> None:
+    def __init__(self, codec: TextCodec, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
         """Begin with no text.
 
         Args:
             codec: the tokenizer.
-            stop: strings that end the text.
-            skip_special_tokens: leave special tokens out of the text.
+            params: of the request: what ends its text, and whether special tokens are part of it.
             prompt: tokens that the text continues.
-            include_stop: cut the text behind a stop string instead of before it.
-            min_tokens: so many of the first tokens complete no stop string.
         """
-        self._stop = tuple(stop)
-        self._include = include_stop
-        self._immune = min_tokens
-        self._decoder = IncrementalDecoder(codec.tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+        self._stop = tuple(params.stop)
+        self._include = params.include_stop_str_in_output
+        self._immune = params.min_tokens  # so many of the first tokens complete no stop string
+        self._decoder = IncrementalDecoder(codec.tokenizer, prompt, skip_special_tokens=params.skip_special_tokens)
         self._tokens = 0
-        self._hold = max(map(len, stop), default=1) - 1
+        self._hold = max(map(len, self._stop), default=1) - 1
         self._text = StringIO(newline="\n")  # which translates no line ends
         self._length = 0
-
-    @classmethod
-    def of(cls, codec: TextCodec, params: SamplingParams, prompt: Sequence[int]) -> "Detokenizer":
-        """Begin behind a prompt, as a request's parameters say."""
-        cut, first = params.include_stop_str_in_output, params.min_tokens
-        skip = params.skip_special_tokens
-        return cls(codec, params.stop, skip, prompt=prompt, include_stop=cut, min_tokens=first)
 
     def append(self, token: int) -> str | None:
         """Add a token; return the stop string that it completes, after cutting the text before or behind it."""

@@ -19,7 +19,7 @@ from parlay.checkpoints.gguf.reader import GGUFFile
 from parlay.errors import ModelError, nearest
 from parlay.log import logger
 from parlay.text.pre_tokenizers import BOS_FIRST, PATTERNS, SAME_AS, WHOLE_WORDS, splitter
-from parlay.text.sentence_piece import LONGEST, SPACE, merging, spaced
+from parlay.text.sentence_piece import SPACE, merging, spaced
 from parlay.text.special_tokens import CONTROL, NORMAL, UNUSED, add_by_kind, frame
 
 _DEFAULTS = {"unk": 0, "bos": 1, "eos": 2}  # of `llama`, where a file does not say
@@ -117,11 +117,7 @@ def _sentence_piece(
     scores = file.numbers("tokenizer.ggml.scores")
     if len(scores) < len(tokens):
         raise ModelError(f"{file.path}: its tokenizer has {len(tokens)} tokens but {len(scores)} scores")
-    normal = [t for t, own in zip(tokens, kinds, strict=True) if own == NORMAL]
-    long = next((t for t in normal if len(t) > LONGEST), None)
-    if long is not None:
-        raise ModelError(f"{file.path}: the token {long[:20]!r}... is longer than {LONGEST} characters")
-    tokenizer = Tokenizer(merging(tokens, scores, vocabulary, kinds, config["unk_token"]))
+    tokenizer = Tokenizer(merging(file.path, tokens, scores, vocabulary, kinds, config["unk_token"]))
     prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
     escape = normalizers.Replace(" ", SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), escape]) if prefix else escape

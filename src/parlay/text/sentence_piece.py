@@ -15,11 +15,12 @@ from parlay.errors import ModelError
 from parlay.text.special_tokens import NORMAL, UNKNOWN, USER_DEFINED, add_by_kind
 
 SPACE = "\u2581"
-LONGEST = 256  # characters of a piece; longer ones exist in no vocabulary
+_LONGEST = 256  # characters of a piece; longer ones exist in no vocabulary
 _UNIGRAM, _BPE = 1, 2
 
 
 def merging(
+    file: Path,
     tokens: Sequence[str],
     scores: Sequence[float],
     vocabulary: dict[str, int],
@@ -29,13 +30,20 @@ def merging(
     """Return SentencePiece's BPE: two pieces merge where their union is one; the better its score, the sooner.
 
     Args:
+        file: whose it is, for errors.
         tokens: by their ids.
         scores: of the tokens.
         vocabulary: the ids of those that are used.
         kinds: of the tokens.
         unknown: the token for what the vocabulary cannot spell.
+
+    Raises:
+        ModelError: a piece is so long that its parts are too many.
     """
     normal = [token for token, kind in zip(tokens, kinds, strict=True) if kind == NORMAL]
+    long = next((token for token in normal if len(token) > _LONGEST), None)
+    if long is not None:
+        raise ModelError(f"{file}: the token {long[:20]!r}... is longer than {_LONGEST} characters")
     pieces, ranked = set(normal), sorted(normal, key=lambda token: -scores[vocabulary[token]])
     merges = [pair for piece in ranked for pair in _splits(piece, pieces, vocabulary)]
     return models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
@@ -73,9 +81,6 @@ def read_sentence_piece(file: Path, about: dict[str, Any]) -> Tokenizer:
         training, normal = (dict(_fields(dict(message).get(number, b""))) for number in (2, 3))
     except (OSError, ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
         raise ModelError(f"{file} cannot be read as a model of SentencePiece: {error}") from None
-    long = next((token for token in tokens if len(token) > LONGEST), None)
-    if long is not None:
-        raise ModelError(f"{file}: the token {long[:20]!r}... is longer than {LONGEST} characters")
     kinds = [piece.get(3, NORMAL) for piece in pieces]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
@@ -86,7 +91,7 @@ def read_sentence_piece(file: Path, about: dict[str, Any]) -> Tokenizer:
             "which are served"
         )
     if kind == _BPE:
-        tokenizer = Tokenizer(merging(tokens, scores, vocabulary, kinds, unknown))
+        tokenizer = Tokenizer(merging(file, tokens, scores, vocabulary, kinds, unknown))
     else:
         bytes_too = bool(training.get(35, False))
         tokenizer = Tokenizer(models.Unigram([*zip(tokens, scores, strict=True)], vocabulary[unknown], bytes_too))

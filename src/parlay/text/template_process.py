@@ -2,10 +2,11 @@
 
 A template is untrusted code, and one call within it, such as a comparison of nested lists, can take forever and hold
 the interpreter meanwhile. A process can be ended. This file is that process's program, too: it answers each
-`[template, list of variables, seconds]` until its input ends.
+`[template, list of variables, seconds]` until its parent closes the connection.
 """
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import process_time
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from parlay import env
 from parlay.errors import RequestError, TemplateRefusalError, brief
@@ -27,7 +30,6 @@ SECONDS = 10.0  # that one rendering may take, the start of a process included
 _SPARE = 2  # seconds of processor time beyond those
 _MEMORY = 1 << 29  # bytes beyond what the process has at its start
 _LONGEST = 1 << 28  # bytes of an answer
-_LENGTH = 8  # bytes, little-endian, before each message
 _COMMAND = (sys.executable, "-P", "-m", "parlay.text.template_process")
 _REMEMBERED = 32  # findings
 
@@ -36,6 +38,7 @@ _CLOSED = "no chat template is run any more: the engine was closed; start anothe
 _DIED = "the chat template needs far more memory than a conversation, or ended its process; give another one"
 
 T = TypeVar("T")
+_Child = tuple[subprocess.Popen[bytes], Connection]
 
 
 class Runner:
@@ -106,8 +109,8 @@ class TemplateProcess(Runner):
         self._seconds = seconds
         self._closed = False
         self._lock = threading.Lock()
-        self._started: list[subprocess.Popen[bytes]] = []  # one, or none
-        self._end = weakref.finalize(self, _end, self._started)
+        self._started: list[_Child] = []  # one, or none
+        weakref.finalize(self, _end, self._started)
 
     def run_each(self, template: str, many: Sequence[Mapping[str, Any]]) -> list[str | TemplateRefusalError]:
         """Return the texts that a template makes, as `Runner.run_each`; together they have the time of one.
@@ -131,7 +134,10 @@ class TemplateProcess(Runner):
     def close(self) -> None:
         """End the process at once; calls that wait for it, and later ones, get an error."""
         self._closed = True
-        _end(self._started)
+        for process, _ in list(self._started):
+            process.kill()  # so that whoever waits for it goes on
+        with self._lock:
+            _end(self._started)
 
     def _call(self, message: bytes) -> bytes:
         """Return the process's answer.
@@ -139,78 +145,51 @@ class TemplateProcess(Runner):
         Raises:
             RequestError: it took too long, or the process died or was closed.
         """
-        process = None if self._closed else self._process()
-        if process is None or self._closed:  # perhaps since
-            _end(self._started)
-            raise RequestError(_CLOSED)
-        late = threading.Event()
-        timer = threading.Timer(self._seconds, _kill, (process, late))
-        timer.daemon = True
-        timer.start()
+        answer, late = b"", False
         try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            _send(process.stdin, message)
-            return _receive(process.stdout)
-        except (OSError, EOFError, ValueError):
-            _end(self._started)
-            raise RequestError(_CLOSED if self._closed else _ENDLESS if late.is_set() else _DIED) from None
+            connection = None if self._closed else self._connection()
+            if connection is not None and not self._closed:  # perhaps since
+                connection.send_bytes(message)
+                late = not connection.poll(self._seconds)
+                answer = b"" if late else connection.recv_bytes(_LONGEST)
+        except (OSError, EOFError):  # it has ended
+            pass
         finally:
-            timer.cancel()
+            if not answer:  # also if this thread was interrupted: the next call would get this one's answer
+                _end(self._started)
+        if answer:
+            return answer
+        raise RequestError(_CLOSED if self._closed else _ENDLESS if late else _DIED)
 
-    def _process(self) -> "subprocess.Popen[bytes]":
-        if self._started and self._started[0].poll() is not None:
+    def _connection(self) -> Connection:
+        if self._started and self._started[0][0].poll() is not None:
             _end(self._started)
         if not self._started:
-            pipe = subprocess.PIPE
             try:
-                process = subprocess.Popen(
-                    _COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env.inherited({})
-                )
+                own, other = Pipe()
+                with other:
+                    process = subprocess.Popen(
+                        (*_COMMAND, str(other.fileno())),
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        pass_fds=[other.fileno()],
+                        env=env.inherited({}),
+                    )
             except OSError as error:
                 raise RequestError(
                     f"no process can be started to run the chat template in ({error.strerror}); try again later"
                 ) from None
-            self._started.append(process)
-        return self._started[0]
+            self._started.append((process, own))
+        return self._started[0][1]
 
 
-def _send(stream: Any, message: bytes) -> None:
-    stream.write(len(message).to_bytes(_LENGTH, "little") + message)
-    stream.flush()
-
-
-def _receive(stream: Any) -> bytes:
-    """Return the next message.
-
-    Raises:
-        EOFError: there is none, or it is too long.
-    """
-    header = stream.read(_LENGTH)
-    length = int.from_bytes(header, "little")
-    message: bytes = stream.read(length) if len(header) == _LENGTH and length <= _LONGEST else b""
-    if len(message) < max(length, 1):
-        raise EOFError
-    return message
-
-
-def _kill(process: "subprocess.Popen[bytes]", late: threading.Event) -> None:
-    late.set()
-    process.kill()
-
-
-def _end(started: "list[subprocess.Popen[bytes]]") -> None:
+def _end(started: list[_Child]) -> None:
     while started:
-        try:
-            process = started.pop()
-        except IndexError:  # another thread was faster
-            return
+        process, connection = started.pop()
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(OSError):  # the reader is gone
-                    pipe.close()
+        connection.close()
 
 
 def _plain(value: Any) -> Any:
@@ -226,17 +205,20 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is none")
 
 
-def _serve(calls: BinaryIO, answers: BinaryIO) -> None:
+def _serve(connection: Connection) -> None:
     """Answer each call by `[found, null]`, or by `[null, what is wrong]` with the template.
 
     Each of `found` is `[text, null]` or `[null, why it is refused]`.
     """
     runner = Runner()
-    _limit_memory()
-    with suppress(EOFError, MemoryError):  # after which the rest may be damaged
+    with suppress(OSError):  # where a system has no such file
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + _MEMORY)
+    with suppress(EOFError, OSError, MemoryError):  # after which the rest may be damaged
         while True:
-            template, many, seconds = json.loads(_receive(calls))
-            _limit_time(seconds)
+            template, many, seconds = json.loads(connection.recv_bytes(_LONGEST))
+            # The system ends this process in case its parent, which would do so, is gone.
+            _limit(resource.RLIMIT_CPU, int(process_time() + seconds) + _SPARE)
             try:
                 found = [
                     [None, str(one)] if isinstance(one, TemplateRefusalError) else [one, None]
@@ -245,27 +227,14 @@ def _serve(calls: BinaryIO, answers: BinaryIO) -> None:
                 answer = json.dumps([found, None])
             except RequestError as error:
                 answer = json.dumps([None, str(error)])
-            _send(answers, answer.encode())
+            connection.send_bytes(answer.encode())
 
 
-def _limit_memory() -> None:
-    with suppress(ImportError, OSError, ValueError, IndexError):  # where a system has no such limits
-        import resource
-
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _MEMORY, hard))
-
-
-def _limit_time(seconds: float) -> None:
-    """Have the system end this process in case its parent, which would do so, is gone."""
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(process_time() + seconds) + _SPARE, hard))
+def _limit(what: int, most: int) -> None:
+    with suppress(OSError, ValueError):  # where a system has no such limit
+        resource.setrlimit(what, (most, resource.getrlimit(what)[1]))
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides when this ends
-    _serve(sys.stdin.buffer, sys.stdout.buffer)
+    _serve(Connection(int(sys.argv[1])))

@@ -55,14 +55,17 @@ def unfinished(tokenizer: Tokenizer, tokens: Sequence[int]) -> int:
     return min(missing, 1) if "ByteLevel" in _kinds(tokenizer) else missing
 
 
-def decoder_parts(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    """Yield the parts of what turns tokens to text."""
-    left = [] if tokenizer.decoder is None else [json.loads(tokenizer.decoder.__getstate__())]
+def parts(component: Any) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a tokenizer's normaliser, pre-tokenizer or decoder, if it has one, also within sequences."""
+    left = [] if component is None else [json.loads(component.__getstate__())]
     while left:
         part = left.pop()
-        left += part.get("decoders", ())
-        yield part
+        inner = next((part[name] for name in ("normalizers", "pretokenizers", "decoders") if name in part), None)
+        if inner is None:
+            yield part
+        else:
+            left += inner
 
 
 def _kinds(tokenizer: Tokenizer) -> set[str]:
-    return {part["type"] for part in decoder_parts(tokenizer)}
+    return {part["type"] for part in parts(tokenizer.decoder)}

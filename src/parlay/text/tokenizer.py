@@ -18,7 +18,7 @@ from parlay.text.chat import ChatOptions, pieces, render, shows_tools
 from parlay.text.sentence_piece import spaced
 from parlay.text.special_tokens import token_text
 from parlay.text.template_process import TemplateProcess
-from parlay.text.token_bytes import DECODING, decoder_parts, raw_bytes, text_within
+from parlay.text.token_bytes import DECODING, parts, raw_bytes, text_within
 from parlay.text.tokenizer_files import read_texts
 
 _LONG = 1024  # characters or tokens
@@ -77,9 +77,7 @@ class TextCodec:
                 return list(found.ids)
         except (TypeError, UnicodeError):
             raise RequestError("the prompt is not valid Unicode text; decode it with the right encoding") from None
-        except (
-            Exception
-        ) as error:  # the library raises bare Exception, for example where the tokenizer has no unknown token
+        except Exception as error:  # the library raises bare ones, for example where there is no unknown token
             raise RequestError(f"the tokenizer cannot encode this text: {brief(str(error))}") from None
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -143,7 +141,7 @@ class TextCodec:
 
     def to_str(self) -> str:
         """Return the tokenizer as a `tokenizer.json` in which spaces are spelled as llguidance knows it."""
-        if next(decoder_parts(self.tokenizer), {}).get("type") != "Metaspace":
+        if [part["type"] for part in parts(self.tokenizer.decoder)] != ["Metaspace"]:
             return str(self.tokenizer.to_str())
         same = Tokenizer.from_str(self.tokenizer.to_str())
         same.decoder = spaced(False)

@@ -1,8 +1,7 @@
 """Reading a tokenizer in any form in which they are published, and the files beside it."""
 
-import json
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from parlay.text.pre_tokenizers import splitter
 from parlay.text.sentence_piece import read_sentence_piece
 from parlay.text.special_tokens import add_named, frame, token_text, with_older
 from parlay.text.tiktoken import is_tiktoken, read_tekken, read_tiktoken
+from parlay.text.token_bytes import parts
 
 # Far beyond any model's. The library has no limits: a larger factor fills the memory with a text of a few letters.
 _GROWTH = 1000  # by what factor a text may grow
@@ -54,42 +54,25 @@ def read_tokenizer(file: Path, about: dict[str, Any] | None = None) -> Tokenizer
 
 
 def _checked(tokenizer: Tokenizer, file: Path) -> Tokenizer:
-    # The engine limits the length of a prompt: it refuses what is too long, and truncates nothing.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    _check(tokenizer, file)
-    return tokenizer
-
-
-def _check(tokenizer: Tokenizer, file: Path) -> None:
-    """Refuse a tokenizer that makes a short text a huge one, or has too many parts.
+    """Return a tokenizer that truncates and pads nothing.
 
     Raises:
-        ModelError: it does.
+        ModelError: it makes a short text a huge one, or has too many parts.
     """
+    # The engine limits the length of a prompt: it refuses what is too long.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     for name in ("normalizer", "pre_tokenizer", "decoder"):
-        made = getattr(tokenizer, name)
-        parts = [] if made is None else list(_parts(json.loads(made.__getstate__())))
-        if len(parts) > _PARTS:
+        found = list(parts(getattr(tokenizer, name)))
+        if len(found) > _PARTS:
             raise ModelError(
-                f"{file}: its {name} has {len(parts)} parts and may have {_PARTS}; use another tokenizer"
+                f"{file}: its {name} has {len(found)} parts and may have {_PARTS}; use another tokenizer"
             )
-        if prod(map(_growth, parts)) > _GROWTH:
+        if prod(map(_growth, found)) > _GROWTH:
             raise ModelError(
                 f"{file}: its {name} may make a text more than {_GROWTH} times as long; use another tokenizer"
             )
-
-
-def _parts(spec: Any) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a sequence, and of sequences in it."""
-    left = [spec]
-    while left:
-        part = left.pop()
-        inner = next((part[name] for name in ("normalizers", "pretokenizers", "decoders") if name in part), None)
-        if inner is None:
-            yield part
-        else:
-            left += inner
+    return tokenizer
 
 
 def _growth(part: dict[str, Any]) -> float:

@@ -5,17 +5,18 @@ annotations (`server/openapi.py`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from math import inf
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
-from parlay.errors import RequestError, shown
+from parlay.errors import RequestError, nearest, shown
 
+T = TypeVar("T")
 _WORDS = {bool: "true or false", int: "an integer", float: "a number"}
 
 
@@ -109,6 +110,30 @@ def check_scalars(made: Any) -> None:
     """
     for name, one in scalars(made.__class__).items():
         object.__setattr__(made, name, one.check(name, getattr(made, name)))
+
+
+def from_mapping(cls: type[T], value: object, param: str, example: str) -> T:
+    """Return a parameter's value as a dataclass, whose fields a mapping may give; None leaves one out.
+
+    Args:
+        cls: the dataclass, which refuses values of its own.
+        value: what a user gave.
+        param: the parameter.
+        example: of a mapping.
+
+    Raises:
+        RequestError: it is no mapping, or has an unknown key.
+    """
+    if isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        raise RequestError(f"{param} must be a mapping such as {example}, not {shown(value)}")
+    given = {key: one for key, one in value.items() if one is not None}
+    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    for key in given:
+        if key not in known:
+            raise RequestError(f"unknown key {shown(key)} in {param}{nearest(key, known)}")
+    return cls(**given)
 
 
 def _written(bound: float | None) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 # Keys that say which further properties there are, or describe a part of them elsewhere.
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
 _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")  # of schemas by name
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+# Keywords whose values are lists of schemas, schemas by name, or one.
+MANY = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
+NAMED = {"$defs", "definitions", "patternProperties", "properties"}
 _ONES = ("items", "additionalProperties", "contains", "unevaluatedItems")
 
 Schema = Mapping[str, Any]
@@ -34,9 +35,9 @@ def _closed(schema: Any, at: str, parts: set[str], *, whole: bool) -> Any:
     made = dict(schema)
     for key, value in schema.items():
         place = f"{at}/{key}"
-        if key in _MAPS and isinstance(value, dict):
+        if key in NAMED and isinstance(value, dict):
             made[key] = {name: _closed(one, f"{place}/{name}", parts, whole=True) for name, one in value.items()}
-        elif key in _LISTS and isinstance(value, list):
+        elif key in MANY and isinstance(value, list):
             beside = key not in ("anyOf", "oneOf", "allOf") or (inner and (key != "allOf" or len(value) == 1))
             made[key] = [_closed(one, f"{place}/{i}", parts, whole=beside) for i, one in enumerate(value)]
         elif key in _ONES:

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import wraps
-from numbers import Integral
 from typing import Annotated, Any, get_args
 
 from msgspec import Meta
 
 from parlay.errors import ConfigError, RequestError, about, nearest, shown
-from parlay.types.bounds import Scalar, check_scalars
+from parlay.types.bounds import Scalar, check_scalars, from_mapping
 from parlay.types.processor import LogitsProcessor
 from parlay.types.structured import StructuredOutputsParams
 
@@ -26,7 +25,7 @@ Reported = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
 Text = Annotated[str, Meta(min_length=1)]
 Id = Annotated[int, Meta(ge=0)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
-_BIAS = Scalar.of(*get_args(Bias))
+_BIAS, _ID = (Scalar.of(*get_args(hint)) for hint in (Bias, Id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +57,7 @@ class SpeculationOverride:
         Raises:
             RequestError: an unknown key or a value out of range.
         """
-        if isinstance(value, SpeculationOverride):
-            return value
-        if not isinstance(value, Mapping):
-            raise RequestError(f"speculative must be a mapping such as {{'enabled': False}}, not {shown(value)}")
-        value = {key: one for key, one in value.items() if one is not None}
-        known = {f.name for f in fields(cls)}
-        for key in value:
-            if key not in known:
-                raise RequestError(f"unknown key {shown(key)} in speculative{nearest(key, known)}")
-        return cls(**value)
+        return from_mapping(cls, value, "speculative", "{'enabled': False}")
 
 
 def _check_names(cls: type, values: Mapping[str, Any]) -> None:
@@ -235,19 +225,12 @@ class SamplingParams:
     @property
     def filters(self) -> bool:
         """Whether any parameter removes tokens from the distribution."""
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+        return self.draw.filters
 
     @property
     def draw(self) -> DrawParams:
         """What of it travels in plans."""
-        return DrawParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            scored=self.scored,
-            prompt_logprobs=self.prompt_logprobs,
-        )
+        return DrawParams(**{f.name: getattr(self, f.name) for f in fields(DrawParams)})
 
     @property
     def penalises(self) -> bool:
@@ -282,7 +265,7 @@ def _bias(name: str, value: object) -> dict[int, float]:
     biases = {}
     for key, bias in value.items():
         named = isinstance(key, str) and key.isdecimal() and len(key) < 20  # JSON has only strings as keys
-        token = _id(f"a token id in {name}", int(key) if named else key)
+        token = _ID.check(f"a token id in {name}", int(key) if named else key, param=name)
         biases[token] = _BIAS.check(f"{name} of token {token}", bias, param=name)
     return biases
 
@@ -302,7 +285,7 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     ids = _tuple(name, value)
     if set(map(type, ids)) == {int} and min(ids) >= 0:  # the usual case, quickly: there may be very many
         return ids
-    return tuple(_id(name, token) for token in ids)
+    return tuple(_ID.check(name, token) for token in ids)
 
 
 def _some_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -310,16 +293,6 @@ def _some_ids(name: str, value: Any) -> tuple[int, ...]:
     if not ids:
         raise RequestError(f"{name} allows no token; leave it out to allow all")
     return ids
-
-
-def _id(name: str, value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():  # JSON does not tell 1.0 from 1
-        value = int(value)
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise RequestError(f"{name} must be an integer, not {shown(value)}")
-    if value < 0:
-        raise RequestError(f"{name} must be at least 0, not {shown(value)}")
-    return int(value)
 
 
 def _functions(name: str, value: Any) -> tuple[LogitsProcessor, ...]:

@@ -1,9 +1,6 @@
 """The input and output of one step: integers, seeds and tokens, nothing that lives on a device."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-import msgspec
 
 from parlay.errors import RequestError
 from parlay.types.draft import NO_DRAFT, Draft
@@ -126,10 +123,6 @@ class Plan:
     plan_id: int
     spans: tuple[Span, ...]
     forgotten: tuple[int, ...] = ()
-
-
-encode_plan: Callable[[Plan], bytes] = msgspec.msgpack.Encoder().encode
-decode_plan: Callable[[bytes], Plan] = msgspec.msgpack.Decoder(Plan).decode
 
 
 @dataclass(frozen=True, slots=True)

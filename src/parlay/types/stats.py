@@ -1,5 +1,6 @@
 """What an engine counts: written down once, for whoever counts, sends, adds up and shows it."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -85,7 +86,7 @@ class Stats:
     finished: dict[str, int] = field(default_factory=Counter)
 
     @property
-    def guesses(self) -> DraftStats:
+    def draft_stats(self) -> DraftStats:
         """Those of all methods together; a draft that several made counts once."""
         made = self.methods.values()
         return DraftStats(
@@ -95,6 +96,12 @@ class Stats:
             accepted_per_position=summed(one.accepted_per_position for one in made),
             unfollowed=sum(one.unfollowed for one in made),
         )
+
+    @property
+    def guesses(self) -> DraftStats:
+        """An older name of `draft_stats`."""
+        warnings.warn("guesses is called draft_stats", DeprecationWarning, stacklevel=2)
+        return self.draft_stats
 
 
 @dataclass(slots=True, kw_only=True)

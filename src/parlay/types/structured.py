@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta
 
-from parlay.errors import RequestError, nearest, shown
+from parlay.errors import RequestError, shown
+from parlay.types.bounds import from_mapping
 from parlay.types.json_schema import closed
 
 # Characters of a grammar, and lines of one in EBNF. Compilers recurse along rules, and some work grows quadratically.
@@ -52,17 +53,16 @@ class StructuredOutputsParams:
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
             raise RequestError(f"structured_outputs takes just one of {', '.join(_FORMATS)}; {found} was given")
-        if self.disable_any_whitespace and not given[0].startswith("json"):
-            raise RequestError(f"disable_any_whitespace is about JSON; leave it out beside {given[0]}")
+        (form,) = given
+        if self.disable_any_whitespace and not form.startswith("json"):
+            raise RequestError(f"disable_any_whitespace is about JSON; leave it out beside {form}")
         if self.whitespace_pattern is not None:
             _check_text("whitespace_pattern", self.whitespace_pattern)
-            if self.disable_any_whitespace or not given[0].startswith("json"):
-                beside = "disable_any_whitespace" if self.disable_any_whitespace else given[0]
+            if self.disable_any_whitespace or not form.startswith("json"):
+                beside = "disable_any_whitespace" if self.disable_any_whitespace else form
                 raise RequestError(f"whitespace_pattern is about space in JSON; leave it out beside {beside}")
         if self.disable_additional_properties and self.json is None:
-            raise RequestError(
-                f"disable_additional_properties is about a JSON schema; leave it out beside {given[0]}"
-            )
+            raise RequestError(f"disable_additional_properties is about a JSON schema; leave it out beside {form}")
         if self.json is not None:
             text = _schema_text(self.json)
             object.__setattr__(self, "json", closed(text) if self.disable_additional_properties else text)
@@ -93,18 +93,7 @@ class StructuredOutputsParams:
         Raises:
             RequestError: an unknown key, or what the class refuses.
         """
-        if isinstance(value, StructuredOutputsParams):
-            return value
-        if not isinstance(value, Mapping):
-            raise RequestError(
-                f"structured_outputs must be a mapping such as {{'regex': '[0-9]+'}}, not {shown(value)}"
-            )
-        value = {key: one for key, one in value.items() if one is not None}
-        known = {f.name for f in fields(cls)}
-        for key in value:
-            if key not in known:
-                raise RequestError(f"unknown key {shown(key)} in structured_outputs{nearest(key, known)}")
-        return cls(**value)
+        return from_mapping(cls, value, "structured_outputs", "{'regex': '[0-9]+'}")
 
 
 def _schema_text(schema: object) -> str:

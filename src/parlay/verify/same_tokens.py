@@ -17,6 +17,7 @@ from parlay.models.select import describe_model
 from parlay.proposers.select import embedded_configs
 from parlay.types.output import CompletionOutput
 from parlay.types.params import SamplingParams
+from parlay.verify.difference import ComparedAnswer, first_difference
 from parlay.verify.sampled_distribution import check_distribution
 
 PROMPTS: tuple[str | tuple[int, ...], ...] = (
@@ -140,7 +141,7 @@ def _compare_ways(
         for kind, right in expected.items():
             tick(f"{label}: {way}, {kind}")
             found = complete(engine, comparison.prompts, _params(comparison)[kind])
-            difference = first_difference(found, right)
+            difference = first_difference([*map(compared, found)], [*map(compared, right)])
             yield {
                 "method": label,
                 "way": way,
@@ -164,31 +165,14 @@ def _off(config: SpeculativeConfig) -> tuple[tuple[int, int, int], ...] | None:
     return _OFF if given is None and config.method != PLAIN else given
 
 
-def first_difference(found: list[CompletionOutput], expected: list[CompletionOutput]) -> str | None:
-    """Return where two lists of completions differ, or None: prompt, token, and by how much its logit was behind."""
-    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
-        for j, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)):
-            if x != y:
-                return f"prompt {i}, token {j}: {x} instead of {y}, {_gap(b, j, x, y)}"
-            if _bits(a, j) != _bits(b, j):
-                return f"prompt {i}, token {j}: log-probabilities"
-        if len(a.token_ids) != len(b.token_ids):
-            return f"prompt {i}: {len(a.token_ids)} tokens instead of {len(b.token_ids)}"
-    return None
-
-
-def _gap(expected: CompletionOutput, position: int, found: int, right: int) -> str:
-    """Say how far apart the logits of two tokens are, as far as their log-probabilities are known."""
-    assert expected.logprobs is not None
-    table = expected.logprobs[position]
-    if found in table and right in table:
-        return f"whose logit is {abs(table[right].logprob - table[found].logprob):.3g} away"
-    return "whose logit is not among the highest"
-
-
-def _bits(completion: CompletionOutput, position: int) -> list[tuple[int, str]]:
+def compared(completion: CompletionOutput) -> ComparedAnswer:
+    """Return what is compared of a completion."""
     assert completion.logprobs is not None
-    return [(token, entry.logprob.hex()) for token, entry in completion.logprobs[position].items()]
+    return ComparedAnswer(
+        tokens=completion.token_ids,
+        logprobs=tuple([(token, entry.logprob.hex()) for token, entry in one.items()] for one in completion.logprobs),
+        likely=tuple({token: entry.logprob for token, entry in one.items()} for one in completion.logprobs),
+    )
 
 
 def _params(comparison: Comparison) -> dict[str, list[SamplingParams]]:

@@ -8,7 +8,6 @@ as far as it returns them. Requests are greedy, or sampled with a seed.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from parlay.errors import ConfigError, ParlayError, brief
+from parlay.verify.difference import ComparedAnswer, first_difference
 
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "temperature 0": {"temperature": 0.0},
@@ -32,23 +32,6 @@ _OTHERS = 12  # requests that run beside
 _OTHER = {"temperature": 0.9}
 _TOP = 5  # log-probabilities a token; OpenAI gives no more
 _SECONDS = 600.0  # for one answer
-
-
-@dataclass(frozen=True, slots=True)
-class ServerAnswer:
-    """An answer.
-
-    Attributes:
-        text: of it.
-        tokens: each one's text; empty where the server does not return them.
-        logprobs: of these, exactly as sent.
-        likely: the likeliest tokens at each place, with their log-probabilities.
-    """
-
-    text: str
-    tokens: tuple[str, ...] = ()
-    logprobs: tuple[str, ...] = ()
-    likely: tuple[Mapping[str, float], ...] = ()
 
 
 def compare_server(
@@ -76,7 +59,7 @@ def compare_server(
             others = [beside[i % len(beside)] for i in range(_OTHERS)]
             tick(f"alone, {kind}")
             expected = list(map(client.complete, bodies))
-            ways: dict[str, Callable[[], Iterator[ServerAnswer]]] = {
+            ways: dict[str, Callable[[], Iterator[ComparedAnswer]]] = {
                 "again": lambda bodies=bodies: map(client.complete, bodies),  # type: ignore[misc]
                 "together": lambda bodies=bodies: pool.map(client.complete, bodies),  # type: ignore[misc]
                 "among others": lambda all=[*bodies, *others]: pool.map(client.complete, all),  # type: ignore[misc]
@@ -97,23 +80,6 @@ def compare_server(
                     "tokens": sum(len(one.tokens) for one in found),
                     "accepted": 0,
                 }
-
-
-def first_difference(found: Sequence[ServerAnswer], expected: Sequence[ServerAnswer]) -> str | None:
-    """Return where two lists of answers differ, or None; and by how much the logit was behind, if that is known."""
-    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
-        for j, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)):
-            if x != y:
-                table = b.likely[j] if j < len(b.likely) else {}
-                gap = f", whose logit is {abs(table[y] - table[x]):.3g} away" if {x, y} <= table.keys() else ""
-                return f"prompt {i}, token {j}: {x!r} instead of {y!r}{gap}"
-            if a.logprobs[j : j + 1] != b.logprobs[j : j + 1]:
-                return f"prompt {i}, token {j}: log-probabilities"
-        if a.text != b.text:
-            place = next((j for j, (x, y) in enumerate(zip(a.text, b.text, strict=False)) if x != y), None)
-            where = min(len(a.text), len(b.text)) if place is None else place
-            return f"prompt {i}, character {where}: {a.text[where : where + 9]!r}, not {b.text[where : where + 9]!r}"
-    return None
 
 
 class _Client:
@@ -139,11 +105,11 @@ class _Client:
         fixed = {"model": self.model, "max_tokens": self._max_tokens, "logprobs": _TOP}
         return {**fixed, "prompt": text, "seed": seed, **params}
 
-    def complete(self, body: dict[str, Any]) -> ServerAnswer:
+    def complete(self, body: dict[str, Any]) -> ComparedAnswer:
         """Return the answer as a whole."""
         return _join(self._answer("/completions", body))
 
-    def stream(self, body: dict[str, Any]) -> ServerAnswer:
+    def stream(self, body: dict[str, Any]) -> ComparedAnswer:
         """Return the answer, sent as a stream."""
         text = self._answer("/completions", {**body, "stream": True})
         events = [line.removeprefix("data:").strip() for line in text.split("\n") if line.startswith("data:")]
@@ -176,7 +142,7 @@ def _root_of(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def _join(*events: str) -> ServerAnswer:
+def _join(*events: str) -> ComparedAnswer:
     """Return the content of one answer's choices, or of its events' together."""
     text, tokens, logprobs, likely = "", list[str](), list[str](), list[Mapping[str, float]]()
     try:
@@ -189,4 +155,4 @@ def _join(*events: str) -> ServerAnswer:
                 likely += (one or {} for one in found.get("top_logprobs") or ())
     except (ValueError, AttributeError, TypeError) as error:
         raise ParlayError(f"the server's answer is not OpenAI's: {brief(str(error))}") from None
-    return ServerAnswer(text, tuple(tokens), tuple(logprobs), tuple(likely))
+    return ComparedAnswer(text, tuple(tokens), tuple(logprobs), tuple(likely))

@@ -71,26 +71,6 @@ def _bits(b: Bytes) -> Ints:
     return np.unpackbits(b, axis=1, bitorder="little").astype(np.int32)
 
 
-def _q4_0(b: Bytes) -> Blocks:
-    return Blocks(_halves(b[:, 2:]) - 8, _half(b, 0), None)
-
-
-def _q4_1(b: Bytes) -> Blocks:
-    return Blocks(_halves(b[:, 4:]), _half(b, 0), _half(b, 2))
-
-
-def _q5_0(b: Bytes) -> Blocks:
-    return Blocks((_halves(b[:, 6:]) | _bits(b[:, 2:6]) << 4) - 16, _half(b, 0), None)
-
-
-def _q5_1(b: Bytes) -> Blocks:
-    return Blocks(_halves(b[:, 8:]) | _bits(b[:, 4:8]) << 4, _half(b, 0), _half(b, 2))
-
-
-def _q8_0(b: Bytes) -> Blocks:
-    return Blocks(b[:, 2:].view(np.int8).astype(np.int32), _half(b, 0), None)
-
-
 def _pairs(b: Bytes) -> Ints:
     """Return pairs of bits: of every 32 bytes the lowest ones first."""
     parts = b.reshape(len(b), -1, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
@@ -143,10 +123,6 @@ def _q6_k(b: Bytes) -> Blocks:
     return Blocks(levels - 32, scales, None)
 
 
-def _iq4_nl(b: Bytes) -> Blocks:
-    return Blocks(_LEVELS[_halves(b[:, 2:])], _half(b, 0), None)
-
-
 def _iq4_xs(b: Bytes) -> Blocks:
     upper = np.ascontiguousarray(b[:, 2:4]).view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     lower = np.stack((b[:, 4:8] & 15, b[:, 4:8] >> 4), axis=2).reshape(len(b), -1)
@@ -155,22 +131,20 @@ def _iq4_xs(b: Bytes) -> Blocks:
     return Blocks(_LEVELS[nibbles], _half(b, 0) * scales.astype(np.float32), None)
 
 
-def _mxfp4(b: Bytes) -> Blocks:
-    return Blocks(_MICRO[_halves(b[:, 1:])], np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128), None)
-
-
 _READERS: dict[str, Callable[[Bytes], Blocks]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
+    "Q4_0": lambda b: Blocks(_halves(b[:, 2:]) - 8, _half(b, 0), None),
+    "Q4_1": lambda b: Blocks(_halves(b[:, 4:]), _half(b, 0), _half(b, 2)),
+    "Q5_0": lambda b: Blocks((_halves(b[:, 6:]) | _bits(b[:, 2:6]) << 4) - 16, _half(b, 0), None),
+    "Q5_1": lambda b: Blocks(_halves(b[:, 8:]) | _bits(b[:, 4:8]) << 4, _half(b, 0), _half(b, 2)),
+    "Q8_0": lambda b: Blocks(b[:, 2:].view(np.int8).astype(np.int32), _half(b, 0), None),
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
-    "IQ4_NL": _iq4_nl,
+    "IQ4_NL": lambda b: Blocks(_LEVELS[_halves(b[:, 2:])], _half(b, 0), None),
     "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4,
+    "MXFP4": lambda b: Blocks(
+        _MICRO[_halves(b[:, 1:])], np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128), None
+    ),
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from glob import escape
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +38,12 @@ def parts_pattern(name: str) -> str:
 
 
 def all_parts(path: Path) -> list[Path]:
-    """Return a file and those beside it that its name says are parts of the same model, as far as they exist."""
-    return sorted(path.parent.glob(parts_pattern(path.name)))
+    """Return a file, or those beside it that its name says are parts of the same model, as far as they exist."""
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    names = (f"{match[1]}-{number:05}-of-{match[3]}{match[4]}" for number in range(1, int(match[3]) + 1))
+    return [file for file in map(path.with_name, names) if file.is_file()]
 
 
 def gguf_models(folder: Path) -> list[Path]:
@@ -62,15 +65,6 @@ def model_file(path: Path) -> Path:
     except OSError:  # the code that reads it reports why it cannot
         return path
     return models[0] if len(models) == 1 and models[0].is_file() else path
-
-
-def part_files(path: Path) -> list[Path]:
-    """Return the files of a model that `path` is one of, as far as they exist, by their names alone."""
-    match = _PART.fullmatch(path.name)
-    if match is None:
-        return [path]
-    names = (f"{match[1]}-{number:05}-of-{match[3]}{match[4]}" for number in range(1, int(match[3]) + 1))
-    return [file for file in map(path.with_name, names) if file.is_file()]
 
 
 class GGUFModel(GGUFFile):
@@ -139,12 +133,7 @@ class GGUFModel(GGUFFile):
         """Everything before the tensors, part after part."""
         return b"".join((super().header, *(part.header for part in self._others)))
 
-    def __enter__(self) -> GGUFModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         for part in self._others:
-            part.__exit__(kind, error, trace)
+            part.__exit__(*error)

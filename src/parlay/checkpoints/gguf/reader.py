@@ -13,8 +13,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -235,12 +234,10 @@ class GGUFFile:
         """Everything before the tensors."""
         return self._data[: self._at]
 
-    def __enter__(self) -> GGUFFile:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # A view that is still in use keeps the map open until the last one is gone.
         del self._data
 

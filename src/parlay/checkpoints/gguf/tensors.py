@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from parlay.checkpoints.gguf.parts import GGUFModel
@@ -207,13 +206,10 @@ class GGUFWeights:
         return pairs.transpose(1, 2).reshape(tensor.shape)
 
     def __enter__(self) -> GGUFWeights:
-        self._file.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._file.__exit__(*error)
 
     def _heads(self, name: str) -> int | None:
         """Return how many heads a tensor's rows belong to, where they are rotated."""

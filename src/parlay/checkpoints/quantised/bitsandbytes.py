@@ -13,7 +13,7 @@ Source: QLoRA (Dettmers et al. 2023), and the tensors that bitsandbytes' `QuantS
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,19 +65,13 @@ class BitsAndBytesLayers(QuantisedLayers):
     """The layers of four bits of a checkpoint, dequantised: no blocks of the kernels hold such numbers."""
 
     def __init__(self, packing: QuantisationConfig, tensors: Mapping[str, Any]) -> None:
-        """Find the layers, read what each says of itself, and check their shapes.
+        self._states: dict[str, _State] = {}
+        super().__init__(packing, tensors)
 
-        Args:
-            packing: what the config says.
-            tensors: the open file of every tensor, by name.
-
-        Raises:
-            ModelError: a part is missing, or shapes contradict each other or the layer's own words.
-        """
+    def _find(self, tensors: Set[str]) -> tuple[Set[str], Set[str]]:
         parts = {name for name in tensors if name.partition(".weight.")[2] in _PARTS}
         bases = {name.partition(".weight.")[0] for name in parts}
-        self._states: dict[str, _State] = {}
-        super().__init__(packing.path, tensors, bases, parts | {f"{base}.weight" for base in bases})
+        return bases, parts | {f"{base}.weight" for base in bases}
 
     def get_tensor(self, name: str) -> Tensor:  # noqa: D102
         base = self._bases[name]

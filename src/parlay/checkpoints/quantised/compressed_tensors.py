@@ -16,21 +16,16 @@ bitsandbytes' `Linear8bitLt`.
 What the scales of activations say is of no use here: kernels round rows by themselves, see `kernels.quantised`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from parlay.checkpoints.quantised.config import QuantisationConfig, Scheme
-from parlay.checkpoints.quantised.layers import QuantisedLayers, blocks_of, fits_float16
+from parlay.checkpoints.quantised.integers import WORD, IntegerLayers, block_counts, signed, unpacked
 from parlay.errors import ModelError
-from parlay.weights.kinds import BY_NAME, Kind
-from parlay.weights.weight import Weight
 
-_WORD = 32  # bits
-_NIBBLES, _BYTES = BY_NAME["Q4_1"], BY_NAME["Q8_0"]
-_UNORDERED = -1  # fills an index that llm-compressor never set
 _LLM_INT8 = "SCB"
 _SCALES = ("weight_scale", "weight_scale_inv", _LLM_INT8)
 _FLOATS = ("F32", "BF16", "F16", "F8_E8M0")
@@ -44,73 +39,33 @@ _BESIDE = (
 )
 
 
-class ScaledLayers(QuantisedLayers):
+class ScaledLayers(IntegerLayers):
     """The layers of a checkpoint that have scales beside them."""
 
+    _index, _unset = "weight_g_idx", -1  # where llm-compressor never set it
+
     def __init__(self, packing: QuantisationConfig, tensors: Mapping[str, Any]) -> None:
-        """Find the layers and check their shapes.
+        self._packed_bits: dict[str, int] = {}
+        super().__init__(packing, tensors)
 
-        Args:
-            packing: what the config says.
-            tensors: the open file of every tensor, by name.
-
-        Raises:
-            ModelError: a part is missing, or shapes contradict each other or the config.
-        """
-        self._packing = packing
-        self._bits: dict[str, int] = {}  # of packed layers
+    def _find(self, tensors: Set[str]) -> tuple[Set[str], Set[str]]:
         beside = {name for name in tensors if name.rpartition(".")[2] in _BESIDE}
         bases = {name.rpartition(".")[0] for name in beside if name.rpartition(".")[2] in (*_SCALES, "weight_packed")}
         weights = {f"{base}.weight" for base in bases}
-        super().__init__(packing.path, tensors, bases, beside | (weights & set(tensors)))
+        return bases, beside | (weights & tensors)
 
-    def get_tensor(self, name: str) -> Tensor:  # noqa: D102
-        base = self._bases[name]
-        levels, scales, zeros = self._read(base)
-        group = self._order(base, "weight_g_idx", scales.shape[1], _UNORDERED)
-        if group is not None:
-            return (levels - (0 if zeros is None else zeros[:, group])) * scales[:, group]
-        spread = self._spread(name, scales)
-        return (levels if zeros is None else levels - self._spread(name, zeros)) * spread
+    def _bits(self, base: str) -> int | None:
+        if self._has(base, "weight_packed"):
+            return self._packed_bits[base]
+        return 8 if self._dtype(base, "weight") == "I8" else None
 
-    def get_blocks(self, name: str) -> Weight:  # noqa: D102
-        kind = self.kind(name)
-        assert kind is not None
-        levels, scales, zeros = self._read(self._bases[name])
-        scales = scales.expand(len(levels), -1)
-        if kind is _BYTES:
-            return blocks_of(kind, levels.to(torch.int8).view(torch.uint8), scales)
-        least = -scales * (8 + (0 if zeros is None else zeros))
-        return blocks_of(kind, (levels + 8).to(torch.uint8), scales, least)
-
-    def _find_kind(self, name: str) -> Kind | None:
-        base, (outputs, inputs) = self._bases[name], self._shapes[name]
-        packed = self._has(base, "weight_packed")
-        if not (packed or self._dtype(base, "weight") == "I8"):
-            return None
-        scales = self._scales(base)
-        groups = scales.shape[1]
-        if self._order(base, "weight_g_idx", groups, _UNORDERED) is not None:
-            return None
-        blocks = _NIBBLES if packed and self._bits[base] == 4 else _BYTES
-        if inputs % groups or inputs // groups % blocks.block or len(scales) not in (1, outputs):
-            return None
-        if blocks is _BYTES:
-            return _BYTES if self._zeros(base) is None and fits_float16(scales) else None
-        return _NIBBLES if fits_float16(scales, 15) else None
-
-    # ------------------------------------------------------------------------------------------------- reading
-
-    def _read(self, base: str) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return signed integers or FP8's numbers `[outputs, inputs]`, scales and zero points, all float32."""
-        scales, zeros = self._scales(base), self._zeros(base)
+    def _levels(self, base: str) -> Tensor:
         if not self._has(base, "weight_packed"):
-            return self._get(base, "weight").float(), scales, zeros
+            return self._get(base, "weight")
         _, inputs = self._shapes[f"{base}.weight"]
-        return self._integers(base, self._get(base, "weight_packed"))[:, :inputs].float(), scales, zeros
+        return self._integers(base, self._get(base, "weight_packed"))[:, :inputs]
 
     def _zeros(self, base: str) -> Tensor | None:
-        """Return zero points as scales are shaped; None where all are 0."""
         if not self._has(base, "weight_zero_point"):
             return None
         zeros = self._get(base, "weight_zero_point")
@@ -122,9 +77,8 @@ class ScaledLayers(QuantisedLayers):
 
     def _integers(self, base: str, words: Tensor) -> Tensor:
         """Return the signed integers of words `[a, b]`, `[a, b * n]`."""
-        bits = self._bits[base]
-        found = (words[:, :, None] >> torch.arange(0, _WORD, bits, dtype=torch.int32)) & ((1 << bits) - 1)
-        return found.reshape(len(words), -1) - (1 << (bits - 1))
+        bits = self._packed_bits[base]
+        return signed(unpacked(words, bits).flatten(1), bits)
 
     def _scales(self, base: str) -> Tensor:
         part = self._scale_of(base)
@@ -139,22 +93,6 @@ class ScaledLayers(QuantisedLayers):
                 "is damaged, fetch it again"
             )
         return scales
-
-    def _spread(self, name: str, factors: Tensor) -> Tensor:
-        """Return numbers of blocks `[a, b]` as one for each weight."""
-        outputs, inputs = self._shapes[name]
-        high, wide = self._block(name, (len(factors), factors.shape[1]))
-        return factors.repeat_interleave(high, 0)[:outputs].repeat_interleave(wide, 1)[:, :inputs]
-
-    def _block(self, name: str, blocks: tuple[int, int]) -> tuple[int, int]:
-        """Return the size of blocks, of which there are so many; those at the end may be smaller."""
-        outputs, inputs = self._shapes[name]
-        said = self._packing.blocks
-        if said and blocks == _counts(self._shapes[name], said):
-            return said
-        return outputs // blocks[0], inputs // blocks[1]
-
-    # ------------------------------------------------------------------------------------------------ checking
 
     def _check(self, base: str) -> tuple[int, int]:
         packed = self._has(base, "weight_packed")
@@ -171,7 +109,7 @@ class ScaledLayers(QuantisedLayers):
             self._expect(base, "weight_zero_point", *(("I32", "I8") if packed else ("I8",)))
             wanted: tuple[int, ...] = self._shape(base, self._scale_of(base))
             if self._dtype(base, "weight_zero_point") == "I32":
-                wanted = (-(-shape[0] * self._bits[base] // _WORD), counts[1])
+                wanted = (-(-shape[0] * self._packed_bits[base] // WORD), counts[1])
             if self._shape(base, "weight_zero_point") != wanted:
                 self._refuse(base, "weight_zero_point", f"zero points beside {counts[0]} x {counts[1]} scales")
         elif all(scheme.zeros for scheme in schemes):
@@ -206,11 +144,11 @@ class ScaledLayers(QuantisedLayers):
         outputs, inputs = map(int, self._get(base, "weight_shape").tolist())
         stored = self._shape(base, "weight_packed")
         served = sorted({scheme.bits for scheme in self._packing.schemes if scheme.packed})
-        fitting = [bits for bits in served if stored == (outputs, -(-inputs * bits // _WORD))]
+        fitting = [bits for bits in served if stored == (outputs, -(-inputs * bits // WORD))]
         if min(outputs, inputs) < 1 or not fitting:
             bits = " or ".join(map(str, served))
             self._refuse(base, "weight_packed", f"{outputs} x {inputs} numbers of {bits} bits")
-        self._bits[base] = fitting[0]
+        self._packed_bits[base] = fitting[0]
         return outputs, inputs
 
     def _check_scales(self, base: str, shape: tuple[int, int]) -> tuple[int, int]:
@@ -222,7 +160,7 @@ class ScaledLayers(QuantisedLayers):
             counts = (*counts, 1, 1)[:2]
         # By tensor, by channel, by group of inputs, or in the blocks that the config says.
         said = self._packing.blocks
-        if len(counts) == 2 and counts != (said and _counts(shape, said)):
+        if len(counts) == 2 and counts != (said and block_counts(shape, said)):
             rows, columns = counts
             if rows not in (1, outputs) or not columns or inputs % columns:
                 self._refuse(base, part, f"the scales of {outputs} x {inputs} numbers")
@@ -236,10 +174,10 @@ class ScaledLayers(QuantisedLayers):
         alike = [
             scheme
             for scheme in self._packing.schemes
-            if scheme.packed == packed and scheme.bits == self._bits.get(base, 8)
+            if scheme.packed == packed and scheme.bits == self._packed_bits.get(base, 8)
         ]
         said = self._packing.blocks
-        if said is None or counts != _counts(shape, said):
+        if said is None or counts != block_counts(shape, said):
             each = inputs // counts[1]
             # A group may be larger than all of a layer's inputs.
             alike = [
@@ -253,11 +191,6 @@ class ScaledLayers(QuantisedLayers):
 
     def _scale_of(self, base: str) -> str:
         return next((part for part in _SCALES if self._has(base, part)), _SCALES[0])
-
-
-def _counts(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
-    """Return how many blocks a matrix has along outputs and inputs, those at the end being smaller."""
-    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
 
 
 def _matrix(factors: Tensor) -> Tensor:

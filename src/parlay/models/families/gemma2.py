@@ -7,7 +7,6 @@ GELU-gated MLP, soft-capped scores and logits, and a window of keys in every oth
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.style import Style
 
 
@@ -46,7 +45,3 @@ def base_style(config: ModelConfig) -> Style:
 def cap(config: ModelConfig, key: str, default: float | None) -> float:
     """Return a bound for soft-capping, 0 where the config has null."""
     return 0.0 if config.raw.get(key, default) is None else config.number(key, default)
-
-
-class Model(Decoder):
-    """A Gemma 2 with its weights."""

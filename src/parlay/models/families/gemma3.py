@@ -7,7 +7,6 @@ those a rotary embedding of their own.
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.families.gemma2 import base_style, cap
 from parlay.models.rope import read_rotary
 from parlay.models.style import Rotary
@@ -44,7 +43,3 @@ def describe(config: ModelConfig) -> ModelConfig:
         max_position=config.count("max_position_embeddings", 131072),
         tie_embeddings=config.flag("tie_word_embeddings", True),
     )
-
-
-class Model(Decoder):
-    """A Gemma 3 with its weights."""

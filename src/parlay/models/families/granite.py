@@ -7,7 +7,6 @@ stream, and, as a divisor, on logits.
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.style import Style
 
 
@@ -29,7 +28,3 @@ def describe(config: ModelConfig) -> ModelConfig:
         logit_divisor=config.number("logits_scaling", 1.0),
     )
     return replace(config, style=style)
-
-
-class Model(Decoder):
-    """A Granite with its weights."""

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.families import granite
 
 _NAMES = {
@@ -34,7 +33,3 @@ def describe(config: ModelConfig) -> ModelConfig:
         intermediate_size=config.count("shared_intermediate_size", 1024),
         renamed=config.in_layers(_NAMES),
     )
-
-
-class Model(Decoder):
-    """A Granite 4 with its weights."""

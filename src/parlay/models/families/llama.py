@@ -6,7 +6,6 @@ Pre-norm decoder, grouped-query attention, rotary positions, SiLU-gated MLP, opt
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.style import Style
 
 
@@ -20,10 +19,3 @@ def describe(config: ModelConfig) -> ModelConfig:
     bias = config.flag("attention_bias", False)
     style = Style(qkv_bias=config.flag("qkv_bias", bias), output_bias=bias, mlp_bias=config.flag("mlp_bias", False))
     return replace(config, style=style)
-
-
-class Model(Decoder):
-    """A Llama with its weights."""
-
-    # Frequencies that early exporters stored; they follow from the config.
-    ignorable = (".rotary_emb.inv_freq",)

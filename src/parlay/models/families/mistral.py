@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.style import Style
 
 
@@ -15,9 +14,3 @@ def describe(config: ModelConfig) -> ModelConfig:
     """
     config.only(hidden_act="silu", attention_bias=False, mlp_bias=False)
     return replace(config, style=Style(windows=config.windows(lambda layer: True, default=4096)))
-
-
-class Model(Decoder):
-    """A Mistral with its weights."""
-
-    ignorable = (".rotary_emb.inv_freq",)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.style import Experts, Style
 
 
@@ -25,9 +24,3 @@ def describe(config: ModelConfig) -> ModelConfig:
     )
     config.check_experts(experts)
     return replace(config, style=Style(windows=config.windows(lambda layer: True), experts=experts))
-
-
-class Model(Decoder):
-    """A Mixtral with its weights."""
-
-    ignorable = (".rotary_emb.inv_freq",)

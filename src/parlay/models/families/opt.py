@@ -93,11 +93,12 @@ class _OptLayer:
         queries = group.bounds(config.hidden_size, config.head_dim)
         begin, end = group.share(queries)
         self._attention = Attention(
-            column_parallel(*(f"self_attn.{x}_proj" for x in "qkv"), unit=config.head_dim),
-            gathered("self_attn.out_proj", queries),
-            (end - begin) // config.head_dim,
-            config.head_dim,
-            torch.zeros(1, 0),  # no column turns
+            qkv=column_parallel(*(f"self_attn.{x}_proj" for x in "qkv"), unit=config.head_dim),
+            output=gathered("self_attn.out_proj", queries),
+            heads=(end - begin) // config.head_dim,
+            head_dim=config.head_dim,
+            cos_sin=torch.zeros(1, 0),  # no column turns
+            scale=config.head_dim**-0.5,
         )
         self._up = column_parallel("fc1")
         self._down = gathered("fc2", group.output_bounds(config.intermediate_size))
@@ -143,20 +144,7 @@ class Model:
         on_read: OnRead = ignore,
         layers: int | None = None,
     ) -> None:
-        """Read the weights.
-
-        Args:
-            config: the model's shape.
-            dtype: of weights and activations.
-            max_model_len: at most the number of positions that were learned.
-            kernels: the operations to run with.
-            group: the ranks that share each layer.
-            on_read: called with every tensor that was read.
-            layers: read only so many.
-
-        Raises:
-            ModelError: the weights do not fit the config.
-        """
+        """Read the weights as a `CausalModel`, with `layers` only so many."""
         self.config = config
         self.dtype = dtype
         with open_weights(config, on_read=on_read) as weights:

@@ -7,7 +7,6 @@ where the config says so.
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.style import Style
 
 
@@ -19,9 +18,3 @@ def describe(config: ModelConfig) -> ModelConfig:
     """
     config.only(hidden_act="silu", attention_bias=False, mlp_bias=False)
     return replace(config, style=Style(fused_qkv=True, fused_mlp=True, windows=config.windows(lambda layer: True)))
-
-
-class Model(Decoder):
-    """A Phi-3 or Phi-4 with its weights."""
-
-    ignorable = (".rotary_emb.inv_freq",)

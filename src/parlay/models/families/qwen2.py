@@ -6,7 +6,6 @@ The last layers may see a window of keys.
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.style import Style
 
 
@@ -28,9 +27,3 @@ def last_windows(config: ModelConfig) -> tuple[int, ...]:
     if not isinstance(full, int) or full < 0:
         config.count("max_window_layers", None)
     return config.windows(lambda layer: layer >= full, default=4096)
-
-
-class Model(Decoder):
-    """A Qwen2 with its weights."""
-
-    ignorable = (".rotary_emb.inv_freq",)

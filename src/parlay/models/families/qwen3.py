@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.families.qwen2 import last_windows
 from parlay.models.style import Style
 
@@ -18,7 +17,3 @@ def describe(config: ModelConfig) -> ModelConfig:
     bias = config.flag("attention_bias", False)
     style = Style(qkv_bias=bias, output_bias=bias, head_norms=True, windows=last_windows(config))
     return replace(config, style=style)
-
-
-class Model(Decoder):
-    """A Qwen3 with its weights."""

@@ -5,7 +5,6 @@ from dataclasses import replace
 from parlay.checkpoints.files import config_file
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.families.qwen2 import last_windows
 from parlay.models.style import Experts, Style
 
@@ -34,7 +33,3 @@ def describe(config: ModelConfig) -> ModelConfig:
     bias = config.flag("attention_bias", False)
     style = Style(qkv_bias=bias, output_bias=bias, head_norms=True, windows=last_windows(config), experts=experts)
     return replace(config, style=style)
-
-
-class Model(Decoder):
-    """A Qwen3 mixture of experts with its weights."""

@@ -18,26 +18,13 @@ KEYWORD = "parlay"
 """Of the argument that carries a `AttentionCall`, and the name under which the function is registered."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPlace:
-    """An attention module's place.
-
-    Attributes:
-        index: of its layer in the cache.
-        window: keys that a row sees at most; 0 is all.
-    """
-
-    index: int
-    window: int
-
-
 class PagedAttention(nn.Module):
     """The attention of all layers. A module, so that a pass can be watched without its operations."""
 
-    def __init__(self, places: Mapping[nn.Module, LayerPlace]) -> None:
-        """Take every attention module of a model with its place."""
+    def __init__(self, windows: Mapping[nn.Module, int]) -> None:
+        """Take the attention modules in order, each with the number of keys that a row sees at most; 0 is all."""
         super().__init__()
-        self._places = places
+        self._places = {module: (index, window) for index, (module, window) in enumerate(windows.items())}
 
     def forward(
         self,
@@ -59,8 +46,8 @@ class PagedAttention(nn.Module):
         Returns:
             `[1, T, H, D]`.
         """
-        kernels, buffers, place = context.kernels, context.buffers, self._places[module]
-        cache = context.cache[place.index]
+        kernels, buffers, (index, window) = context.kernels, context.buffers, self._places[module]
+        cache = context.cache[index]
         _, heads, rows, head_dim = parts[0].shape
         kv_heads = parts[1].shape[1]
         qkv = buffers("qkv", (heads + 2 * kv_heads) * head_dim)
@@ -71,7 +58,7 @@ class PagedAttention(nn.Module):
         nothing = torch.zeros(1, 0)  # turns: the class has rotated them
         kernels.rotary_store(qkv, context.positions, context.slots, nothing, query, cache.key, cache.value)
         mixed = torch.empty((rows, heads * head_dim), dtype=qkv.dtype)
-        kernels.attention(query, cache.key, cache.value, context.view, scale, mixed, place.window, cap)
+        kernels.attention(query, cache.key, cache.value, context.view, scale, mixed, window, cap)
         return mixed.view(1, rows, heads, head_dim)
 
 

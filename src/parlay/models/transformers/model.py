@@ -5,7 +5,6 @@ where the kernels have an equivalent; what is left between them is torch's. Whet
 by the self-check, which runs the whole model. No code from a checkpoint is ever run.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,13 +16,13 @@ from torch import Tensor, nn
 
 from parlay.checkpoints.config import architecture_of, read_ids
 from parlay.checkpoints.files import dtype_of
-from parlay.checkpoints.loader import Checkpoint
+from parlay.checkpoints.loader import Checkpoint, is_finite, more
 from parlay.errors import ModelError, brief
 from parlay.kernels.base import AttentionView, Kernels
 from parlay.models.config import ModelConfig, check_sizes
 from parlay.models.context import Buffers, ForwardContext, LayerCache
 from parlay.models.style import LibraryModel, Rotary
-from parlay.models.transformers.attention import KEYWORD, AttentionCall, LayerPlace, PagedAttention, attend, register
+from parlay.models.transformers.attention import KEYWORD, AttentionCall, PagedAttention, attend, register
 from parlay.models.transformers.modules import KernelHead, RotaryTable, is_linear, is_rotary, replacement, weight_of
 from parlay.models.transformers.probe import AttentionLayer, Unserved, probe
 from parlay.models.transformers.survey import Survey
@@ -46,9 +45,8 @@ def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
     Raises:
         ModelError: the library or the class is missing, or it is no decoder that parlay can run.
     """
-    cls, config = _class(path, raw)
-    layers, model = _probed(path, cls, config)
-    first = layers[0]
+    layers, model = _probed(path, raw)
+    config, first = model.config, next(iter(layers.values()))
     products = Counter(
         (name.rpartition(".")[2], tuple(weight_of(module).shape))
         for name, module in model.named_modules()
@@ -56,7 +54,7 @@ def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
     )
     described = ModelConfig(
         path=path,
-        architecture=cls.__name__,
+        architecture=type(model).__name__,
         vocab_size=model.get_input_embeddings().weight.shape[0],
         hidden_size=int(config.hidden_size),
         intermediate_size=_widest(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
@@ -98,7 +96,7 @@ class TransformersModel:
     @staticmethod
     def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         """Return the name and shape of every parameter that the class makes, as it calls them."""
-        _, model = _probed(config.path, *_class(config.path, config.raw))
+        _, model = _probed(config.path, config.raw)
         return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
     @staticmethod
@@ -115,15 +113,9 @@ class TransformersModel:
         group: Group,
         on_read: OnRead = ignore,
     ) -> None:
-        """Read the weights, replace modules, and compare with what the class computes by itself.
+        """Read the weights as a `CausalModel`, replace modules, and compare with what the class computes by itself.
 
-        Args:
-            config: from `describe`.
-            dtype: of weights and activations.
-            max_model_len: rotary tables are made for this many positions.
-            kernels: the operations to run with.
-            group: of one rank.
-            on_read: not called, since the library reads all tensors at once.
+        The group is of one rank, and `on_read` is not called, since the library reads all tensors at once.
 
         Raises:
             ModelError: the weights do not fit the config, or the rebuilt model computes something else.
@@ -133,9 +125,8 @@ class TransformersModel:
         self.config = config
         self.dtype = dtype
         self._kernels = kernels
-        cls, library_config = _class(config.path, config.raw)
-        layers, _ = _probed(config.path, cls, library_config)
-        model = _load(config, cls, dtype)
+        layers, empty = _probed(config.path, config.raw)
+        model = _load(config, type(empty), dtype)
         _fix_frequencies(model, max_model_len)
         tokens = torch.randint(config.vocab_size, (_TRIAL,), generator=torch.Generator().manual_seed(0))
         tokens = tokens[:max_model_len]
@@ -143,8 +134,8 @@ class TransformersModel:
             with torch.no_grad():
                 expected = model(input_ids=tokens[None], use_cache=False).logits[0].float()
             self._base, self._causal = _rebuild(model, kernels, dtype)
-            places = {model.get_submodule(layer.name): LayerPlace(i, layer.window) for i, layer in enumerate(layers)}
-            self._attention = PagedAttention(places)
+            windows = {model.get_submodule(name): layer.window for name, layer in layers.items()}
+            self._attention = PagedAttention(windows)
             # From here on a call of the whole is a call of the head alone, with what it does to logits.
             setattr(model, model.base_model_prefix, _Given())
             self._try(tokens, expected)
@@ -152,12 +143,11 @@ class TransformersModel:
                 self._logits_in_pieces(tokens, (len(tokens),))
         except ModelError:
             raise
+        except Unserved as unserved:
+            raise _unserved(config.path, config.architecture, str(unserved)) from None
         except Exception as error:  # a class may read attributes of the modules that were replaced
-            raise _unserved(
-                config.path,
-                config.architecture,
-                f"its class does not run with parlay's modules ({_first_line(error)})",
-            ) from error
+            reason = f"its class does not run with parlay's modules ({_first_line(error)})"
+            raise _unserved(config.path, config.architecture, reason) from error
         self.rest = survey.rest
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
@@ -196,17 +186,11 @@ class TransformersModel:
 
         # Not a number is no less than any tolerance.
         if not differ(whole, expected) < tolerance:
-            raise _unserved(
-                self.config.path,
-                self.config.architecture,
-                f"its logits differ from transformers' by {differ(whole, expected):.2g} of their spread",
-            )
+            raise Unserved(f"its logits differ from transformers' by {differ(whole, expected):.2g} of their spread")
         if not differ(pieces, whole) < tolerance / 10:
-            raise _unserved(
-                self.config.path,
-                self.config.architecture,
+            raise Unserved(
                 "its logits change when a text is computed in pieces, so something besides attention and "
-                "position_ids tells rows apart",
+                "position_ids tells rows apart"
             )
 
     def _logits_in_pieces(self, tokens: Tensor, ends: tuple[int, ...]) -> Tensor:
@@ -260,23 +244,28 @@ def _class(path: Path, raw: dict[str, Any]) -> tuple[Any, Any]:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
     except Exception as error:  # its checks may raise anything
-        raise _unserved(path, architecture, f"transformers cannot read its config ({_first_line(error)})") from None
+        raise Unserved(f"transformers cannot read its config ({_first_line(error)})") from None
     classes: tuple[Any, ...] = found if isinstance(found, tuple) else (found,)
     cls = next((c for c in classes if c.__name__ == architecture), None)
     if cls is None:
         kind = "it is an encoder and a decoder" if config.is_encoder_decoder else "it is no decoder-only model"
-        raise _unserved(path, architecture, f"{kind} of the transformers library")
+        raise Unserved(f"{kind} of the transformers library")
     return cls, config
 
 
-def _probed(path: Path, cls: Any, config: Any) -> tuple[list[AttentionLayer], Any]:
+def _probed(path: Path, raw: dict[str, Any]) -> tuple[dict[str, AttentionLayer], Any]:
+    """Return the attention layers of the library's class that a config names, and an instance without weights."""
     try:
+        cls, config = _class(path, raw)
         with _quiet():
             return probe(cls, config)
-    except Unserved as reason:
-        raise _unserved(path, cls.__name__, str(reason)) from None
+    except ModelError:
+        raise
+    except Unserved as unserved:
+        raise _unserved(path, architecture_of(raw), str(unserved)) from None
     except Exception as error:  # the class rejects its config
-        raise _unserved(path, cls.__name__, f"transformers cannot build it ({_first_line(error)})") from None
+        reason = f"transformers cannot build it ({_first_line(error)})"
+        raise _unserved(path, architecture_of(raw), reason) from None
 
 
 def _load(config: ModelConfig, cls: Any, dtype: torch.dtype) -> Any:
@@ -299,13 +288,10 @@ def _load(config: ModelConfig, cls: Any, dtype: torch.dtype) -> Any:
     for words, key in wrong.items():
         names = sorted(map(str, info[key]))
         if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise ModelError(f"{config.path} {words} {names[0]!r}{more}")
+            raise ModelError(f"{config.path} {words} {names[0]!r}{more(names)}")
     model.eval().requires_grad_(False)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not tensor.is_floating_point() or not tensor.numel():
-            continue
-        if not all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
+        if tensor.is_floating_point() and not is_finite(tensor):
             raise ModelError(
                 f"{config.path}: tensor {name!r} holds values that are infinite or not numbers; "
                 "the checkpoint is damaged"

@@ -6,7 +6,7 @@ attention does not support are refused by name.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,28 +33,23 @@ class AttentionLayer:
     """One attention layer, as it called.
 
     Attributes:
-        name: of its module.
         heads: of queries.
         kv_heads: of keys and values.
         head_dim: columns of each.
         window: keys that a row sees at most; 0 is all.
     """
 
-    name: str
     heads: int
     kv_heads: int
     head_dim: int
     window: int
 
 
-@dataclass(slots=True)
-class _Record:
-    modules: list[nn.Module] = field(default_factory=list)
-    layers: list[AttentionLayer] = field(default_factory=list)
+_Record = dict[nn.Module, AttentionLayer]  # what called attention, in order
 
 
-def probe(cls: Any, config: Any) -> tuple[list[AttentionLayer], nn.Module]:
-    """Return the attention layers of a causal language model in the order of their calls, and the model itself.
+def probe(cls: Any, config: Any) -> tuple[dict[str, AttentionLayer], nn.Module]:
+    """Return the attention layers of a causal language model by name, in the order of calls, and the model itself.
 
     Args:
         cls: the class; its instance is left on the meta device.
@@ -89,22 +84,16 @@ def probe(cls: Any, config: Any) -> tuple[list[AttentionLayer], nn.Module]:
             module.rope_type = dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default"
     if model.base_model is model:
         raise Unserved("its layers cannot be told from its head")
-    record = _Record()
+    record: _Record = {}
     _run(model, record)
-    names = {module: name for name, module in model.named_modules()}
-    if not record.layers:
+    if not record:
         raise Unserved("its attention, if it has any, does not go through transformers' attention interface")
-    if len(set(record.modules)) < len(record.modules):
-        raise Unserved("it calls attention several times in a layer")
-    layers = [
-        AttentionLayer(names[module], layer.heads, layer.kv_heads, layer.head_dim, layer.window)
-        for module, layer in zip(record.modules, record.layers, strict=True)
-    ]
-    if len({(layer.heads, layer.kv_heads, layer.head_dim) for layer in layers}) > 1:
+    if len({(layer.heads, layer.kv_heads, layer.head_dim) for layer in record.values()}) > 1:
         raise Unserved("its layers have different heads")
-    if len(layers) != config.num_hidden_layers:
-        raise Unserved(f"of its {config.num_hidden_layers} layers {len(layers)} have attention")
-    return layers, model
+    if len(record) != config.num_hidden_layers:
+        raise Unserved(f"of its {config.num_hidden_layers} layers {len(record)} have attention")
+    names = {module: name for name, module in model.named_modules()}
+    return {names[module]: layer for module, layer in record.items()}, model
 
 
 def _run(model: Any, record: _Record) -> None:
@@ -130,9 +119,11 @@ def _asked(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, None]:
     """Record a layer's call of attention; answer with as much memory."""
-    record = options.pop(KEYWORD, None)
-    if not isinstance(record, _Record):
+    record: _Record | None = options.pop(KEYWORD, None)
+    if record is None:
         raise Unserved("its layers do not hand arguments of a call on to attention")
+    if module in record:
+        raise Unserved("it calls attention several times in a layer")
     _, heads, rows, head_dim = query.shape
     if key.shape[2] != rows or value.shape[2] != rows:
         raise Unserved("it attends to other rows than its own (cross attention)")
@@ -151,8 +142,7 @@ def _asked(
     window, hint = int(attention_mask.reshape(-1)[0]), options.get("sliding_window")
     if hint and window and hint != window:
         raise Unserved(f"its mask shows {window} keys where its sliding window is {hint}")
-    record.modules.append(module)
-    record.layers.append(AttentionLayer("", heads, key.shape[1], head_dim, window))
+    record[module] = AttentionLayer(heads, key.shape[1], head_dim, window)
     return query.new_empty(1, rows, heads, head_dim), None
 
 

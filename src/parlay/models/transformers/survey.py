@@ -1,6 +1,5 @@
 """The operations that torch itself computes in a pass of a model and that are not known to keep rows independent."""
 
-from types import TracebackType
 from typing import Any
 
 from torch import nn
@@ -58,9 +57,7 @@ class Survey(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.rest = tuple(sorted({*self.rest, name}))
         return func(*args, **(kwargs or {}))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()

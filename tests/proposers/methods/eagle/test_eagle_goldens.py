@@ -182,13 +182,13 @@ def test_generations_with_trees(cases: dict[str, Case], name: str) -> None:
         (request,) = llm.engine.add(run["prompt"], params)
         _until(llm.engine, request, 1)
         for expected in run["rounds"]:
-            before, accepted = len(request.output_tokens), request.counts.guesses.accepted
+            before, accepted = len(request.output_tokens), request.counts.draft_stats.accepted
             newest, *tree = expected["tree_tokens"]
             assert request.output_tokens[-1] == newest
             assert sorted(request.drafting.pending.tokens) == sorted(tree)
             llm.engine.step()
             assert request.output_tokens[before:] == expected["emitted"]
-            assert request.counts.guesses.accepted - accepted == expected["accepted"]
+            assert request.counts.draft_stats.accepted - accepted == expected["accepted"]
         llm.engine.abort(request)
         llm.engine.check()
 
@@ -207,11 +207,11 @@ def test_generations(cases: dict[str, Case], name: str, options: dict[str, int])
         _until(llm.engine, request, 1)
         assert request.output_tokens == [run["first_token"]]
         for expected in run["rounds"]:
-            before, accepted = len(request.output_tokens), request.counts.guesses.accepted
+            before, accepted = len(request.output_tokens), request.counts.draft_stats.accepted
             assert list(request.drafting.pending.tokens) == expected["draft"]
             llm.engine.step()
             assert request.output_tokens[before:] == expected["emitted"]
-            assert request.counts.guesses.accepted - accepted == expected["accepted"]
+            assert request.counts.draft_stats.accepted - accepted == expected["accepted"]
         _until(llm.engine, request, 32)
         assert request.output_tokens[:32] == run["target_greedy_32"]
         assert request.output_tokens[: len(run["tokens"])] == run["tokens"]

@@ -112,9 +112,9 @@ def test_choices_that_do_not_fit(choices: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(str(GOLDENS / "target"), dtype="float32", speculative_config=config)
     good = {**config, "medusa_choices": [[0], [0, 0]]}
-    with pytest.raises(ConfigError, match="more than num_speculative_tokens=1"):
+    with pytest.raises(ConfigError, match="medusa_choices lists 2 branches, more than num_speculative_tokens=1"):
         LLM(str(GOLDENS / "target"), speculative_config={**good, "num_speculative_tokens": 1})
-    with pytest.raises(ConfigError, match="tree and the option of 'medusa'"):
+    with pytest.raises(ConfigError, match="tree and medusa_choices contradict"):
         LLM(str(GOLDENS / "target"), speculative_config={**good, "tree": {"width": 2}})
 
 

@@ -20,8 +20,7 @@ from parlay.errors import ModelError
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder, attention_shapes, mlp_shapes
 from parlay.models.heads import layer_config
-from parlay.models.layers import Embedding
-from parlay.models.split import SplitLinear
+from parlay.models.layers import Embedding, SplitLinear
 from parlay.proposers.base import Runtime
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.head_layers import HeadLayers, side_by_side

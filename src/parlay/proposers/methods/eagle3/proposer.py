@@ -19,9 +19,8 @@ from parlay.errors import ModelError, shown
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import attention_shapes, mlp_shapes
 from parlay.models.heads import HeadConfig, layer_config
-from parlay.models.layers import Embedding, OutputLayer
+from parlay.models.layers import Embedding, OutputLayer, SplitLinear
 from parlay.models.select import exposes_hidden_states
-from parlay.models.split import SplitLinear
 from parlay.proposers.base import Runtime
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.head_layers import HeadLayers, side_by_side

@@ -19,8 +19,7 @@ from torch import Tensor
 from parlay.checkpoints.loader import Checkpoint
 from parlay.config.speculative import MOST_WIDTH
 from parlay.errors import ConfigError, ModelError, shown
-from parlay.models.layers import OutputLayer
-from parlay.models.split import SplitLinear
+from parlay.models.layers import OutputLayer, SplitLinear
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.heads import CheckpointOptions, HeadProposer
 from parlay.proposers.methods.medusa.format import BIASED, MAP, read_layout
@@ -68,6 +67,7 @@ class Proposer(HeadProposer):
     """Drafts from every head's likeliest tokens."""
 
     source = "medusa"
+    choices_option = "medusa_choices"
     runs_ends = True
     path_free = True
 

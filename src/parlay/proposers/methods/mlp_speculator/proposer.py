@@ -17,8 +17,7 @@ from torch import Tensor
 
 from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError
-from parlay.models.layers import Embedding, OutputLayer
-from parlay.models.split import SplitLinear
+from parlay.models.layers import Embedding, OutputLayer, SplitLinear
 from parlay.proposers.base import Runtime
 from parlay.proposers.draft_head import Start
 from parlay.proposers.heads import CheckpointOptions as Options

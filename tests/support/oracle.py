@@ -1,4 +1,4 @@
-"""The oracle: plain decoding, one token at a time, in the simplest form. For tests.
+"""The oracle: plain decoding, one token at a time, in the simplest form.
 
 Verification must emit what this emits, for any draft.
 """
