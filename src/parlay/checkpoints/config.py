@@ -10,6 +10,25 @@ from parlay.checkpoints.headers import stored_dtype
 from parlay.checkpoints.quantised.config import read_quantisation
 from parlay.errors import ModelError, shown
 
+TOWER = "text model of a multimodal one"
+_MULTIMODAL = "ForConditionalGeneration"
+_OF_BOTH = (
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "pad_token_id",
+    "quantization_config",
+    "tie_word_embeddings",
+    "torch_dtype",
+)
+# What text models are beneath names of their own: their positions have one coordinate where there are no images.
+_TEXT_CLASSES = {
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
+}
+
 
 def read_raw(path: Path) -> dict[str, Any]:
     """Return the content of a model's `config.json`, or what stands for it in a GGUF file.
@@ -19,7 +38,7 @@ def read_raw(path: Path) -> dict[str, Any]:
     """
     if path.is_dir() and not (path / "config.json").is_file():
         raise ModelError(_no_model(path))
-    raw = read_gguf_config(path) if path.is_file() else read_json(path / "config.json")
+    raw = read_gguf_config(path) if path.is_file() else text_model(read_json(path / "config.json"))
     generation = path / "generation_config.json"
     if generation.is_file():
         ends = read_json(generation).get("eos_token_id")
@@ -31,6 +50,20 @@ def read_raw(path: Path) -> dict[str, Any]:
     if not (raw.get("dtype") or raw.get("torch_dtype")) and (found := stored_dtype(path)):
         raw = {**raw, "dtype": found}  # as transformers finds out what a silent config means
     return raw
+
+
+def text_model(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of the text model in a multimodal model's `config.json`; any other is returned as it is.
+
+    It has the key `TOWER`, which no file has, and of the outer config what it lacks and both have.
+    """
+    inner = raw.get("text_config")
+    if not isinstance(inner, dict) or not architecture_of(raw).endswith(_MULTIMODAL):
+        return raw
+    kind = str(inner.get("model_type") or raw.get("model_type") or "")
+    outer = {key: raw[key] for key in _OF_BOTH if raw.get(key) is not None and inner.get(key) is None}
+    architecture = _TEXT_CLASSES.get(kind) or architecture_of({"model_type": kind})
+    return {**inner, **outer, "architectures": [architecture], TOWER: True}
 
 
 def _no_model(path: Path) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from parlay.checkpoints import package_index
-from parlay.checkpoints.config import architecture_of
+from parlay.checkpoints.config import architecture_of, text_model
 from parlay.checkpoints.detect import announced, is_head
 from parlay.checkpoints.download import cache_of
 from parlay.checkpoints.files import read_json
@@ -219,6 +219,6 @@ def _directory(path: Path, name: str, place: Place) -> tuple[Role, str]:
     # Reading tensors as the engine does is slow, and seldom needed.
     if announced(raw) is not None or (not own and is_head(path)):
         return "head", kind
-    if not own and not architecture_of(raw).endswith(("ForCausalLM", "LMHeadModel")):
+    if not own and not architecture_of(text_model(raw)).endswith(("ForCausalLM", "LMHeadModel")):
         raise ModelError(f"{path} is neither a language model nor a draft head")
     return "model", kind

@@ -36,6 +36,10 @@ _LOOKED_UP = ("embed_positions.weight",)  # and added
 _NEVER_QUANTISED = (*_LOOKED_UP, ".gate.weight")  # and a router's
 _OUTERMOST = ("embed_tokens.weight", "lm_head.weight")  # eight bits at least: every token passes through them
 
+# How names of a multimodal checkpoint's text model begin, in files of several ages, and what its output layer's are.
+_TOWERS = ("model.language_model.", "language_model.model.", "model.text_model.", "model.")
+_TOWER_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+
 
 class Checkpoint:
     """The tensors of a model directory or GGUF file, by name; read one at a time, when used. A context manager."""
@@ -48,6 +52,7 @@ class Checkpoint:
         storage: Storage = "plain",
         on_read: OnRead = ignore,
         renamed: Mapping[str, str] | None = None,
+        tower: bool = False,
     ) -> None:
         """Open the weights in directory `path`, safetensors or else `.bin`, or GGUF file `path`.
 
@@ -59,6 +64,7 @@ class Checkpoint:
             storage: how `read_weight` gives matrices.
             on_read: called with every tensor that was read.
             renamed: the files' own names of tensors that are known under other names here.
+            tower: only the text model's tensors are wanted, under the names that it has alone.
 
         Raises:
             ModelError: there are none, or one is corrupt.
@@ -83,8 +89,18 @@ class Checkpoint:
             self._files[path] = layers
             self._where = {name: file for name, file in self._where.items() if name not in layers.parts}
             self._where |= dict.fromkeys(layers.keys(), path)
-        self._stored = {name: own for name, own in (renamed or {}).items() if own in self._where}
-        self._where |= {name: self._where.pop(own) for name, own in self._stored.items()}
+        self._stored: dict[str, str] = {}
+        if tower:
+            self._rename(_tower_names(path, self._where))
+            self._where = {name: file for name, file in self._where.items() if name in self._stored}
+        self._rename(renamed or {})
+
+    def _rename(self, names: Mapping[str, str]) -> None:
+        """Have tensors known under other names, each of which stands for the one that it has had so far."""
+        found = {name: own for name, own in names.items() if own in self._where}
+        where = {name: self._where.pop(own) for name, own in found.items()}
+        self._stored |= {name: self._stored.pop(own, own) for name, own in found.items()}
+        self._where |= where
 
     def _open(self, file: Path) -> Any:
         if file.suffix in _PICKLED:
@@ -230,6 +246,19 @@ class Checkpoint:
             f"{self._where[name]}: tensor {shown(name)} holds values that are infinite or not numbers{dtype}; "
             "the checkpoint is damaged"
         )
+
+
+def _tower_names(path: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the names in the files of a text model's tensors, by those that it has alone.
+
+    Raises:
+        ModelError: there is no text model among them.
+    """
+    for prefix in _TOWERS:
+        if any(name.startswith(f"{prefix}layers.") for name in names):
+            heads = {"lm_head.weight": name for name in names if name in _TOWER_HEADS}  # noqa: B035
+            return heads | {f"model.{name.removeprefix(prefix)}": name for name in names if name.startswith(prefix)}
+    raise ModelError(f"{path}: no tensor of its text model is there; names begin with {', '.join(_TOWERS)}")
 
 
 class TensorReader:

@@ -49,7 +49,7 @@ def layer_tables(config: ModelConfig, length: int) -> list[RotaryTables]:
     """
     style, rotary = config.style, config.rotary
     everywhere = cos_sin_table(config, length)
-    local = cos_sin_table(config, length, style.local_rotary) if style.local_rotary else everywhere
+    local = cos_sin_table(config, length, style.local_rotary) if style.local_rotary else None
     # One pair of columns that turns by nothing.
     still = torch.tensor([[1.0, 0.0]]).expand(length, 2).contiguous()
     queries = None
@@ -60,7 +60,8 @@ def layer_tables(config: ModelConfig, length: int) -> list[RotaryTables]:
     def table(layer: int) -> RotaryTables:
         if style.unrotated and style.unrotated[layer]:
             return still, None
-        return (local, None) if style.windows and style.windows[layer] else (everywhere, queries)
+        windowed = bool(style.windows and style.windows[layer])
+        return (local, None) if windowed and local is not None else (everywhere, queries)
 
     return [table(layer) for layer in range(config.num_layers)]
 

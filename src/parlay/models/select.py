@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from parlay.checkpoints.config import architecture_of, read_raw
+from parlay.checkpoints.config import TOWER, architecture_of, read_raw
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.checkpoints.loader import Checkpoint, file_format
@@ -113,9 +113,10 @@ def describe_files(path: Path) -> ModelConfig:
     raw = read_raw(path)
     architecture = architecture_of(raw)
     if architecture.endswith(_SUFFIX) and _family(architecture) in families.names():
-        described: ModelConfig = families.load(_family(architecture)).describe(parse_config(path, raw))
+        family = families.load(_family(architecture))
+        described: ModelConfig = family.describe(parse_config(path, {**getattr(family, "DEFAULTS", {}), **raw}))
         return as_saved(described)
-    if path.is_file() or quantization_of(raw):
+    if path.is_file() or quantization_of(raw) or TOWER in raw:
         served = ", ".join(families.names())
         raise ModelError(f"{path}: {brief(architecture)} is not served; these families are: {served}")
     return foreign.describe(path, raw)

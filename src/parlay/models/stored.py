@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from parlay.checkpoints.config import TOWER
 from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError
 from parlay.log import logger
@@ -23,7 +24,13 @@ def open_weights(config: ModelConfig, *, storage: Storage | None = None, on_read
     Raises:
         ModelError: files are missing or damaged.
     """
-    return Checkpoint(config.path, storage=storage or config.storage, on_read=on_read, renamed=config.renamed)
+    return Checkpoint(
+        config.path,
+        storage=storage or config.storage,
+        on_read=on_read,
+        renamed=config.renamed,
+        tower=TOWER in config.raw,
+    )
 
 
 def as_saved(config: ModelConfig) -> ModelConfig:
@@ -32,13 +39,14 @@ def as_saved(config: ModelConfig) -> ModelConfig:
     As in transformers, an output layer that is saved beside the embedding is used where the two differ, and one that
     is saved alone is the embedding too (`safetensors.torch.save_model` keeps only one name of a shared tensor).
     """
-    if not config.tie_embeddings or not config.path.is_dir():
+    tower = TOWER in config.raw  # of which two configs speak, and the files tell
+    if not (config.tie_embeddings or tower) or not config.path.is_dir():
         return config
     try:
         found = _ends(config)
     except ModelError:  # files are missing or damaged: the code that reads weights reports it
         return config
-    if not found.tie_embeddings:
+    if not (found.tie_embeddings or tower):
         logger.warning(
             "%s has an output layer of its own, which is used although its config says tie_word_embeddings=true",
             config.path,
@@ -50,7 +58,7 @@ def _ends(config: ModelConfig) -> ModelConfig:
     with open_weights(config, storage="plain") as weights:
         names = weights.names
         if _HEAD not in names:
-            return config
+            return replace(config, tie_embeddings=True)
         embedding = next((name for name in names if name.endswith(_EMBEDDING)), None)
         if embedding is None:
             layer = next((name for name in names if "layers." in name), "model.")

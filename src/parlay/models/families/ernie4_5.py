@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.style import Style
 
 
@@ -16,7 +15,3 @@ def describe(config: ModelConfig) -> ModelConfig:
     config.only(hidden_act="silu")
     bias = config.flag("use_bias", False)
     return replace(config, style=Style(qkv_bias=bias, output_bias=bias, mlp_bias=bias, interleaved=True))
-
-
-class Model(Decoder):
-    """An ERNIE 4.5 with its weights."""

@@ -6,7 +6,6 @@ Queries and keys are normalised by head. Where some layers have a window, the ot
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.style import Style
 
 
@@ -29,7 +28,3 @@ def describe(config: ModelConfig) -> ModelConfig:
         unrotated=tuple(not window for window in windows),
     )
     return replace(config, style=style)
-
-
-class Model(Decoder):
-    """An EXAONE 4 with its weights."""

@@ -11,6 +11,17 @@ from parlay.models.families.gemma2 import base_style, cap
 from parlay.models.rope import read_rotary
 from parlay.models.style import Rotary
 
+# What the configs of 4B and larger leave out.
+DEFAULTS = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "query_pre_attn_scalar": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+
 
 def describe(config: ModelConfig) -> ModelConfig:
     """Return the config with the family's style.

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.style import Style
 
 _PARTIAL = 0.5  # where the config is silent, as in transformers
@@ -20,7 +19,3 @@ def describe(config: ModelConfig) -> ModelConfig:
     rotary = config.rotary if stated else replace(config.rotary, partial=_PARTIAL)
     style = Style(qkv_bias=config.flag("attention_bias", True), fused_mlp=True, interleaved=True)
     return replace(config, rotary=rotary, style=style)
-
-
-class Model(Decoder):
-    """A GLM with its weights."""

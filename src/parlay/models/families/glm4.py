@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.families import glm
 
 _NAMES = {
@@ -21,7 +20,3 @@ def describe(config: ModelConfig) -> ModelConfig:
     """
     described = glm.describe(config)
     return replace(described, style=replace(described.style, post_norms=True), renamed=config.in_layers(_NAMES))
-
-
-class Model(Decoder):
-    """A GLM-4 with its weights."""

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.families import mistral
 
 
@@ -20,7 +19,3 @@ def describe(config: ModelConfig) -> ModelConfig:
         original=rope.count("original_max_position_embeddings", 16384),
     )
     return replace(mistral.describe(config), rotary=rotary)
-
-
-class Model(Decoder):
-    """A Ministral 3 with its weights."""

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.style import Style
 
 
@@ -20,7 +19,3 @@ def describe(config: ModelConfig) -> ModelConfig:
         mlp_bias=config.flag("mlp_bias", False),
     )
     return replace(config, style=style)
-
-
-class Model(Decoder):
-    """A Seed-OSS with its weights."""

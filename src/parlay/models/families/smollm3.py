@@ -5,7 +5,6 @@ by default every fourth, have no rotary embedding (NoPE, Kazemnejad et al. 2023,
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import Decoder
 from parlay.models.families import llama
 
 
@@ -21,7 +20,3 @@ def describe(config: ModelConfig) -> ModelConfig:
     turns = config.flags("no_rope_layers", usual)  # which has 1 for a layer that does turn
     windows = config.windows(lambda layer: not turns[layer]) if config.flag("use_sliding_window", False) else ()
     return replace(config, style=replace(style, unrotated=tuple(not one for one in turns), windows=windows))
-
-
-class Model(Decoder):
-    """A SmolLM3 with its weights."""

@@ -1,0 +1,155 @@
+"""The text models inside multimodal checkpoints, as transformers writes them and as they lie on the hub."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import VOCAB, write_byte_tokenizer
+from families import SMALL, rope
+from pieces import logits_in_pieces, make_runner, random_tokens
+from safetensors.torch import load_file, save_file
+
+from parlay import LLM, ModelError, SamplingParams
+from parlay.checkpoints.inventory import describe as describe_checkpoint
+from parlay.models.select import describe_model
+
+SEES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+QWEN_SEES = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 8,
+    "deepstack_visual_indexes": [0],
+}
+YARN = rope(
+    "yarn", factor=8.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0
+)
+# name: (transformers' prefix of class names, text config, vision config, further keys, the text model's class)
+TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    "gemma3": (
+        "Gemma3",
+        {"model_type": "gemma3_text", "query_pre_attn_scalar": 20, "sliding_window": 13, "tie_word_embeddings": True},
+        {**SEES, "model_type": "siglip_vision_model"},
+        {"mm_tokens_per_image": 1},
+        "Gemma3ForCausalLM",
+    ),
+    "mistral3": (
+        "Mistral3",
+        {"model_type": "mistral", "sliding_window": None},
+        {**SEES, "model_type": "pixtral"},
+        {"tie_word_embeddings": False},
+        "MistralForCausalLM",
+    ),
+    "ministral3": (
+        "Mistral3",
+        {"model_type": "ministral3", **YARN},
+        {**SEES, "model_type": "pixtral"},
+        {},  # the outer config ties the output layer, the inner one does not: the files have none
+        "Ministral3ForCausalLM",
+    ),
+    "qwen3_vl": (
+        "Qwen3VL",
+        {
+            "model_type": "qwen3_vl_text",
+            **rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True),
+        },
+        QWEN_SEES,
+        {},
+        "Qwen3ForCausalLM",
+    ),
+}
+# How text models' tensors begin: transformers 5 and earlier ones, and a file of the text model alone.
+PREFIXES = ("model.language_model.", "language_model.model.", "model.")
+
+
+def write_tower(path: Path, name: str) -> torch.Tensor:
+    """Write a random checkpoint; return transformers' logits of random tokens, `[tokens, vocab]`."""
+    import transformers
+
+    prefix, text, vision, more, _ = TOWERS[name]
+    config = getattr(transformers, f"{prefix}Config")(text_config={**SMALL, **text}, vision_config=vision, **more)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).float().eval()
+    with torch.no_grad():
+        for own, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=0.3 if "embed" in own or "lm_head" in own else 0.12)
+        logits: torch.Tensor = model(input_ids=torch.tensor([random_tokens()])).logits[0]
+    model.save_pretrained(path)
+    write_byte_tokenizer(path, VOCAB)
+    return logits
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_equal_to_transformers(tmp_path: Path, name: str) -> None:
+    expected = write_tower(tmp_path, name)
+    config = describe_model(str(tmp_path))
+    assert config.architecture == TOWERS[name][-1]
+    assert expected.std() > 0.3
+    for cuts in ([], [1, 2, 30, 47, 48]):
+        found = logits_in_pieces(make_runner(tmp_path), random_tokens(), cuts)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert describe_checkpoint(tmp_path, "disk", "own").role == "model"
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("head", ["lm_head.weight", "language_model.lm_head.weight"])
+def test_names_of_all_ages(tmp_path: Path, prefix: str, head: str) -> None:
+    expected = write_tower(tmp_path, "mistral3")
+    tensors = load_file(tmp_path / "model.safetensors")
+    (own,) = (one for one in PREFIXES if f"{one}norm.weight" in tensors)
+    renamed = {
+        prefix + name.removeprefix(own) if name.startswith(own) else head if "lm_head" in name else name: tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    found = logits_in_pieces(make_runner(tmp_path), random_tokens(), [33])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_speculation_changes_no_token(tmp_path: Path) -> None:
+    write_tower(tmp_path, "gemma3")
+    params = [SamplingParams(temperature=t, seed=3, max_tokens=24, logprobs=1, ignore_eos=True) for t in (0.0, 0.8)]
+    found = []
+    for method in (None, {"method": "ngram", "lengths": "fixed"}):
+        llm = LLM(str(tmp_path), speculative_config=method, max_model_len=128, num_blocks=32)
+        outputs = llm.generate([[7, 8, 9] * 5] * 2, params)
+        found.append([(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"text_config": None}, "Gemma3ForConditionalGeneration"),
+        ({"text_config": {"model_type": "qwen3_5_text"}}, "Qwen35ForCausalLM is not served; these families are"),
+        ({"text_config": {**SMALL, "model_type": "gemma3_text", "num_hidden_layers": 2}}, "does not explain"),
+    ],
+    ids=["no text", "another family", "other sizes"],
+)
+def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+    write_tower(tmp_path, "gemma3")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ModelError, match=complaint):
+        LLM(str(tmp_path))
+
+
+def test_without_a_text_model_among_the_tensors(tmp_path: Path) -> None:
+    write_tower(tmp_path, "gemma3")
+    file = tmp_path / "model.safetensors"
+    seen = {name: tensor for name, tensor in load_file(file).items() if "vision" in name}
+    save_file(seen, file, {"format": "pt"})
+    with pytest.raises(ModelError, match="no tensor of its text model is there"):
+        LLM(str(tmp_path))
