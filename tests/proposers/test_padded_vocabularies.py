@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,14 @@ import torch
 from asking import Ask, assert_same, run
 from checkpoints import VOCAB, write_byte_tokenizer, write_llama
 from conftest import MakeLLM, Pair, Plain, proposer_options
+from families import write_family
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
 from parlay import ModelError, SamplingParams
+from parlay.kernels.select import select_kernels
 from parlay.models.heads import pads
-from parlay.models.select import describe_model
+from parlay.models.select import describe_model, load_model
 from parlay.proposers.vocabulary import check_vocabulary, fitted
 from parlay.weights.weight import Weight
 
@@ -54,6 +57,16 @@ def test_padding_is_never_drafted(
         assert [c.metrics.per_step for c in padded] == [c.metrics.per_step for c in alike]
     else:
         assert sum(c.metrics.accepted for c in padded) > 0
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama-biases", "opt", "olmo2"])
+def test_every_decoder_can_leave_out_its_last_rows(tmp_path: Path, family: str) -> None:
+    whole = write_family(tmp_path / "whole", family)
+    config = describe_model(str(repadded(whole, tmp_path / "longer", VOCAB + 64)))
+    kernels, hidden = select_kernels(), torch.randn(3, config.hidden_size)
+    configs = describe_model(str(whole)), replace(config, most_tokens=VOCAB)
+    one, other = (load_model(each, torch.float32, 64, kernels).logits(hidden) for each in configs)
+    assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("rows", [VOCAB + 64, VOCAB - 64], ids=["longer", "shorter"])

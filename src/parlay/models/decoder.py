@@ -320,15 +320,12 @@ class Decoder:
                 self._layers.append(DecoderLayer(config, i, read, kernels, group, tables[i]))
             if not group.pipeline.first:
                 return  # the first stage has both ends
-            embedding = self._known(weights.read_weight("model.embed_tokens.weight", dtype))
+            embedding = weights.read_weight("model.embed_tokens.weight", dtype).outputs(0, config.tokens)
             self._embedding = Embedding(kernels, embedding, group)
-            tied = self._embedding if group.size == 1 else embedding
-            head = tied if config.tie_embeddings else self._known(weights.read_weight("lm_head.weight", dtype))
+            head: Weight | Embedding = self._embedding if group.size == 1 else embedding
+            if not config.tie_embeddings:
+                head = weights.read_weight("lm_head.weight", dtype).outputs(0, config.tokens)
             self._head = OutputLayer(kernels, head, style.logit_divisor, style.logit_cap, group)
-
-    def _known(self, weight: Weight) -> Weight:
-        """Return the rows of a weight `[vocab, hidden]` that are used."""
-        return weight if self.config.most_tokens is None else weight.outputs(0, self.config.tokens)
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """Run rows through the layers, storing their keys and values; a stage begins with what it was handed.

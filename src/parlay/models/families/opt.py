@@ -26,6 +26,7 @@ from parlay.models.stored import open_weights
 from parlay.models.style import Style
 from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
+from parlay.weights.weight import Weight
 
 _EPS = 1e-5  # torch's default, which OPT was trained with
 _OFFSET = 2  # rows of the position table that stand before position 0
@@ -149,15 +150,16 @@ class Model:
         self.dtype = dtype
         with open_weights(config, on_read=on_read) as weights:
             self.expect(config, weights)
-            embedding = weights.read_weight("model.decoder.embed_tokens.weight", dtype)
+            embedding = weights.read_weight("model.decoder.embed_tokens.weight", dtype).outputs(0, config.tokens)
             self._embedding = Embedding(kernels, embedding, group)
             self._positions = weights.read("model.decoder.embed_positions.weight", dtype)[_OFFSET:].contiguous()
             norm = "model.decoder.final_layer_norm"
             self._norm = weights.read(f"{norm}.weight", dtype), weights.read(f"{norm}.bias", dtype)
             count = config.num_layers if layers is None else layers
             self._layers = [_OptLayer(config, i, weights, kernels, dtype, group) for i in range(count)]
-            tied = self._embedding if group.size == 1 else embedding
-            head = tied if config.tie_embeddings else weights.read_weight("lm_head.weight", dtype)
+            head: Weight | Embedding = self._embedding if group.size == 1 else embedding
+            if not config.tie_embeddings:
+                head = weights.read_weight("lm_head.weight", dtype).outputs(0, config.tokens)
             self._head = OutputLayer(kernels, head, group=group)
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:

@@ -132,7 +132,7 @@ class TransformersModel:
         tokens = tokens[:max_model_len]
         try:
             with torch.no_grad():
-                expected = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+                expected = model(input_ids=tokens[None], use_cache=False).logits[0, :, : config.tokens].float()
             self._base, self._causal = _rebuild(model, kernels, dtype)
             windows = {model.get_submodule(name): layer.window for name, layer in layers.items()}
             self._attention = PagedAttention(windows)
@@ -171,7 +171,7 @@ class TransformersModel:
         """Return float32 logits `[rows, vocab]` of hidden states `[rows, hidden]`."""
         with torch.no_grad():
             found: Tensor = self._causal(inputs_embeds=hidden[None], use_cache=False).logits[0]
-        return found.float().contiguous()
+        return found[:, : self.config.tokens].float().contiguous()
 
     def _try(self, tokens: Tensor, expected: Tensor) -> None:
         """Compare logits with those of the original class, and those computed in pieces with the whole."""
