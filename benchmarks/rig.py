@@ -1,10 +1,9 @@
 """One kind of step, repeated through the engine's own scheduler and worker, with every microsecond accounted for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
-from typing import Any
 
 from benchmarks.timed_kernels import TimedKernels
 from parlay.bench.workloads import load_prefixes
@@ -73,29 +72,6 @@ class RandomDrafts(HostProposer):
         """Do nothing."""
 
 
-class _HostClock:
-    """The seconds of a host proposer's calls since they were last taken, which are part of the scheduler's."""
-
-    def __init__(self, proposer: Proposer) -> None:
-        self._seconds = 0.0
-        if isinstance(proposer, HostProposer):
-            for name in ("admit", "observe", "propose"):
-                setattr(proposer, name, self._timed(getattr(proposer, name)))
-
-    def take(self) -> float:
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*given: Any) -> Any:
-            began = perf_counter()
-            found = call(*given)
-            self._seconds += perf_counter() - began
-            return found
-
-        return timed
-
-
 class Rig:
     """A scheduler and a worker with requests of one kind; rigs may share a model, each has its own cache."""
 
@@ -129,7 +105,6 @@ class Rig:
         spare = scratch_blocks(config.block_size) if proposer.borrows else 0
         runner = ModelRunner(model, kernels.kernels, blocks + spare, config.block_size)
         proposer.load(Runtime(kernels.inner, blocks, config.block_size, max_rows, model, runner.cache))
-        self._host = _HostClock(proposer)
         self._model, self._kernels = model, kernels
         methods = [Method("method", proposer, length)] if length else []
         drafting = Drafting(methods, share_prefixes=False)
@@ -183,14 +158,13 @@ class Rig:
             max_tokens=self._room,
             stop_ids=frozenset(),
             table=BlockTable(self._scheduler.pool, ""),
-            detokenizer=Detokenizer(self._codec, (), True),
+            detokenizer=Detokenizer(self._codec, self._params),
         )
 
     def _step(self) -> Sample:
         """Run a step as the engine does, and account for every microsecond of it."""
         self._kernels.take()
-        self._host.take()
-        began = perf_counter()
+        began, asked = perf_counter(), self._scheduler.drafting.seconds
         plan = self._scheduler.plan()
         planned = perf_counter()
         output = self._worker.execute(plan)
@@ -198,7 +172,7 @@ class Rig:
         self._scheduler.commit(plan, output, perf_counter())
         ended = perf_counter()
         times, kernels = output.times, self._kernels.take()
-        drafting = self._host.take()
+        drafting = self._scheduler.drafting.seconds - asked
         config = self._model.config
         floored = (*linear_names(config).values(), "head", "attention")
         seconds = {name: kernels.pop(name, 0.0) for name in floored}
