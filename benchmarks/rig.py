@@ -1,6 +1,5 @@
 """One kind of step, repeated through the engine's own scheduler and worker, with every microsecond accounted for."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
@@ -17,8 +16,9 @@ from parlay.explain.work import Work, linear_names, widths, work_of
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.models.select import CausalModel
-from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, Runtime
+from parlay.proposers.base import DeviceProposer, Proposer, Runtime
 from parlay.proposers.draft_slots import scratch_blocks
+from parlay.proposers.methods import none
 from parlay.runner.runner import ModelRunner
 from parlay.text.detokenizer import Detokenizer
 from parlay.text.tokenizer import TextCodec
@@ -55,21 +55,15 @@ class Sample:
         )
 
 
-class RandomDrafts(HostProposer):
+class RandomDrafts(none.Proposer):
     """Proposes a chain of arbitrary tokens, of any length."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def observe(self, request_id: int, tokens: Sequence[int]) -> None:
-        """Keep nothing."""
-
     def propose(self, request_id: int, budget: int) -> Draft:
         """Return a chain of `budget` tokens."""
         return Draft.chain([(7919 * i + 17) % self._vocab_size for i in range(budget)], "random")
-
-    def forget(self, request_id: int) -> None:
-        """Do nothing."""
 
 
 class Rig:
