@@ -15,7 +15,7 @@ def start(
     description: str | None,
     add_flags: Callable[[argparse.ArgumentParser], None],
     run: Callable[[argparse.Namespace], int],
-    arguments: Sequence[str] | None,
+    arguments: Sequence[str] | None = None,
 ) -> int:
     """Parse a benchmark's command line, run it, and return its exit status.
 

@@ -82,11 +82,6 @@ _COLUMNS: Columns = {
 _CHOOSES = ("run", "json", "output", "model", "peers", "prompts", "environments")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns the exit status."""
-    return start("peers", __doc__, _add_flags, _run, arguments)
-
-
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -176,28 +171,23 @@ class _Contender:
         return f"{self.peer.name} {self.method}"
 
 
+@dataclass(frozen=True, slots=True)
 class _Comparison:
     """All engines on one file."""
 
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        name: str,
-        path: Path,
-        pythons: Mapping[str, Path],
-        record: Record,
-        missing: dict[str, str],
-        tick: Tick,
-    ) -> None:
-        self._options, self._name, self._path, self._pythons = options, name, path, pythons
-        self._record, self._missing, self._tick = record, missing, tick
-        self._codec = TextCodec(path)
-        self._peers = [peer for peer in PEERS if peer.name in pythons and peer.reads(path)]
+    options: argparse.Namespace
+    name: str
+    path: Path
+    pythons: Mapping[str, Path]
+    record: Record
+    missing: dict[str, str]
+    tick: Tick
 
     def run(self) -> None:
         """Measure everything without speculation, then completions with it, beside plain parlay."""
-        options = self._options
-        plain = [_Contender(peer, _PLAIN, {}) for peer in self._peers]
+        options = self.options
+        peers = [peer for peer in PEERS if peer.name in self.pythons and peer.reads(self.path)]
+        plain = [_Contender(peer, _PLAIN, {}) for peer in peers]
         measurements: dict[str, Callable[[Workers], list[Row]]] = {
             f"step of {rows}": partial(self._steps, rows=rows, context=_CONTEXT) for rows in options.rows
         }
@@ -215,7 +205,7 @@ class _Comparison:
         }
         speculating = [
             _Contender(peer, method, how)
-            for peer in self._peers
+            for peer in peers
             for method, how in {**peer.methods, **(ours if peer.name == OURS else {})}.items()
         ]
         self._all(
@@ -234,27 +224,27 @@ class _Comparison:
         left = {
             name: measurement
             for name, measurement in measurements.items()
-            if not self._record.rows_of(model=self._name, measured=name)
+            if not self.record.rows_of(model=self.name, measured=name)
         }
         if not left:
             return
         with ExitStack() as stack:
             workers: dict[str, PeerWorker] = {}
             for one in contenders:
-                self._tick(f"{self._name}: loading {one}")
+                self.tick(f"{self.name}: loading {one}")
                 worker = stack.enter_context(
-                    PeerWorker(self._pythons[one.peer.name], env.threads(), self._options.isa, one.peer.environment)
+                    PeerWorker(self.pythons[one.peer.name], env.threads(), self.options.isa, one.peer.environment)
                 )
                 try:
-                    room = self._options.max_model_len, _LOADING, max(self._options.batch_sizes, default=1)
-                    worker.load(one.peer.name, str(self._path), one.how, *room)
+                    room = self.options.max_model_len, _LOADING, max(self.options.batch_sizes, default=1)
+                    worker.load(one.peer.name, str(self.path), one.how, *room)
                 except PeerError as error:
-                    self._missing[f"{one} on {self._name}"] = str(error)
+                    self.missing[f"{one} on {self.name}"] = str(error)
                 else:
                     workers[str(one)] = worker
             for name, measurement in left.items():
                 rows = measurement(workers)
-                self._record.add([{"model": self._name, "measured": name, "numerics": "", **row} for row in rows])
+                self.record.add([{"model": self.name, "measured": name, "numerics": "", **row} for row in rows])
 
     # ------------------------------------------------------------------------------------------- measurements
 
@@ -266,7 +256,7 @@ class _Comparison:
             names = [name for name in workers if name not in failed]
             first = number % len(names) if names else 0
             for name in names[first:] + names[:first]:
-                self._tick(f"{self._name}: {call['do']} {number + 1} of {len(calls)}, {name}")
+                self.tick(f"{self.name}: {call['do']} {number + 1} of {len(calls)}, {name}")
                 sleep(_PAUSE)
                 try:
                     answers[name].append(workers[name].call(_ANSWERING, **call))
@@ -297,12 +287,12 @@ class _Comparison:
     def _steps(self, workers: Workers, rows: int, context: int) -> list[Row]:
         able = {name: worker for name, worker in workers.items() if worker.passes}
         call = {"do": "steps", "rows": rows, "context": context, "repeats": _REPEATS if context else 1}
-        answers, failed = self._repeat(able, [call] * (self._options.repetitions + 1))
+        answers, failed = self._repeat(able, [call] * (self.options.repetitions + 1))
         warm = {name: own[1:] for name, own in answers.items()}
         return self._rows(able, (warm, failed), lambda seconds: 1e3 * seconds)
 
     def _texts(self, workers: Workers, path: Path, temperature: float) -> list[Row]:
-        tokens = self._options.max_tokens
+        tokens = self.options.max_tokens
         fixed: Row = {"do": "generate", "count": tokens, "temperature": temperature}
         calls = [{**fixed, "prompt": prompt, "seed": i} for i, prompt in enumerate(self._prompts(path))]
         self._repeat(workers, calls[:1])  # the first completion of an engine is slower
@@ -319,7 +309,7 @@ class _Comparison:
         return rows
 
     def _batches(self, workers: Workers, path: Path, size: int) -> list[Row]:
-        options, prompts = self._options, cycle(self._prompts(path))
+        options, prompts = self.options, cycle(self._prompts(path))
         able = {name: worker for name, worker in workers.items() if worker.batches}
         call: Row = {"do": "batch", "count": options.max_tokens}
         calls = [{**call, "prompts": list(islice(prompts, size))} for _ in range(options.repetitions)]
@@ -328,11 +318,11 @@ class _Comparison:
         return self._rows(able, self._repeat(able, calls), lambda seconds: tokens / seconds)
 
     def _prompts(self, path: Path) -> list[list[int]]:
-        longest = self._options.max_model_len - self._options.max_tokens
-        return [list(one.tokens) for one in read_prompts(path, self._codec, longest, self._options.prefixes)]
+        longest = self.options.max_model_len - self.options.max_tokens
+        return [list(one.tokens) for one in read_prompts(path, TextCodec(self.path), longest, self.options.prefixes)]
 
     def _likelihoods(self, workers: Workers) -> list[Row]:
-        tokens = self._codec.encode(self._options.text.read_text("utf-8"))
+        tokens = TextCodec(self.path).encode(self.options.text.read_text("utf-8"))
         windows = [tokens[i : i + _WINDOW] for i in range(0, len(tokens) - _WINDOW + 1, _WINDOW)]
         able = {name: worker for name, worker in workers.items() if worker.passes}
         answers, failed = self._repeat(able, [{"do": "score", "tokens": one} for one in windows])
@@ -350,6 +340,8 @@ def _difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     """Return where two texts first differ, None if they do not."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
 
+
+main = partial(start, "peers", __doc__, _add_flags, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,6 +9,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,6 @@ from parlay.bench.repetitions import estimate
 
 Row = dict[str, Any]
 NAMES = {"mt_bench": "MT-bench", "random": "random ids"}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; returns the exit status."""
-    return start("ratios", __doc__, _add_flags, _run, arguments)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +93,8 @@ def _order(cases: dict[tuple[Any, ...], Any], case: tuple[Any, ...]) -> tuple[An
 def _cell(ratio: float, interval: Sequence[float] | None) -> str:
     return f"{ratio:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else f"{ratio:.2f}"
 
+
+main = partial(start, "ratios", __doc__, _add_flags, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

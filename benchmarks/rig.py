@@ -1,10 +1,8 @@
 """One kind of step, repeated through the engine's own scheduler and worker, with every microsecond accounted for."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
-from typing import Any
 
 from benchmarks.timed_kernels import TimedKernels
 from parlay.bench.workloads import load_prefixes
@@ -18,8 +16,9 @@ from parlay.explain.work import Work, linear_names, widths, work_of
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.models.select import CausalModel
-from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, Runtime
+from parlay.proposers.base import DeviceProposer, Proposer, Runtime
 from parlay.proposers.draft_slots import scratch_blocks
+from parlay.proposers.methods import none
 from parlay.runner.runner import ModelRunner
 from parlay.text.detokenizer import Detokenizer
 from parlay.text.tokenizer import TextCodec
@@ -56,44 +55,15 @@ class Sample:
         )
 
 
-class RandomDrafts(HostProposer):
+class RandomDrafts(none.Proposer):
     """Proposes a chain of arbitrary tokens, of any length."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def observe(self, request_id: int, tokens: Sequence[int]) -> None:
-        """Keep nothing."""
-
     def propose(self, request_id: int, budget: int) -> Draft:
         """Return a chain of `budget` tokens."""
         return Draft.chain([(7919 * i + 17) % self._vocab_size for i in range(budget)], "random")
-
-    def forget(self, request_id: int) -> None:
-        """Do nothing."""
-
-
-class _HostClock:
-    """The seconds of a host proposer's calls since they were last taken, which are part of the scheduler's."""
-
-    def __init__(self, proposer: Proposer) -> None:
-        self._seconds = 0.0
-        if isinstance(proposer, HostProposer):
-            for name in ("admit", "observe", "propose"):
-                setattr(proposer, name, self._timed(getattr(proposer, name)))
-
-    def take(self) -> float:
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*given: Any) -> Any:
-            began = perf_counter()
-            found = call(*given)
-            self._seconds += perf_counter() - began
-            return found
-
-        return timed
 
 
 class Rig:
@@ -129,7 +99,6 @@ class Rig:
         spare = scratch_blocks(config.block_size) if proposer.borrows else 0
         runner = ModelRunner(model, kernels.kernels, blocks + spare, config.block_size)
         proposer.load(Runtime(kernels.inner, blocks, config.block_size, max_rows, model, runner.cache))
-        self._host = _HostClock(proposer)
         self._model, self._kernels = model, kernels
         methods = [Method("method", proposer, length)] if length else []
         drafting = Drafting(methods, share_prefixes=False)
@@ -183,14 +152,13 @@ class Rig:
             max_tokens=self._room,
             stop_ids=frozenset(),
             table=BlockTable(self._scheduler.pool, ""),
-            detokenizer=Detokenizer(self._codec, (), True),
+            detokenizer=Detokenizer(self._codec, self._params),
         )
 
     def _step(self) -> Sample:
         """Run a step as the engine does, and account for every microsecond of it."""
         self._kernels.take()
-        self._host.take()
-        began = perf_counter()
+        began, asked = perf_counter(), self._scheduler.drafting.seconds
         plan = self._scheduler.plan()
         planned = perf_counter()
         output = self._worker.execute(plan)
@@ -198,7 +166,7 @@ class Rig:
         self._scheduler.commit(plan, output, perf_counter())
         ended = perf_counter()
         times, kernels = output.times, self._kernels.take()
-        drafting = self._host.take()
+        drafting = self._scheduler.drafting.seconds - asked
         config = self._model.config
         floored = (*linear_names(config).values(), "head", "attention")
         seconds = {name: kernels.pop(name, 0.0) for name in floored}

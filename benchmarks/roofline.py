@@ -7,8 +7,9 @@ step does not depend on how much of its draft is accepted.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, fields, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -55,11 +56,6 @@ class _Measured:
 
     def floor(self, work: Work, dtype: torch.dtype) -> float:
         return self.rates.seconds(work.size, work.flops, dtype)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns the exit status."""
-    return start("roofline", __doc__, _add_flags, _run, arguments)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -213,6 +209,8 @@ def _row(measured: list[_Measured], dtype: torch.dtype) -> dict[str, Any]:
         },
     }
 
+
+main = partial(start, "roofline", __doc__, _add_flags, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -25,11 +25,6 @@ CASES = {
     "top-k 50, top-p 0.9": SamplingParams(temperature=0.8, top_k=50, top_p=0.9),
     "min-p 0.05": SamplingParams(temperature=0.8, min_p=0.05),
 }
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns the exit status."""
-    return start("sampling", __doc__, _add_flags, _run, arguments)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +68,8 @@ def _draw(kernels: Kernels, scores: Tensor, params: SamplingParams, position: in
     draw(kernels, scores, temperatures, seeds, positions, filters)
     return perf_counter() - began
 
+
+main = partial(start, "sampling", __doc__, _add_flags, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

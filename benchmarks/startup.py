@@ -3,7 +3,8 @@
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -12,11 +13,6 @@ from benchmarks.common import start
 from parlay.cli.flags import add_model
 from parlay.cli.report import count, progress, report
 from parlay.errors import ParlayError
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns the exit status."""
-    return start("startup", __doc__, _add_flags, _run, arguments)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +51,8 @@ def measure(model: str, repetitions: int, tick: Callable[[str], None]) -> dict[s
             seconds.append(elapsed)
     return {"model": model, "seconds_to_first_token": median(seconds), "repetitions": repetitions}
 
+
+main = partial(start, "startup", __doc__, _add_flags, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,7 +7,7 @@ grammar is measured on the answers, token by token: the mask with its applicatio
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from benchmarks.common import start
-from parlay.bench.contenders import contenders, engines
+from parlay.bench.contenders import complete, contenders, engines
 from parlay.bench.prompts import read_prompts
 from parlay.bench.repetitions import Repetitions
+from parlay.bench.tally import Tally
 from parlay.bench.workloads import Prefix, load_prefixes
 from parlay.cli.flags import add_model
 from parlay.cli.report import Columns, count, progress, report
@@ -84,11 +85,6 @@ _COLUMNS: Columns = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns the exit status, which is 1 if a token differs."""
-    return start("structured", __doc__, _add_flags, _run, arguments)
-
-
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "tiny-code", "the target, of tiny-code's vocabulary or with --dataset")
     add = parser.add_argument
@@ -136,17 +132,22 @@ def measure(
         engine = llms[plain].engine
         prefixes = read_prompts(dataset, engine.codec, engine.max_model_len - MAX_TOKENS, requests)
     for llm in llms.values():
-        _complete(llm, prefixes[:most], most, 0.8)  # warm-up; compiles the grammars too
+        complete(llm, prefixes[:most], most, partial(_params, temperature=0.8))  # warm-up; compiles the grammars too
     for batch_size in batch_sizes:
         for temperature in TEMPERATURES:
             repetitions = Repetitions(tuple(llms))
             outputs: dict[str, list[CompletionOutput]] = {name: [] for name in llms}
+            tallies = {name: Tally(stats=[llm.engine.stats]) for name, llm in llms.items()}
+            for llm in llms.values():
+                llm.engine.stats.reset()
+            how = partial(_params, temperature=temperature)
             label = f"batch {batch_size}, temperature {temperature:g}:"
             for first in range(0, len(prefixes), _ANSWERS):
                 some = prefixes[first : first + _ANSWERS]
-                parts = {name: partial(_complete, llm, some, batch_size, temperature) for name, llm in llms.items()}
+                parts = {name: partial(complete, llm, some, batch_size, how) for name, llm in llms.items()}
                 for name, found in repetitions.run(parts, tick, label).items():
                     outputs[name] += found
+                    tallies[name].add(found)
             costs = _grammar_costs(llms[plain], outputs[plain])
             for name, own in outputs.items():
                 ratio = repetitions.estimate(name)
@@ -158,9 +159,8 @@ def measure(
                     "grammar_us_per_token": {"mean": 1e6 * mean(costs), "median": 1e6 * median(costs)},
                     "speed_up": ratio.median,
                     "interval": ratio.interval,
-                    "tokens_per_s": sum(o.metrics.emitted for o in own) / sum(repetitions.seconds[name]),
+                    **tallies[name].row(repetitions.seconds[name], tallies[plain]),
                     **_row(own),
-                    "same_tokens": [o.token_ids for o in own] == [o.token_ids for o in outputs[plain]],
                 }
 
 
@@ -168,31 +168,17 @@ def _form(number: int) -> StructuredOutputsParams:
     return StructuredOutputsParams(json=SCHEMAS[number % len(SCHEMAS)], disable_any_whitespace=True)
 
 
-def _complete(llm: LLM, prefixes: list[Prefix], batch_size: int, temperature: float) -> list[CompletionOutput]:
-    outputs = []
-    for first in range(0, len(prefixes), batch_size):
-        batch = prefixes[first : first + batch_size]
-        params = [
-            SamplingParams(
-                temperature=temperature, seed=p.number, max_tokens=MAX_TOKENS, structured_outputs=_form(p.number)
-            )
-            for p in batch
-        ]
-        results = llm.generate([p.tokens for p in batch], params, use_tqdm=False)
-        outputs += [r.outputs[0] for r in results]
-    return outputs
+def _params(prompt: Prefix, temperature: float) -> SamplingParams:
+    form, number = _form(prompt.number), prompt.number
+    return SamplingParams(temperature=temperature, seed=number, max_tokens=MAX_TOKENS, structured_outputs=form)
 
 
 def _row(outputs: list[CompletionOutput]) -> dict[str, Any]:
-    metrics = [o.metrics for o in outputs]
-    emitted, drafted = sum(m.emitted for m in metrics), sum(m.drafted for m in metrics)
     stopped = [o for o in outputs if o.finish_reason == "stop"]
     for output in stopped:
         json.loads(output.text)
     return {
-        "acceptance_length": emitted / sum(m.steps for m in metrics),
-        "acceptance_rate": sum(m.accepted for m in metrics) / drafted if drafted else None,
-        "forced_share": sum(o.sources.count("grammar") for o in outputs) / emitted,
+        "forced_share": sum(o.sources.count("grammar") for o in outputs) / sum(o.metrics.emitted for o in outputs),
         "stopped": len(stopped) / len(outputs),
     }
 
@@ -213,6 +199,8 @@ def _grammar_costs(llm: LLM, outputs: list[CompletionOutput]) -> list[float]:
             costs.append(perf_counter() - began)
     return costs
 
+
+main = partial(start, "structured", __doc__, _add_flags, _run)  # its exit status is 1 if a token differs
 
 if __name__ == "__main__":
     sys.exit(main())

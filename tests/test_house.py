@@ -165,7 +165,7 @@ def frozen(cls: Any) -> bool:
 @pytest.mark.parametrize("cls", CONFIGS, ids=lambda c: f"{c.__module__.rpartition('.')[2]}.{c.__name__}")
 def test_every_field_has_its_line(cls: type) -> None:
     own = set(fields_of(cls))
-    document = inspect.getdoc(cls) or ""
+    document = "\n".join(inspect.getdoc(part) or "" for part in cls.__mro__ if part.__module__.startswith("parlay"))
     described = {
         name for line in re.findall(r"^ +([\w, ]+):", document, flags=re.MULTILINE) for name in line.split(", ")
     }

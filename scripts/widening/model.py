@@ -71,7 +71,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class DraftSlots:
+class Places:
     """Where old elements go: `[old]` new indices along each kind of axis."""
 
     vocab: Tensor
@@ -252,13 +252,13 @@ def _k_block(inputs: int) -> int:
     return 1024 if inputs > 1024 else 512
 
 
-def find_places(small: ModelConfig, wide: ModelConfig) -> DraftSlots:
+def find_places(small: ModelConfig, wide: ModelConfig) -> Places:
     """Return where a model's elements go in its widened form."""
     head = torch.arange(small.num_heads)
     group, new_group = small.num_heads // small.num_kv_heads, wide.num_heads // wide.num_kv_heads
     heads = head // group * new_group + head % group
     within = torch.arange(small.head_dim)
-    return DraftSlots(
+    return Places(
         vocab=torch.arange(small.vocab_size),
         hidden=_columns(small.hidden_size, wide.hidden_size),
         queries=(heads[:, None] * small.head_dim + within).flatten(),
@@ -277,7 +277,7 @@ def _columns(old: int, new: int) -> Tensor:
 def _tensor(
     name: str,
     old: Tensor | None,
-    places: DraftSlots,
+    places: Places,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     ratio: float,

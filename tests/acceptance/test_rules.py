@@ -392,10 +392,8 @@ class Loop:
             draws.prepare(owners, [span.end for span in owners], private=not self._shared)
             logits = torch.stack([self._row(self.head, known) for _, _, known in rows])
             found, likely = torch.zeros((len(rows), width), dtype=torch.int64), torch.zeros((len(rows), width))
-            if width == 1:
-                draws.draw(self._kernels, level, logits, found[:, 0], likely[:, 0])
-            else:
-                draws.branch(self._kernels, level, logits, found, likely)
+            written = (found[:, 0], likely[:, 0]) if width == 1 else (found, likely)
+            draws.draw(self._kernels, level, logits, *written)
             nodes = [[] for _ in spans]
             for row, (i, parent, known) in enumerate(rows):
                 distribution = Distribution(torch.empty(0)) if self._shared else draws.distribution(level, row)

@@ -17,10 +17,10 @@ from parlay.acceptance.tree import depths, paths
 from parlay.drafting.belief import survivals
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
+from parlay.proposers.base import Runtime
 from parlay.proposers.branching import _chosen, _draft, _products
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.expander import Expander
-from parlay.proposers.pass_recorder import PassRecorder
 from parlay.types.draft import ROOT, Draft
 
 VOCAB = 12
@@ -41,7 +41,8 @@ class Tabled(DraftHead):
     recordable = False
 
     def __init__(self, levels: int) -> None:
-        self._expander = Expander(self, KERNELS, PassRecorder(KERNELS, usable=False), levels, VOCAB)
+        runtime = Runtime(KERNELS, 0, 1, 0, None, ())  # type: ignore[arg-type]
+        self._expander = Expander(self, runtime, levels, VOCAB, records=False)
 
     def propose(self, *of: Any) -> Any:
         raise NotImplementedError

@@ -107,32 +107,22 @@ class Between:
 
 
 @pytest.mark.usefixtures("replays_are_seen")
+@pytest.mark.parametrize("tree", ["off", {"width": 3, "depth": 3}], ids=["chains", "trees"])
 @pytest.mark.parametrize("method", METHODS)
-def test_no_python_runs_between_two_levels(make_llm: MakeLLM, method: str) -> None:
-    llm = make_llm(method, 4)
-    run(llm, asks())  # recorded
-    with Between() as between:
-        run(llm, asks())
-    assert between.replays.count(4) > 5
-    assert between.functions == {"replayed"}
-    with Between() as between:
-        run(llm, asks(frequency_penalty=0.5))
-    assert {"Chain.guide", "replayed"} < between.functions, "or these would not be noticed"
-
-
-@pytest.mark.usefixtures("replays_are_seen")
-@pytest.mark.parametrize("method", METHODS)
-def test_no_python_runs_between_two_levels_of_branches(
-    make_llm: MakeLLM, models: dict[str, Pair], method: str
+def test_no_python_runs_between_two_levels(
+    make_llm: MakeLLM, models: dict[str, Pair], method: str, tree: str | dict[str, int]
 ) -> None:
-    shape = {"tree": {"width": 3, "depth": 3}, "num_speculative_tokens": 9}
-    asked = {"method": method, **proposer_options(method, models["float32"]), **shape}
-    llm = make_llm(speculative_config=asked)
+    shape = {"tree": tree, "num_speculative_tokens": 4 if tree == "off" else 9}
+    llm = make_llm(speculative_config={"method": method, **proposer_options(method, models["float32"]), **shape})
     run(llm, asks())  # recorded
     with Between() as between:
         run(llm, asks())
-    assert between.replays.count(3) > 5
+    assert between.replays.count(4 if tree == "off" else 3) > 5
     assert between.functions == {"replayed"}
+    if tree == "off":
+        with Between() as between:
+            run(llm, asks(frequency_penalty=0.5))
+        assert {"Chain.guide", "replayed"} < between.functions, "or these would not be noticed"
 
 
 def test_passes_run_in_order_and_are_recorded_once() -> None:

@@ -177,22 +177,23 @@ def test_when_blocks_run_out(make_llm: MakeLLM, models: dict[str, Pair], method:
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
 
-@pytest.mark.parametrize("outputs", [True, False], ids=["own head", "the target's head"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", [*EVERY, "medusa with the target's head", "a tied mlp_speculator"])
 def test_more_requests_than_a_turn_takes(
-    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, outputs: bool
+    make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    for module in ("expander", "heads", "methods.medusa.proposer", "methods.mlp_speculator.proposer"):
+    for module in ("expander", "heads", "feature_head", *(f"methods.{method}.proposer" for method in EVERY)):
         monkeypatch.setattr(f"parlay.proposers.{module}.MOST_ROWS", 2)
-    if method == "medusa":
-        path = write_medusa(tmp_path, random_medusa(outputs=outputs))
+    if name.startswith("medusa with"):
+        path = write_medusa(tmp_path, random_medusa(outputs=False))
+    elif name.startswith("a tied"):
+        config = mlp_config(tie_weights=True)
+        path = write_head(tmp_path, config, random_mlp(config))
     else:
-        path = write_head(
-            tmp_path, mlp_config(tie_weights=not outputs), random_mlp(mlp_config(tie_weights=not outputs))
-        )
-    llm, watch = make_llm(speculative_config={"model": str(path)}), Watch()
+        path = fitted(name, models["float32"].target)
+    llm = make_llm(speculative_config={"model": str(path)})
+    watch = Watch().over(llm)
     run(llm, asks(), watch)
-    assert len(watch.drafts) > 60
+    assert len(watch.drafts) > 20
     assert_right(llm, path, watch.drafts)
 
 
@@ -260,20 +261,15 @@ def test_a_draft_is_as_long_as_the_head_can_guess(
     assert max(len(noted.draft) for noted in watch.drafts.values()) == most
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_memory_is_accounted_for(make_llm: MakeLLM, models: dict[str, Pair], method: str) -> None:
-    llm = make_llm(method)
-    stored = fitted(method, models["float32"].target)
-    numbers = sum(
-        t.numel()
-        for t in (
-            torch.load(stored / "medusa_lm_head.pt")
-            if method == "medusa"
-            else load_file(stored / "model.safetensors")
-        ).values()
-    )
-    own = head_of(llm).weight_bytes
-    assert numbers * 4 < own < numbers * 4 + 100_000
+    head, stored = head_of(make_llm(method)), fitted(method, models["float32"].target)
+    pickled = stored / "medusa_lm_head.pt"
+    tensors = torch.load(pickled) if pickled.exists() else load_file(stored / "model.safetensors")
+    numbers = sum(t.numel() for t in tensors.values() if t.dtype is torch.float32)
+    assert numbers * 4 <= head.weight_bytes < numbers * 4 + 100_000
+    if method in PAIRED:
+        assert head.cache.bytes_per_token == 2 * head.config.num_kv_heads * 16 * 4
     with pytest.raises(CapacityError, match="weights"):
         make_llm(method, gpu_memory_utilization=1e-6)
 
@@ -298,10 +294,10 @@ def test_nothing_of_a_request_is_kept(make_llm: MakeLLM, method: str) -> None:
         run(llm, asks(), abort)
         assert_whole(llm.engine)
     assert numbers() == before
+    passes = head._expander.recorder._passes
     if method in PAIRED:
-        assert len(head._recorder._passes) < 100
+        assert len(passes) < 100
         return
-    passes = head._expander._recorder._passes
     assert all(isinstance(v, int | str) for key in passes if isinstance(key, tuple) for v in key)
     assert len(passes) <= 4 * len(asks())
 

@@ -1,6 +1,7 @@
 """A widened head guesses on the widened target what it guessed on the small one."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,67 +80,67 @@ def eagle3_tensors(raw: dict[str, Any], *less: str, **how: Any) -> dict[str, tor
     return tensors
 
 
-def random_heads(path: Path) -> dict[str, Path]:
-    """Write a head of every form."""
-    bare, scaled = mlp_config(inner_dim=0), mlp_config(scale_input=True, tie_weights=True)
-    deep = eagle_config(num_hidden_layers=2, attention_bias=True)
-    plain, some = eagle_config(), eagle_config(**TAPS, draft_vocab_size=len(IDS))
-    narrow = eagle_config(hidden_size=32, draft_vocab_size=len(IDS), target_hidden_size=64, **TAPS)
-    own = eagle3_tensors(narrow, ids=IDS)
-    own["embed_tokens.weight"] = torch.randn((VOCAB, 32), generator=torch.Generator().manual_seed(5))
-    medusa = random_medusa(layers=2, outputs=False)
-    vllms = {f"blocks.{n.split('.')[0]}.layers.{n.split('.')[1]}.weight": t for n, t in medusa.items() if "we" in n}
-    tied = random_mlp(scaled)
+SCALED = mlp_config(scale_input=True, tie_weights=True)
+DEEP = eagle_config(num_hidden_layers=2, attention_bias=True)
+PLAIN, SOME = eagle_config(), eagle_config(**TAPS, draft_vocab_size=len(IDS))
+NARROW = eagle_config(hidden_size=32, draft_vocab_size=len(IDS), target_hidden_size=64, **TAPS)
+
+
+def medusa_of_vllm(path: Path) -> Path:
+    tensors = random_medusa(layers=2, outputs=False)
+    vllms = {f"blocks.{n.split('.')[0]}.layers.{n.split('.')[1]}.weight": t for n, t in tensors.items() if "we" in n}
+    return write_head(path, {"model_type": "medusa", "hidden_size": 64, "vocab_size": VOCAB}, vllms)
+
+
+def tied_mlp(path: Path) -> Path:
+    tied = random_mlp(SCALED)
     tied["speculator.head.1.weight"] = tied["speculator.head.0.weight"]  # as some exporters do, in the same memory
-    nested = {key: value for key, value in some.items() if key not in TAPS}
-    return {
-        "medusa, first generation": write_medusa(path / "m1", random_medusa()),
-        "medusa, second generation": write_medusa(path / "m2", medusa, "medusa_lm_head.safetensors"),
-        "medusa of vllm": write_head(
-            path / "m3", {"model_type": "medusa", "hidden_size": 64, "vocab_size": VOCAB}, vllms
-        ),
-        "mlp": write_head(path / "s1", mlp_config(), random_mlp(mlp_config())),
-        "mlp as wide as the target": write_head(path / "s2", bare, random_mlp(bare)),
-        "mlp, scaled and tied": write_head(path / "s3", scaled, tied, "pytorch_model.bin"),
-        "eagle": write(path / "e1", plain, random_eagle(plain)),
-        "eagle, two layers and an embedding": write(
-            path / "e2", deep, random_eagle(deep, bias=False, embedding=True)
-        ),
-        "eagle3": write(path / "t1", some, eagle3_tensors(some, ids=IDS)),
-        "eagle3, narrow": write(path / "t2", narrow, own),
-        "eagle3 with the target's head": write(
-            path / "t3", eagle_config(**TAPS), eagle3_tensors(plain, "lm_head.weight")
-        ),
-        "eagle3 of others": write(
-            path / "t4",
-            {**nested, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 0, 1]}},
-            eagle3_tensors(some, ids=IDS),
-        ),
-    }
+    return write_head(path, SCALED, tied, "pytorch_model.bin")
 
 
-CASES = (
-    "medusa, first generation",
-    "medusa, second generation",
-    "medusa of vllm",
-    "mlp",
-    "mlp as wide as the target",
-    "mlp, scaled and tied",
-    "eagle",
-    "eagle, two layers and an embedding",
-    "eagle3",
-    "eagle3, narrow",
-    "eagle3 with the target's head",
-    "eagle3 of others",
-)
+def narrow_eagle3(path: Path) -> Path:
+    own = eagle3_tensors(NARROW, ids=IDS)
+    own["embed_tokens.weight"] = torch.randn((VOCAB, 32), generator=torch.Generator().manual_seed(5))
+    return write(path, NARROW, own)
+
+
+def eagle3_of_others(path: Path) -> Path:
+    nested = {key: value for key, value in SOME.items() if key not in TAPS}
+    taps = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 0, 1]}}
+    return write(path, {**nested, **taps}, eagle3_tensors(SOME, ids=IDS))
+
+
+# A head of every form.
+HEADS: dict[str, Callable[[Path], Path]] = {
+    "medusa, first generation": lambda path: write_medusa(path, random_medusa()),
+    "medusa, second generation": lambda path: write_medusa(
+        path, random_medusa(layers=2, outputs=False), "medusa_lm_head.safetensors"
+    ),
+    "medusa of vllm": medusa_of_vllm,
+    "mlp": lambda path: write_head(path, mlp_config(), random_mlp(mlp_config())),
+    "mlp as wide as the target": lambda path: write_head(
+        path, mlp_config(inner_dim=0), random_mlp(mlp_config(inner_dim=0))
+    ),
+    "mlp, scaled and tied": tied_mlp,
+    "eagle": lambda path: write(path, PLAIN, random_eagle(PLAIN)),
+    "eagle, two layers and an embedding": lambda path: write(
+        path, DEEP, random_eagle(DEEP, bias=False, embedding=True)
+    ),
+    "eagle3": lambda path: write(path, SOME, eagle3_tensors(SOME, ids=IDS)),
+    "eagle3, narrow": narrow_eagle3,
+    "eagle3 with the target's head": lambda path: write(
+        path, eagle_config(**TAPS), eagle3_tensors(PLAIN, "lm_head.weight")
+    ),
+    "eagle3 of others": eagle3_of_others,
+}
 
 
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return random_heads(tmp_path_factory.mktemp("heads"))
+    return {name: make(tmp_path_factory.mktemp("head") / "written") for name, make in HEADS.items()}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", HEADS)
 def test_random_heads_guess_the_same(target: Path, heads: dict[str, Path], case: str) -> None:
     same_drafts(target, heads[case])
 

@@ -1,4 +1,4 @@
-"""EAGLE-type heads: their reference in plain torch, and checkpoints for any target."""
+"""EAGLE-type heads: their reference in plain torch, and random checkpoints."""
 
 import json
 import math
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from heads import write_head as write
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import linear, silu
 from watching import Known, Noted, head_of
@@ -235,9 +236,7 @@ def serve_golden(source: Path, path: Path) -> Path:
         config = {**config, "transformer_layer_config": inner}
     else:
         config, tensors = _widened(config, tensors)
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps(config))
-    save_file({name: t.contiguous() for name, t in tensors.items()}, path / "model.safetensors")
+    write(path, config, tensors)
     for file in source.glob("tokenizer*"):
         (path / file.name).write_bytes(file.read_bytes())
     return path
@@ -327,74 +326,3 @@ def random_eagle3(
         tensors["d2t"] = torch.tensor(ids) - torch.arange(len(ids))
         tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, torch.tensor(ids), True)
     return tensors
-
-
-def write(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
-    """Write a checkpoint."""
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
-    return path
-
-
-# ---------------------------------------------------------------- heads that agree with a target in part, in a second
-
-
-def _solve(features: Tensor, wanted: Tensor) -> Tensor:
-    """Return the matrix `[n, d]` that makes most of `wanted` `[rows, n]` out of features `[rows, d]`."""
-    gram = features.T @ features + 0.3 * torch.eye(features.shape[1], dtype=torch.float64)
-    return torch.linalg.solve(gram, features.T @ wanted).T
-
-
-def fit_eagle(path: Path, target: Path, texts: Tensor, hidden: Tensor) -> None:
-    """Write a head that foresees a target's states, given texts `[n, length]` and its states `[n, length, H]`."""
-    lent = load_file(target / "model.safetensors")
-    embedding = lent["model.embed_tokens.weight"].double()
-    config = eagle_config(vocab_size=len(embedding), hidden_size=embedding.shape[1])
-    tensors = random_eagle(config)
-    for name in ("layers.0.self_attn.o_proj.weight", "layers.0.mlp.down_proj.weight"):
-        tensors[name] *= 0.05
-    features = torch.cat([embedding[texts[:, 1:]], hidden[:, :-1].double()], -1).flatten(0, 1)
-    features = torch.cat([features, torch.ones(len(features), 1, dtype=torch.float64)], 1)
-    joined = _solve(features, hidden[:, 1:].double().flatten(0, 1)).float()
-    tensors["fc.weight"], tensors["fc.bias"] = joined[:, :-1], joined[:, -1]
-    write(path, config, tensors)
-
-
-def fit_eagle3(path: Path, target: Path, texts: Tensor, states: Callable[[Sequence[int]], Tensor]) -> None:
-    """Write a head whose output layer is fitted to what it makes of a target's texts `[n, length]`.
-
-    `states` gives those after some layers, `[n, length, 3 H]`. Some tokens are beyond the head.
-    """
-    lent = load_file(target / "model.safetensors")
-    embedding = lent["model.embed_tokens.weight"]
-    vocab, width = embedding.shape
-    ids = [token for token in range(vocab) if token % 9]
-    config = eagle_config(
-        vocab_size=vocab,
-        hidden_size=width,
-        num_key_value_heads=4,
-        draft_vocab_size=len(ids),
-        eagle_aux_hidden_state_layer_ids=[3, 0, 2],
-    )
-    known = states((0, 2, 3))
-    tensors = random_eagle3(config, states=known.shape[-1], ids=ids)
-    # Each pair attends to itself above all.
-    query = torch.cat([4 * torch.eye(64, width), torch.zeros(64, width)], 1)
-    tensors["midlayer.self_attn.q_proj.weight"] = tensors["midlayer.self_attn.k_proj.weight"] = query
-    twin = Twin(write(path, config, tensors), embedding, embedding)
-    features, wanted = [], []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # its products are small
-    for text, own in zip(texts, known, strict=True):
-        foreseen = twin.foresee(text[1:], twin.states(own[:-1]))
-        again = twin.foresee(text[2:], foreseen[:-1])  # fed with its own states, as along a draft
-        for made, first in ((foreseen, 2), (again, 3)):
-            features.append(twin.features(made[:-1]))
-            wanted.append(text[first:])
-    torch.set_num_threads(threads)
-    tokens = torch.cat(wanted)
-    inside = torch.isin(tokens, torch.tensor(ids))
-    shares = torch.nn.functional.one_hot(tokens, vocab)[inside][:, ids].double()
-    tensors["lm_head.weight"] = 30 * _solve(torch.cat(features)[inside], shares).float()
-    write(path, config, tensors)

@@ -165,11 +165,11 @@ def write_head(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tens
     """Write a checkpoint: `model.safetensors`, or a `file` of another name and kind."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     if file.endswith((".pt", ".bin")):
-        torch.save(tensors, path / file)
+        torch.save(dict(tensors), path / file)
     else:
-        save_file(tensors, path / (file or "model.safetensors"), metadata={"format": "pt"})
+        apart = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
+        save_file(apart, path / (file or "model.safetensors"), metadata={"format": "pt"})
     return path
 
 
@@ -181,12 +181,15 @@ def write_medusa(path: Path, tensors: Mapping[str, Tensor], file: str = "medusa_
 # ---------------------------------------------------------------- heads that agree with a target in part, in a second
 
 
+def solve(features: Tensor, wanted: Tensor) -> Tensor:
+    """Return the matrix `[n, D]` that makes most of `wanted` `[rows, n]` out of features `[rows, D]`, in float64."""
+    gram = features.T @ features + 0.3 * torch.eye(features.shape[1], dtype=torch.float64)
+    return torch.linalg.solve(gram, features.T @ wanted).T
+
+
 def fit(features: Tensor, tokens: Tensor, vocab: int) -> Tensor:
     """Return the output layer `[vocab, D]` that tells `tokens` best from features `[rows, D]` by least squares."""
-    features = features.double()
-    gram = features.T @ features + 0.3 * torch.eye(features.shape[1], dtype=torch.float64)
-    wanted = features.T @ one_hot(tokens, vocab).double()
-    return (30 * torch.linalg.solve(gram, wanted).T).float()
+    return (30 * solve(features.double(), one_hot(tokens, vocab).double())).float()
 
 
 @cache

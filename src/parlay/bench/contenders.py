@@ -1,11 +1,11 @@
 """Which proposers a benchmark compares on a target, and with what weights."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from parlay.bench.workloads import has_embedded_vocabulary
+from parlay.bench.workloads import Prefix, has_embedded_vocabulary
 from parlay.checkpoints.find import find_model
 from parlay.config import SpeculativeConfig
 from parlay.config.speculative import AUTO, PLAIN, TreeShape, together
@@ -17,6 +17,8 @@ from parlay.models.select import describe_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
 from parlay.proposers.select import embedded_configs, make_proposer, proposers, resolve_method
 from parlay.text.tokenizer import TextCodec
+from parlay.types.output import CompletionOutput
+from parlay.types.params import SamplingParams
 
 FOLDER = "heads"  # in a model's directory; each head in it is named after its method
 _AND = "+"  # between methods whose drafts become one
@@ -53,7 +55,8 @@ def contenders(
     path = find_model(model)
     heads = path / FOLDER
     found = embedded_configs(length, heads) | {
-        name: _from_checkpoint(name, checkpoint, length) for name, checkpoint in drafts.items()
+        name: SpeculativeConfig(method=name, num_speculative_tokens=length, options={"model": checkpoint})
+        for name, checkpoint in drafts.items()
     }
     usable = {}
     for name, how in found.items():
@@ -98,7 +101,7 @@ def budgeted(
         if how.num_speculative_tokens is None:  # it drafts nothing, or its default length
             chosen[name] = how
         else:
-            chosen |= {f"{name} {budget}": _budgeted(how, budget) for budget in budgets}
+            chosen |= {f"{name} {budget}": _with(how, num_speculative_tokens=budget) for budget in budgets}
     return chosen
 
 
@@ -130,11 +133,6 @@ def automatic(length: int | None = None) -> SpeculativeConfig:
     return SpeculativeConfig(method=AUTO, num_speculative_tokens=length, lengths="goodput")
 
 
-def _budgeted(how: SpeculativeConfig, budget: int | None) -> SpeculativeConfig:
-    each = tuple(replace(one, num_speculative_tokens=budget) for one in how.several)
-    return replace(how, num_speculative_tokens=budget, several=each)
-
-
 def _united(name: str, alone: Mapping[str, SpeculativeConfig]) -> SpeculativeConfig:
     """Return the config of the methods of a name together, from each one's own config."""
     parts = name.split(_AND)
@@ -146,11 +144,7 @@ def _united(name: str, alone: Mapping[str, SpeculativeConfig]) -> SpeculativeCon
     configs = [alone[part] for part in parts if part != AUTO]
     if AUTO in parts:
         configs.append(alone[AUTO])
-    return _budgeted(together(configs), configs[0].num_speculative_tokens)
-
-
-def _from_checkpoint(method: str, checkpoint: str, length: int | None) -> SpeculativeConfig:
-    return SpeculativeConfig(method=method, num_speculative_tokens=length, options={"model": checkpoint})
+    return _with(together(configs), num_speculative_tokens=configs[0].num_speculative_tokens)
 
 
 def _leave_out(name: str, error: ModelError, path: Path) -> None:
@@ -208,6 +202,24 @@ def engines(
                 "compare fewer methods, or budgets of them, at once"
             ) from None
     return made
+
+
+def complete(
+    llm: LLM, prompts: Sequence[Prefix], batch: int, params: Callable[[Prefix], SamplingParams]
+) -> list[CompletionOutput]:
+    """Return an engine's completions of prompts, of which `batch` run at once, with the `params` of each.
+
+    Raises:
+        ParlayError: a request failed.
+    """
+    outputs = []
+    for first in range(0, len(prompts), batch):
+        some = prompts[first : first + batch]
+        for result in llm.generate([p.tokens for p in some], [params(p) for p in some], use_tqdm=False):
+            if result.error is not None:
+                raise result.error
+            outputs.append(result.outputs[0])
+    return outputs
 
 
 def _with(config: SpeculativeConfig, **changed: Any) -> SpeculativeConfig:

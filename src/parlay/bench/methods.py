@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from parlay.bench.contenders import budgeted, engines, method_of, verified
+from parlay.bench.contenders import budgeted, complete, engines, method_of, verified
 from parlay.bench.options import MethodsOptions
 from parlay.bench.prompts import name_of, read_prompts
 from parlay.bench.record import METHODS, Record
@@ -203,7 +203,7 @@ class _CaseRun:
         else:
             self._whole = True
         for name, llm in llms.items():
-            self._tallies[name].add_stats(llm.engine.stats)
+            self._tallies[name].stats.append(llm.engine.stats)
         self._passes += 1
         return spent or self._precise()
 
@@ -275,12 +275,5 @@ def _warm_up(llm: LLM, case: _Case) -> float:
 
 
 def _complete(llm: LLM, case: _Case, prompts: list[Prefix], passes: int) -> list[CompletionOutput]:
-    outputs = []
-    for first in range(0, len(prompts), case.batch):
-        batch = prompts[first : first + case.batch]
-        params = [case.workload.params(prompt, case.temperature, passes) for prompt in batch]
-        for result in llm.generate([prompt.tokens for prompt in batch], params, use_tqdm=False):
-            if result.error is not None:
-                raise result.error
-            outputs.append(result.outputs[0])
-    return outputs
+    how = partial(case.workload.params, temperature=case.temperature, passes=passes)
+    return complete(llm, prompts, case.batch, how)

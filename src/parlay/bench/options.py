@@ -87,11 +87,10 @@ class MethodsOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyOptions:
-    """One batch at a time, from its prompts to its last token.
+class SpeedOptions:
+    """What the commands have in common that complete prompts of given lengths.
 
     Attributes:
-        batch_size: requests that run at once.
         input_len: tokens of each prompt.
         output_len: tokens of each completion; end-of-sequence is ignored.
         temperature: temperature of sampling; 0 is greedy.
@@ -102,7 +101,6 @@ class LatencyOptions:
             `prompt`, `messages` or `turns`, and come in an order that the seed says.
     """
 
-    batch_size: int = 1
     input_len: int = 128
     output_len: int = 64
     temperature: float = 0.0
@@ -112,8 +110,9 @@ class LatencyOptions:
     dataset: str | None = None
 
     def __post_init__(self) -> None:
-        _at_least_1(self, "batch_size", "input_len", "output_len", "num_iters")
-        _not_negative(self, "num_iters_warmup")
+        _at_least_1(self, "input_len", "output_len", "num_iters")
+        if self.num_iters_warmup < 0:
+            raise ConfigError(f"num_iters_warmup must be at least 0, not {self.num_iters_warmup}")
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -123,39 +122,46 @@ class LatencyOptions:
     @property
     def requests(self) -> int:
         """How many prompts a repetition has."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyOptions(SpeedOptions):
+    """One batch at a time, from its prompts to its last token.
+
+    Attributes:
+        batch_size: requests that run at once.
+    """
+
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        SpeedOptions.__post_init__(self)
+        _at_least_1(self, "batch_size")
+
+    @property
+    def requests(self) -> int:  # noqa: D102
         return self.batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThroughputOptions:
+class ThroughputOptions(SpeedOptions):
     """Many prompts at once, as fast as the engine can.
 
     Attributes:
         num_prompts: requests that are queued at once.
         input_len: tokens of each prompt, on average.
         range_ratio: how far lengths of prompts are spread: evenly between 1 - this and 1 + this times `input_len`.
-        output_len: tokens of each completion; end-of-sequence is ignored.
-        temperature: temperature of sampling; 0 is greedy.
-        seed: seed of the prompts and of the noise.
-        num_iters: repetitions that count, each with other prompts.
-        num_iters_warmup: repetitions before those.
-        dataset: a file of prompts, `.jsonl` or `.jsonl.gz`, in place of texts of `input_len` tokens; its lines have
-            `prompt`, `messages` or `turns`, and come in an order that the seed says.
     """
 
     num_prompts: int = 64
-    input_len: int = 128
     range_ratio: float = 0.5
-    output_len: int = 64
-    temperature: float = 0.0
-    seed: int = 0
     num_iters: int = 3
     num_iters_warmup: int = 1
-    dataset: str | None = None
 
     def __post_init__(self) -> None:
-        _at_least_1(self, "num_prompts", "input_len", "output_len", "num_iters")
-        _not_negative(self, "num_iters_warmup")
+        SpeedOptions.__post_init__(self)
+        _at_least_1(self, "num_prompts")
         if not 0 <= self.range_ratio < 1:
             raise ConfigError(f"range_ratio must be at least 0 and below 1, not {self.range_ratio}")
 
@@ -166,20 +172,11 @@ class ThroughputOptions:
         return max(1, self.input_len - spread), self.input_len + spread
 
     @property
-    def requests(self) -> int:
-        """How many prompts a repetition has."""
+    def requests(self) -> int:  # noqa: D102
         return self.num_prompts
 
 
-SpeedOptions = LatencyOptions | ThroughputOptions
-
-
-def _at_least_1(options: MethodsOptions | SpeedOptions, *names: str) -> None:
+def _at_least_1(options: object, *names: str) -> None:
     for name in names:
         if getattr(options, name) < 1:
             raise ConfigError(f"{name} must be at least 1, not {getattr(options, name)}")
-
-
-def _not_negative(options: SpeedOptions, name: str) -> None:
-    if getattr(options, name) < 0:
-        raise ConfigError(f"{name} must be at least 0, not {getattr(options, name)}")

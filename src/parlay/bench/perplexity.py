@@ -7,7 +7,6 @@ second half count, so that each of them has at least half a window before it.
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import exp, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -95,7 +94,7 @@ def measure(options: PerplexityOptions, tick: Callable[[str], None]) -> list[dic
         )
         windows = _windows(llm.engine.codec.encode(text), options)
         began = perf_counter()
-        scores.append(_score(llm, windows, partial(_say, tick, storage)))
+        scores.append(_score(llm, windows, tick, storage))
         seconds = perf_counter() - began
         stored = replace(config, storage=storage)
         rows.append(
@@ -115,10 +114,6 @@ def measure(options: PerplexityOptions, tick: Callable[[str], None]) -> list[dic
     return rows
 
 
-def _say(tick: Callable[[str], None], storage: str, label: str) -> None:
-    tick(f"{storage}: {label}")
-
-
 def _windows(tokens: Sequence[int], options: PerplexityOptions) -> list[list[int]]:
     """Cut a text; what is left at its end is dropped."""
     size = options.context
@@ -130,11 +125,11 @@ def _windows(tokens: Sequence[int], options: PerplexityOptions) -> list[list[int
     return [list(tokens[i * size : (i + 1) * size]) for i in range(count)]
 
 
-def _score(llm: LLM, windows: Sequence[list[int]], tick: Callable[[str], None]) -> _Scores:
+def _score(llm: LLM, windows: Sequence[list[int]], tick: Callable[[str], None], storage: str) -> _Scores:
     scores = _Scores([], [])
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1, ignore_eos=True)
     for number, window in enumerate(windows):
-        tick(f"window {number + 1} of {len(windows)}")
+        tick(f"{storage}: window {number + 1} of {len(windows)}")
         (output,) = llm.generate([window], params, use_tqdm=False)
         if output.error is not None:
             raise output.error

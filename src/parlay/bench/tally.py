@@ -10,6 +10,7 @@ from parlay.types.output import CompletionOutput, RequestMetrics
 from parlay.types.stats import summed
 
 _GRAM = 8
+_BINS = ("judged", "expected", "accepted")
 
 
 @dataclass
@@ -20,18 +21,13 @@ class Tally:
         tokens: of each completion.
         metrics: likewise.
         after_first: seconds a token after the first, by repetition; None where no completion had a second one.
-        steps: target forward passes; `forward`, `propose` and `outside` are their seconds.
-        reliability: of the draft tokens' probabilities.
+        stats: what each engine counted from its warm-up to its end.
     """
 
     tokens: list[tuple[int, ...]] = field(default_factory=list)
     metrics: list[RequestMetrics] = field(default_factory=list)
     after_first: list[float | None] = field(default_factory=list)
-    steps: int = 0
-    forward: float = 0.0
-    propose: float = 0.0
-    outside: float = 0.0
-    reliability: Reliability = field(default_factory=Reliability)
+    stats: list[EngineStats] = field(default_factory=list)
 
     def add(self, outputs: Sequence[CompletionOutput]) -> None:
         """Count the completions of a repetition."""
@@ -40,20 +36,6 @@ class Tally:
         self.after_first.append(sum(m.finished - m.first_token for m in own) / later if later else None)
         self.tokens += [o.token_ids for o in outputs]
         self.metrics += own
-
-    def add_stats(self, stats: EngineStats) -> None:
-        """Add what one engine counted from its warm-up to its end."""
-        self.steps += stats.steps
-        self.forward += stats.forward
-        self.propose += stats.propose
-        self.outside += stats.verify + stats.schedule
-        for mine, other in (
-            (self.reliability.judged, stats.reliability.judged),
-            (self.reliability.accepted, stats.reliability.accepted),
-        ):
-            mine[:] = [a + b for a, b in zip(mine, other, strict=True)]
-        expected = zip(self.reliability.expected, stats.reliability.expected, strict=True)
-        self.reliability.expected[:] = [a + b for a, b in expected]
 
     def after_first_ratios(self, plain: "Tally") -> list[float]:
         """Return how many times as fast as plain decoding tokens after the first came, by repetition that had any."""
@@ -69,6 +51,7 @@ class Tally:
         """
         metrics = self.metrics
         emitted, drafted = sum(m.emitted for m in metrics), sum(m.drafted for m in metrics)
+        steps = sum(one.steps for one in self.stats)
         after = [(m.finished - m.first_token) / (m.emitted - 1) for m in metrics if m.emitted > 1]
         return {
             "tokens_per_s": emitted / sum(seconds),
@@ -76,20 +59,23 @@ class Tally:
             "acceptance_length": emitted / sum(m.steps for m in metrics),
             "acceptance_rate": sum(m.accepted for m in metrics) / drafted if drafted else None,
             "accepted_per_position": summed([m.accepted_per_position for m in metrics]),
-            "calibration": calibration(self.reliability),
+            "calibration": calibration([one.reliability for one in self.stats]),
             "drafts": sum(m.drafts for m in metrics),
             "same_tokens": self.tokens == plain.tokens,
             "repeated_8_grams": repeated_share(self.tokens),
             "step_ms": {
-                "forward": 1e3 * self.forward / self.steps,
-                "propose": 1e3 * self.propose / self.steps,
-                "outside": 1e3 * self.outside / self.steps,
+                "forward": 1e3 * sum(one.forward for one in self.stats) / steps,
+                "propose": 1e3 * sum(one.propose for one in self.stats) / steps,
+                "outside": 1e3 * sum(one.verify + one.schedule for one in self.stats) / steps,
             },
         }
 
 
-def calibration(found: Reliability) -> dict[str, Any] | None:
+def calibration(parts: Sequence[Reliability]) -> dict[str, Any] | None:
     """Return how well the probabilities of draft tokens predicted their acceptance; None if none was judged."""
+    found = Reliability(
+        *([sum(own) for own in zip(*(getattr(one, name) for one in parts), strict=True)] for name in _BINS)
+    )
     nodes = sum(found.judged)
     if not nodes:
         return None

@@ -108,8 +108,6 @@ class Worker:
         self._stale = True
         self._under_way.clear()
         self._distributions.clear()
-        if self._proposer is not None:
-            self._proposer.reset()
         return self._processing
 
     def execute(self, plan: Plan) -> StepOutput:
@@ -139,7 +137,6 @@ class Worker:
         step, began = self._under_way.popleft(), perf_counter()
         plan, spans, offsets = step.plan, step.plan.spans, step.offsets
         if self._proposer is not None:
-            self._proposer.forget(plan.forgotten)
             for request_id in plan.forgotten:
                 self._distributions.pop(request_id, None)
         hidden = self._runner.finish()
@@ -202,7 +199,6 @@ class Worker:
             lasting = isinstance(error, SpanError) or self._failed >= _PATIENT
             blamed = [error.request_id] if isinstance(error, SpanError) else drafting if lasting else drafting[:1]
             # Everything written beyond what the layers held before will be written again.
-            proposer.forget(drafting)
             return [
                 Proposal(
                     state=ProposerState(span.catch_up.state.computed),

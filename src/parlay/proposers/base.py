@@ -9,7 +9,7 @@ Nothing outside this folder refers to a proposer by name: what it needs it decla
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -178,6 +178,8 @@ class HostProposer(Proposer):
 class DeviceProposer(Proposer):
     """Drafts at the end of a step, on every rank, where the target's hidden states are.
 
+    It keeps nothing of a request between steps but its cache layers.
+
     Attributes:
         taps: after how many of the target's layers it reads the residual stream, ascending; only of targets that
             expose it.
@@ -199,12 +201,6 @@ class DeviceProposer(Proposer):
     choices_option: str = "choices"
     draws: bool = False
     tell: OnOrder = staticmethod(nobody)
-
-    def forget(self, request_ids: Iterable[int]) -> None:
-        """Drop what is kept for some requests; unknown requests are ignored."""
-
-    def reset(self) -> None:
-        """Drop what is kept for all requests, which may be in any state."""
 
     @abstractmethod
     def propose(

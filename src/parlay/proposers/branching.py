@@ -128,7 +128,7 @@ class Branching:
     def choose(self, level: int, logits: Tensor, width: int) -> None:
         """Choose the children of nodes by their logits `[rows, D]`."""
         draws = self._later if level and not self._head.path_free else self._first
-        draws.branch(self._kernels, level, logits, *self._of(level, len(logits), width), self._head.ids)
+        draws.draw(self._kernels, level, logits, *self._of(level, len(logits), width), self._head.ids)
 
     def choose_at_once(self, counts: Sequence[int], width: int) -> None:
         """Choose the children at all levels, for a head that computes the logits of all of them at once."""
@@ -137,7 +137,7 @@ class Branching:
             kept[:, : MOST_ROWS * width].view(-1, MOST_ROWS, width) for kept in (self._children, self._likely)
         )
         for places in torch.split(made, MOST_ROWS):
-            found = self._first.branch_at(self._kernels, places, self._head.score_at(places), width)
+            found = self._first.draw_at(self._kernels, places, self._head.score_at(places), width)
             level, row = places // MOST_ROWS, places % MOST_ROWS
             tokens[level, row] = found[0]
             likely[level, row] = self._ranks(width)[:width] if self._first.private else found[1]

@@ -61,14 +61,14 @@ class Draws:
     def draw(
         self, kernels: Kernels, step: int, logits: Tensor, tokens: Tensor, probs: Tensor, ids: Tensor | None = None
     ) -> None:
-        """Draw node `step` of the leading requests, by kernels alone.
+        """Draw node `step` of the leading requests, or several children of each, by kernels alone.
 
         Args:
             kernels: to run with.
             step: which of the draft's tokens, counted from 0.
             logits: float32 `[rows, D]`.
-            tokens: int64 `[rows]`, written: ids of the target's vocabulary.
-            probs: float32 `[rows]`, written: their probabilities to the head.
+            tokens: int64 `[rows]` or `[rows, children]`, written: ids of the target's vocabulary.
+            probs: float32 of the same shape, written: their probabilities to the head.
             ids: int64 `[D]`, the target's ids of the head's vocabulary; None where they are the same.
         """
         rows = len(logits)
@@ -76,40 +76,32 @@ class Draws:
         noise = self._temperatures[:rows], self._seeds[:rows], self._positions[step, :rows]
         if self.private:
             kernels.law(logits, noise[0], self._kept(logits.shape[1])[step, :rows], filters)
-        kernels.draw(logits, *noise, tokens, filters, ids, probs)
+        _choose(kernels, logits, noise, tokens, probs, filters, ids)
 
-    def branch(
-        self, kernels: Kernels, step: int, logits: Tensor, tokens: Tensor, probs: Tensor, ids: Tensor | None = None
-    ) -> None:
-        """Choose several nodes a row where `draw` takes one; `tokens` and `probs` are `[rows, children]`."""
-        rows = len(logits)
-        filters = self._filters.first(rows) if self.filtered else None
-        noise = self._temperatures[:rows], self._seeds[:rows], self._positions[step, :rows]
-        if self.private:
-            kernels.law(logits, noise[0], self._kept(logits.shape[1])[step, :rows], filters)
-        kernels.branch(logits, *noise, tokens, probs, filters, ids)
-
-    def branch_at(self, kernels: Kernels, places: Tensor, logits: Tensor, children: int) -> tuple[Tensor, Tensor]:
-        """Choose several nodes a row where `draw_at` takes one; returns both `[n, children]`."""
-        tokens, probs = torch.empty((len(places), children), dtype=torch.int64), torch.empty((len(places), children))
-        self._keep_at(kernels, places, logits)
-        kernels.branch(logits, *self._noise_at(places), tokens, probs, self._filters_at(places))
-        return tokens, probs
-
-    def draw_at(self, kernels: Kernels, places: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def draw_at(self, kernels: Kernels, places: Tensor, logits: Tensor, *children: int) -> tuple[Tensor, Tensor]:
         """Draw nodes of several steps at once.
 
         Args:
             kernels: to run with.
             places: int64 `[n]`, of each node its step times the `rows` there is room for, plus its request's row.
             logits: float32 `[n, V]`.
+            children: how many nodes each row has; one if left out.
 
         Returns:
-            Tokens int64 `[n]`, and their probabilities to the head, float32 `[n]`.
+            Tokens int64 `[n]` or `[n, children]`, and their probabilities to the head, float32.
         """
-        tokens, probs = torch.empty(len(places), dtype=torch.int64), torch.empty(len(places))
-        self._keep_at(kernels, places, logits)
-        kernels.draw(logits, *self._noise_at(places), tokens, self._filters_at(places), None, probs)
+        rows, filters = places % self._rows, None
+        noise = self._temperatures[rows], self._seeds[rows], self._positions.view(-1)[places]
+        if self.filtered:
+            own = self._filters
+            filters = Filters(own.min_p[rows], own.top_k[rows], own.top_p[rows])
+        if self.private:
+            distributions = torch.empty_like(logits)
+            kernels.law(logits, noise[0], distributions, filters)
+            self._kept(logits.shape[1])[places // self._rows, rows] = distributions
+        shape = len(places), *children
+        tokens, probs = torch.empty(shape, dtype=torch.int64), torch.empty(shape)
+        _choose(kernels, logits, noise, tokens, probs, filters)
         return tokens, probs
 
     def distribution(self, step: int, row: int, ids: Tensor | None = None) -> Distribution:
@@ -122,18 +114,18 @@ class Draws:
             self._distributions = torch.empty((self._steps, self._rows, vocab))
         return self._distributions
 
-    def _keep_at(self, kernels: Kernels, places: Tensor, logits: Tensor) -> None:
-        if self.private:
-            distributions = torch.empty_like(logits)
-            kernels.law(logits, self._temperatures[places % self._rows], distributions, self._filters_at(places))
-            self._kept(logits.shape[1])[places // self._rows, places % self._rows] = distributions
 
-    def _noise_at(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        rows = places % self._rows
-        return self._temperatures[rows], self._seeds[rows], self._positions.view(-1)[places]
-
-    def _filters_at(self, places: Tensor) -> Filters | None:
-        if not self.filtered:
-            return None
-        rows, filters = places % self._rows, self._filters
-        return Filters(filters.min_p[rows], filters.top_k[rows], filters.top_p[rows])
+def _choose(
+    kernels: Kernels,
+    logits: Tensor,
+    noise: tuple[Tensor, Tensor, Tensor],
+    tokens: Tensor,
+    probs: Tensor,
+    filters: Filters | None,
+    ids: Tensor | None = None,
+) -> None:
+    """Write the token of each row, or where `tokens` has a second dimension the best of each."""
+    if tokens.ndim == 1:
+        kernels.draw(logits, *noise, tokens, filters, ids, probs)
+    else:
+        kernels.branch(logits, *noise, tokens, probs, filters, ids)

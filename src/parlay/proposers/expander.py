@@ -13,19 +13,19 @@ processor, Python has to run: its rows are passed to it before a token is drawn.
 This file drafts chains; `branching` adds what trees need.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import Kernels
+from parlay.proposers.base import Runtime
 from parlay.proposers.branching import Branching
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.draws import Draws
 from parlay.proposers.pass_recorder import PassRecorder
 from parlay.runner.graphs import MOST_ROWS
-from parlay.sampling.bound_processor import NO_PROCESSORS, BoundProcessor, Processors
+from parlay.sampling.bound_processor import BoundProcessor
 from parlay.types.draft import Draft
 from parlay.types.plan import SpanError
 
@@ -38,36 +38,28 @@ class Expander:
     Attributes:
         tokens: int64 `[levels + 1, MOST_ROWS]`: first the newest tokens that are known, then each level's nodes.
         likely: float32 `[levels, MOST_ROWS]`, each node's probability to the head.
+        recorder: of the head's passes.
     """
 
     def __init__(
-        self,
-        head: DraftHead,
-        kernels: Kernels,
-        recorder: PassRecorder,
-        levels: int,
-        vocab_size: int,
-        *,
-        keep_distributions: bool = False,
-        processors: Processors = NO_PROCESSORS,
+        self, head: DraftHead, runtime: Runtime, levels: int, vocab_size: int, *, records: bool = True
     ) -> None:
         """Allocate for drafts of `levels` tokens.
 
         Args:
             head: the one that drafts.
-            kernels: the operations to draw with.
-            recorder: of the head's passes.
+            runtime: what it may use.
             levels: most tokens of a draft.
             vocab_size: of the target.
-            keep_distributions: see `Runtime`.
-            processors: see `Runtime`.
+            records: whether passes may be recorded where a single rank has the head's layers.
         """
-        self._keep_distributions, self._processors = keep_distributions, processors
-        self._head, self._kernels, self._recorder, self._vocab_size = head, kernels, recorder, vocab_size
+        self._keep_distributions, self._processors = runtime.keep_distributions, runtime.processors
+        self._head, self._kernels, self._vocab_size = head, runtime.kernels, vocab_size
+        self.recorder = PassRecorder(runtime.kernels, usable=records and runtime.group.size == 1)
         self.tokens = torch.zeros((levels + 1, MOST_ROWS), dtype=torch.int64)
         self.likely = torch.zeros((levels, MOST_ROWS))
         self._draws = Draws(levels, MOST_ROWS)
-        self._branching = Branching(head, kernels, self.tokens)
+        self._branching = Branching(head, runtime.kernels, self.tokens)
 
     def expand(self, starts: Sequence[Start], states: Tensor) -> Iterator[tuple[Start, Draft]]:
         """Draft from every start.
@@ -97,10 +89,10 @@ class Expander:
         counts = self._begin(turn, width, states)
         branching.prepare(turn, width, private=private)
         if head.at_once:
-            self._recorder.run((("advance", *at), partial(head.advance, *at)) for at in enumerate(counts))
+            self._advance(enumerate(counts))
             branching.choose_at_once(counts, width)
         elif head.recordable:
-            self._recorder.run(branching.passes(counts, width))
+            self.recorder.run(branching.passes(counts, width))
         else:
             for level, count in enumerate(counts):
                 branching.level(level, count, width)
@@ -120,11 +112,11 @@ class Expander:
         if any(start.span.request_id in self._processors for start in turn):
             lengths = self._guided(turn, counts)
         elif head.at_once:
-            self._recorder.run((("advance", *at), partial(head.advance, *at)) for at in enumerate(counts))
+            self._advance(enumerate(counts))
             self._draw_at_once(counts)
         elif head.recordable:
             filtered = self._draws.filtered
-            self._recorder.run(((filtered, private, *at), partial(self._level, *at)) for at in enumerate(counts))
+            self.recorder.run(((filtered, private, *at), partial(self._level, *at)) for at in enumerate(counts))
         else:
             for level, count in enumerate(counts):
                 self._draw(level, self._scored(level, count))
@@ -152,8 +144,12 @@ class Expander:
 
     def _scored(self, level: int, rows: int) -> Tensor:
         """Return the logits `[rows, D]` of a level whose scores are not recorded with the rest of it."""
-        self._recorder.run([(("advance", level, rows), partial(self._head.advance, level, rows))])
+        self._advance([(level, rows)])
         return self._head.score(level, rows)
+
+    def _advance(self, levels: Iterable[tuple[int, int]]) -> None:
+        """Compute the states of levels, given with their rows."""
+        self.recorder.run((("advance", *at), partial(self._head.advance, *at)) for at in levels)
 
     def _draw(self, level: int, logits: Tensor) -> None:
         rows = len(logits)

@@ -22,20 +22,23 @@ from parlay.errors import ModelError
 from parlay.kv.store import allocate
 from parlay.models.config import ModelConfig
 from parlay.models.context import Buffers, ForwardContext, LayerCache
-from parlay.models.heads import read_head
+from parlay.models.decoder import Decoder
+from parlay.models.layers import Embedding
 from parlay.models.select import cache_spec, exposes_hidden_states
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
-from parlay.proposers.draft_head import DraftHead, Start
+from parlay.proposers.draft_head import Start
 from parlay.proposers.draft_slots import DraftSlots, scratch_blocks
 from parlay.proposers.expander import MOST_LEVELS, Expander
-from parlay.proposers.heads import CheckpointOptions, shape_of, share_of, storage_of
-from parlay.proposers.pass_recorder import PassRecorder
+from parlay.proposers.heads import CheckpointHead, CheckpointOptions, shape_of
 from parlay.proposers.shared_passes import shared
+from parlay.proposers.target_layers import TargetEmbedding
+from parlay.proposers.vocabulary import fitted
 from parlay.runner.batch import Batch, Stretch, flatten, trimmed
 from parlay.runner.graphs import MOST_ROWS, copy_batch, empty_batch
 from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, Verdict
 
 _LEAST_BLOCKS = 16
+_EMBEDDING = "embed_tokens.weight"  # in every format
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,43 +80,26 @@ class _RecordedPass:
     work: Callable[[], object]
 
 
-class FeatureHead(DraftHead):
+class FeatureHead(CheckpointHead):
     """A proposer with such a head.
 
-    A subclass says which of the target's states a pair has, and how a node is made from a predicted state. Passes of
-    few rows over known pairs are recorded too, one for each number of rows and each power of two of blocks.
+    A subclass says which of the target's states a pair has, and how a node is made from a predicted state; its
+    `describe` also sets `config` and `taps`. Passes of few rows over known pairs are recorded too, one for each
+    number of rows and each power of two of blocks.
 
     Ranks that share it split its layers, its cache and, if it has them, its own embedding and output layer; the
     target's embedding and output layer stay on rank 0 (`TargetEmbedding`).
 
     Attributes:
-        head: the checkpoint.
-        config: of the head's layers; set by `describe`.
+        config: of the head's layers.
     """
 
     pairs = True
     config: ModelConfig
 
     def __init__(self, options: CheckpointOptions, target: TargetInfo) -> None:
-        self._target = target
-        self.head = read_head(options.model, replace(target.hub, revision=options.revision))
-        self.share = share_of(self.source, options, self.head.path, target)
-        self._storage = storage_of(options, target)
-        with Checkpoint(self.head.path, head=True, storage=self._storage) as weights:
-            self.describe(weights)
+        super().__init__(options, target)
         self.cache = cache_spec(self.config, target.dtype)
-
-    @abstractmethod
-    def describe(self, weights: Checkpoint) -> None:
-        """Compare the files' headers with config and target; set `config`, `taps` and `weight_bytes`.
-
-        Raises:
-            ModelError: they do not fit.
-        """
-
-    @abstractmethod
-    def read(self, weights: Checkpoint, runtime: Runtime) -> None:
-        """Read the weights in the layout that the kernels need, of layers that `runtime.group` shares this rank's."""
 
     @abstractmethod
     def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:
@@ -138,23 +124,35 @@ class FeatureHead(DraftHead):
         Raises:
             ModelError: the target cannot share its own.
         """
-        if "embed_tokens.weight" in weights.names:
+        if _EMBEDDING in weights.names:
             return False
         if not exposes_hidden_states(self._target.config):
             raise ModelError(
-                f"the draft head {self.head.path} has no embed_tokens.weight, and the architecture of the target "
+                f"the draft head {self.head.path} has no {_EMBEDDING}, and the architecture of the target "
                 f"{self._target.config.path} cannot share its own; give a head that has an embedding"
             )
         return True
 
+    def read_embedding(self, weights: Checkpoint, runtime: Runtime) -> Embedding | TargetEmbedding:
+        """Return the target's embedding unless the head has another: its own is usually a copy, and a large one.
+
+        Where ranks share the head they share its own too, since only one of them could compare the two.
+        """
+        dtype, target, group = self._target.dtype, runtime.target, runtime.group
+        if _EMBEDDING not in weights.names:
+            return TargetEmbedding(target, group)
+        shared = target.embedding if group.size == 1 and isinstance(target, Decoder) else None
+        if shared is not None and torch.equal(weights.read(_EMBEDDING, dtype), shared.numbers(dtype)):
+            return shared
+        own = fitted(weights.read_weight(_EMBEDDING, dtype), self._target.config.vocab_size)
+        return Embedding(runtime.kernels, own, group)
+
     def load(self, runtime: Runtime) -> None:
         """Read the head's weights and allocate its cache layers and what its passes write to."""
-        dtype, kernels, group = self._target.dtype, runtime.kernels, runtime.group
-        self._kernels, self._block_size, self.tell = kernels, runtime.block_size, runtime.tell
+        dtype, group, self._block_size = self._target.dtype, runtime.group, runtime.block_size
         blocks, own = runtime.num_blocks + scratch_blocks(runtime.block_size), cache_spec(self.config, dtype, group)
         self._layer_caches: tuple[LayerCache, ...] = allocate(own, blocks, runtime.block_size, dtype)
-        with Checkpoint(self.head.path, head=True, storage=self._storage, on_read=runtime.on_read) as weights:
-            self.read(weights, runtime)
+        super().load(runtime)
         self._memory = Buffers(MOST_ROWS, dtype)  # shared by all recordings, of which one runs at a time
         self._recorded = group.size == 1
         if group.rank:  # which does not draft
@@ -162,17 +160,7 @@ class FeatureHead(DraftHead):
         self._passes: dict[tuple[int, int], _RecordedPass] = {}
         self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of the requests that draft
         self._spare, self._every = torch.zeros_like(self._state), torch.arange(MOST_ROWS)
-        self._recorder = PassRecorder(kernels, usable=self._recorded)
-        vocab_size = self._target.config.vocab_size
-        self._expander = Expander(
-            self,
-            kernels,
-            self._recorder,
-            MOST_LEVELS,
-            vocab_size,
-            keep_distributions=runtime.keep_distributions,
-            processors=runtime.processors,
-        )
+        self._expander = Expander(self, runtime, MOST_LEVELS, self._target.config.vocab_size)
         self._slots = DraftSlots(self._expander.tokens, runtime.num_blocks, runtime.block_size, pairs=True)
 
     # ------------------------------------------------------------------------------------------------- proposing
@@ -216,7 +204,7 @@ class FeatureHead(DraftHead):
         recorded.inputs.positions.sub_(1)
         recorded.inputs.view.first.fill_(1)
         self._gather_parts(sources, chosen, recorded.parts)
-        self._recorder.run([(("keep", count, blocks), recorded.work)])
+        self._expander.recorder.run([(("keep", count, blocks), recorded.work)])
         return recorded.state
 
     def _gather_parts(self, sources: Tensor, chosen: Tensor, parts: Tensor) -> None:

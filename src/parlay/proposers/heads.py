@@ -1,8 +1,8 @@
-"""What proposers that draft from the target's last hidden state alone have in common.
+"""What proposers with a checkpoint have in common, and those of them that draft from the last hidden state alone.
 
-Such a head keeps no state of a request. It starts from a state that the target has computed in the very step at whose
-end the head drafts, so it is right after anything: chunked prompts, a cached prefix, preemption, other completions of
-the prompt, steps without a draft.
+A head of the latter kind keeps no state of a request. It starts from a state that the target has computed in the very
+step at whose end the head drafts, so it is right after anything: chunked prompts, a cached prefix, preemption, other
+completions of the prompt, steps without a draft.
 """
 
 from abc import abstractmethod
@@ -22,7 +22,6 @@ from parlay.models.select import stored_kinds
 from parlay.proposers.base import Runtime, Share, TargetInfo, draft_length
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.expander import Expander
-from parlay.proposers.pass_recorder import PassRecorder
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, Span, Verdict
 from parlay.types.storage import Storage
@@ -30,7 +29,7 @@ from parlay.types.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """CheckpointOptions of proposers with weights, with vLLM's names.
+    """Options of proposers with weights, with vLLM's names.
 
     Attributes:
         model: directory of a head or draft model, or its name on the hub; fetched as the engine's model is, with its
@@ -94,10 +93,8 @@ def shape_of(ask: CatchUp, length: int) -> tuple[int, int, int]:
     return (min(length, MOST_DEPTH), ask.width, ask.nodes) if ask.width > 1 else (length, 1, length)
 
 
-class HeadProposer(DraftHead):
-    """A proposer whose every draft follows from one hidden state and one token.
-
-    A subclass computes one level at a time of `_hidden`, from the initial states and the tokens before.
+class CheckpointHead(DraftHead):
+    """A head whose weights are a checkpoint of their own.
 
     Attributes:
         head: the checkpoint.
@@ -111,33 +108,17 @@ class HeadProposer(DraftHead):
         self.share = share_of(self.source, options, self.head.path, target)
         self._storage = storage_of(options, target)
         with Checkpoint(self.head.path, head=True, storage=self._storage) as weights:
-            self.default_length = self.deepest = self.describe(weights)
+            self.describe(weights)
 
     def load(self, runtime: Runtime) -> None:
-        """Read the head's weights and allocate what its passes write to."""
-        config, kernels, group = self._target.config, runtime.kernels, runtime.group
-        self._kernels, self.tell = kernels, runtime.tell
-        self._hidden = torch.zeros((MOST_ROWS, config.hidden_size), dtype=self._target.dtype)
+        """Read the head's weights."""
+        self._kernels, self.tell = runtime.kernels, runtime.tell
         with Checkpoint(self.head.path, head=True, storage=self._storage, on_read=runtime.on_read) as weights:
             self.read(weights, runtime)
-        if group.rank:  # which does not draft
-            return
-        self._expander = Expander(
-            self,
-            kernels,
-            PassRecorder(kernels, usable=group.size == 1),
-            self.default_length,
-            config.vocab_size,
-            keep_distributions=runtime.keep_distributions,
-            processors=runtime.processors,
-        )
 
     @abstractmethod
-    def describe(self, weights: Checkpoint) -> int:
-        """Compare the files' headers with config and target, and count `weight_bytes`.
-
-        Returns:
-            How many tokens the head can draft in a row.
+    def describe(self, weights: Checkpoint) -> None:
+        """Compare the files' headers with config and target; set `weight_bytes` and what else follows from them.
 
         Raises:
             ModelError: they do not fit.
@@ -146,6 +127,22 @@ class HeadProposer(DraftHead):
     @abstractmethod
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:
         """Read the weights in the layout that the kernels need, of layers that `runtime.group` shares this rank's."""
+
+
+class HeadProposer(CheckpointHead):
+    """A proposer whose every draft follows from one hidden state and one token.
+
+    A subclass computes one level at a time of `_hidden`, from the initial states and the tokens before. Its
+    `describe` also sets `default_length` and `deepest` to how many tokens it can draft in a row.
+    """
+
+    def load(self, runtime: Runtime) -> None:
+        """Read the head's weights and allocate what its passes write to."""
+        config = self._target.config
+        self._hidden = torch.zeros((MOST_ROWS, config.hidden_size), dtype=self._target.dtype)
+        super().load(runtime)
+        if not runtime.group.rank:  # the others do not draft
+            self._expander = Expander(self, runtime, self.default_length, config.vocab_size)
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._kernels.embed(states, torch.tensor([start.row for start in turn]), self._hidden[: len(turn)])

@@ -12,7 +12,6 @@ from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.draft_slots import DraftSlots
 from parlay.proposers.expander import MOST_LEVELS, Expander
-from parlay.proposers.pass_recorder import PassRecorder
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_layers import output_layer, records_logits
 from parlay.proposers.vocabulary import ids_of
@@ -53,16 +52,7 @@ class ModelHead(DraftHead):
         self.ids = ids_of(config.vocab_size, vocab_size)
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
         self._every = torch.arange(MOST_ROWS)
-        recorder = PassRecorder(kernels, self._recorded and runner.recordable())
-        self._expander = Expander(
-            self,
-            kernels,
-            recorder,
-            MOST_LEVELS,
-            vocab_size,
-            keep_distributions=runtime.keep_distributions,
-            processors=runtime.processors,
-        )
+        self._expander = Expander(self, runtime, MOST_LEVELS, vocab_size, records=runner.recordable())
         self._slots = DraftSlots(self._expander.tokens, runtime.num_blocks, runtime.block_size, newest=newest)
 
     def embeddable(self, tokens: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,15 +1,16 @@
 """Counts and places of the strings that occur in token sequences, and which tokens they make likely next.
 
 `SuffixTree` is the simple form, a table of every string. It is used where no compiler was found, and is the
-reference for the native trie (`csrc/suffix.h`). Which of several equally frequent tokens is followed depends on
-history: the one that first reached the count; after something was removed, the one that came first.
+reference for the native trie (`csrc/suffix.h`), which has the same methods. Which of several equally frequent tokens
+is followed depends on history: the one that first reached the count; after something was removed, the one that came
+first.
 
 Sources: SuffixDecoding (Oliaro et al. 2411.04975), with its reference implementation's scores; `lookup` is Prompt
 Lookup Decoding (Saxena 2023).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -48,92 +49,8 @@ class Branches(NamedTuple):
     score: float
 
 
-class SuffixCounts(Protocol):
-    """The interface of both forms. A sequence is identified by its number."""
-
-    @property
-    def bytes(self) -> int:
-        """How much memory is used, approximately."""
-
-    def begin(self) -> int:
-        """Begin an empty sequence."""
-
-    def append(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Count the strings that end with each of the next tokens of a sequence."""
-
-    def end(self, sequence: int) -> None:
-        """Record that a sequence will not grow any more."""
-
-    def remove(self, sequence: int, count: int) -> bool:
-        """Uncount the strings that begin at the next `count` places of a sequence; True once it is gone."""
-
-    def count(self, tokens: Sequence[int]) -> int:
-        """Return how often a string of up to `depth` tokens occurs."""
-
-    def guess(
-        self, sequence: int, most: int, factor: float, offset: float, min_prob: float
-    ) -> tuple[list[int], list[float], float, int]:
-        """Draft what follows a growing sequence.
-
-        Args:
-            sequence: its number.
-            most: tokens to draft.
-            factor, offset: after a match of m tokens at most `m * factor + offset`.
-            min_prob: least probability of all tokens so far.
-
-        Returns:
-            what `Continuation` has.
-        """
-
-    def guess_after(
-        self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
-    ) -> tuple[list[int], list[float], float, int]:
-        """Draft what follows a text, of which the last `depth` tokens are looked at; otherwise as `guess`."""
-
-    def branch(
-        self, sequence: int, most: int, factor: float, offset: float, min_prob: float
-    ) -> tuple[list[int], list[int], list[float], float]:
-        """Draft a tree of `most` tokens that follow the match of the best chain; otherwise as `guess`.
-
-        Returns:
-            what `Branches` has.
-        """
-
-    def branch_after(
-        self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
-    ) -> tuple[list[int], list[int], list[float], float]:
-        """Draft a tree of what follows a text, as `guess_after` does a chain."""
-
-    def lookup(self, sequence: int, least: int, most: int, longest: int) -> list[int]:
-        """Return what followed where the end of a growing sequence occurred before.
-
-        Only in a tree that never held two sequences at once.
-
-        Args:
-            sequence: its number.
-            least: tokens of its end that must have occurred; the longest string that has is followed.
-            most: tokens to return.
-            longest: tokens of that string at most, beside `depth`.
-
-        Returns:
-            the tokens that followed, up to the end of the sequence; none without an earlier occurrence.
-        """
-
-
-def make_tree(depth: int, *, latest: bool = False) -> SuffixCounts:
-    """Return an empty tree of strings of up to `depth` tokens: the native one where it was built.
-
-    `latest` is whether `lookup` goes to the last of several earlier places; otherwise to the first.
-    """
-    try:
-        from parlay.kernels import _native
-    except ImportError:
-        return SuffixTree(depth, latest)
-    return _native.SuffixTrie(depth, latest)
-
-
 class SuffixTree:
-    """The simple form of `SuffixCounts`."""
+    """The simple form. A sequence is identified by its number."""
 
     def __init__(self, depth: int, latest: bool = False) -> None:
         """Count strings of up to `depth` tokens; see `make_tree`."""
@@ -146,15 +63,18 @@ class SuffixTree:
         self._number = 0
 
     @property
-    def bytes(self) -> int:  # noqa: D102
+    def bytes(self) -> int:
+        """How much memory is used, approximately."""
         return 200 * len(self._counts) + 8 * sum(map(len, self._sequences.values()))
 
-    def begin(self) -> int:  # noqa: D102
+    def begin(self) -> int:
+        """Begin an empty sequence."""
         self._number += 1
         self._sequences[self._number], self._removed[self._number] = [], 0
         return self._number
 
-    def append(self, sequence: int, tokens: Sequence[int]) -> None:  # noqa: D102
+    def append(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Count the strings that end with each of the next tokens of a sequence."""
         known = self._sequences[sequence]
         for token in tokens:
             known.append(token)
@@ -170,10 +90,11 @@ class SuffixTree:
         if best is None or count > self._counts[(*above, best)]:
             self._best[above] = token
 
-    def end(self, sequence: int) -> None:  # noqa: D102
-        pass
+    def end(self, sequence: int) -> None:
+        """Record that a sequence will not grow any more."""
 
-    def remove(self, sequence: int, count: int) -> bool:  # noqa: D102
+    def remove(self, sequence: int, count: int) -> bool:
+        """Uncount the strings that begin at the next `count` places of a sequence; True once it is gone."""
         known = self._sequences[sequence]
         for _ in range(count):
             start = self._removed[sequence]
@@ -204,17 +125,30 @@ class SuffixTree:
         """Yield every string with its count."""
         yield from self._counts.items()
 
-    def count(self, tokens: Sequence[int]) -> int:  # noqa: D102
+    def count(self, tokens: Sequence[int]) -> int:
+        """Return how often a string of up to `depth` tokens occurs."""
         return self._counts.get(tuple(tokens), 0)
 
-    def guess(  # noqa: D102
+    def guess(
         self, sequence: int, most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[float], float, int]:
+        """Draft what follows a growing sequence.
+
+        Args:
+            sequence: its number.
+            most: tokens to draft.
+            factor, offset: after a match of m tokens at most `m * factor + offset`.
+            min_prob: least probability of all tokens so far.
+
+        Returns:
+            what `Continuation` has.
+        """
         return self.guess_after(self._sequences[sequence], most, factor, offset, min_prob)
 
-    def guess_after(  # noqa: D102
+    def guess_after(
         self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[float], float, int]:
+        """Draft what follows a text, of which the last `depth` tokens are looked at; otherwise as `guess`."""
         text, best = tuple(tokens[-self._depth :]), Continuation([], [], 0.0, 0)
         for match in range(1, len(text)):
             if text[-match:] not in self._counts:
@@ -224,14 +158,20 @@ class SuffixTree:
                 best = found
         return best
 
-    def branch(  # noqa: D102
+    def branch(
         self, sequence: int, most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[int], list[float], float]:
+        """Draft a tree of `most` tokens that follow the match of the best chain; otherwise as `guess`.
+
+        Returns:
+            what `Branches` has.
+        """
         return self.branch_after(self._sequences[sequence], most, factor, offset, min_prob)
 
-    def branch_after(  # noqa: D102
+    def branch_after(
         self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[int], list[float], float]:
+        """Draft a tree of what follows a text, as `guess_after` does a chain."""
         chain = Continuation(*self.guess_after(tokens, most, factor, offset, min_prob))
         if not chain.tokens:
             return Branches([], [], [], 0.0)
@@ -275,7 +215,20 @@ class SuffixTree:
     def _longest(self, match: int, most: int, factor: float, offset: float) -> int:
         return min(most, int(np.float32(match * factor + offset + 1e-6)))
 
-    def lookup(self, sequence: int, least: int, most: int, longest: int) -> list[int]:  # noqa: D102
+    def lookup(self, sequence: int, least: int, most: int, longest: int) -> list[int]:
+        """Return what followed where the end of a growing sequence occurred before.
+
+        Only in a tree that never held two sequences at once.
+
+        Args:
+            sequence: its number.
+            least: tokens of its end that must have occurred; the longest string that has is followed.
+            most: tokens to return.
+            longest: tokens of that string at most, beside `depth`.
+
+        Returns:
+            the tokens that followed, up to the end of the sequence; none without an earlier occurrence.
+        """
         text = self._sequences[sequence]
         for length in range(min(self._depth, len(text), longest), least - 1, -1):
             string = text[-length:]
@@ -302,3 +255,15 @@ class SuffixTree:
             score += prob
             string = child
         return Continuation(tokens, probs, float(score), match)
+
+
+def make_tree(depth: int, *, latest: bool = False) -> SuffixTree:
+    """Return an empty tree of strings of up to `depth` tokens: the native one where it was built.
+
+    `latest` is whether `lookup` goes to the last of several earlier places; otherwise to the first.
+    """
+    try:
+        from parlay.kernels import _native
+    except ImportError:
+        return SuffixTree(depth, latest)
+    return cast(SuffixTree, _native.SuffixTrie(depth, latest))

@@ -309,7 +309,7 @@ def schemas(*, strict: bool = False) -> dict[str, Any]:
     helps = attribute_docs(SamplingParams)
     for cls in classes:
         schema = found[cls.__name__]
-        own = {name: text for part in reversed(cls.__mro__) for name, text in attribute_docs(part).items()}
+        own = attribute_docs(cls)
         needed, permitted = BODIES[cls].needed, BODIES[cls].sampling
         properties = schema["properties"] | needed
         if permitted:

@@ -9,22 +9,19 @@ The tokens are the text's: those that the head would have drafted, as long as it
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch import Tensor
+from torch.nn.functional import embedding
 
 from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.select import exposes_hidden_states
 from parlay.train.data import Text
-from parlay.train.layers import frequencies, public_name, random, turn
+from parlay.train.layers import LayerWeights, frequencies, layer_config, turn
 from parlay.train.teacher import Lesson, TargetOutput, Teacher
 from parlay.train.trainee import DraftStep, Trainee
-
-EPS = 1e-5
-THETA = 10000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +43,6 @@ class RolloutOptions:
             raise ConfigError(
                 f"intermediate_size must be at least 0 and at most {1 << 20}, not {self.intermediate_size}"
             )
-
-
-class _RolloutOptions(Protocol):
-    """The options that every such method has."""
-
-    @property
-    def rollout(self) -> int: ...
-
-    @property
-    def intermediate_size(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -109,37 +96,17 @@ class Rollout:
         return seen.view(texts, heads, n, size)
 
 
-class Layer(nn.Module):
-    """A Llama layer without the norm before its attention."""
-
-    def __init__(self, teacher: Teacher, columns: int, inner: int) -> None:
-        """Make a layer of the target's width and heads, whose attention reads `columns` numbers a row."""
-        super().__init__()
-        config = teacher.config
-        width, self._size = config.hidden_size, config.head_dim
-        self.q_proj = random(config.num_heads * self._size, columns)
-        self.k_proj = random(config.num_kv_heads * self._size, columns)
-        self.v_proj = random(config.num_kv_heads * self._size, columns)
-        self.o_proj = random(width, config.num_heads * self._size, 0.5)
-        self.post_attention_layernorm = nn.Parameter(torch.ones(width))
-        self.gate_proj, self.up_proj = random(inner, width), random(inner, width)
-        self.down_proj = random(width, inner, 0.5)
+class Layer(LayerWeights):
+    """A layer of the target's width and heads, without the norm before its attention."""
 
     def forward(self, x: Tensor, state: Tensor, rollout: Rollout) -> Tensor:
         """Return `state` `[texts, n, width]` with what the layer adds, of which attention reads `x`.
 
         For the first node both have all rows of a text; only those that the rollout starts from are continued.
         """
-        key, value = (self._heads(x, weight) for weight in (self.k_proj, self.v_proj))
+        key, value = (self.heads(x, weight) for weight in (self.k_proj, self.v_proj))
         x, state = rollout.chosen(x), rollout.chosen(state)
-        seen = rollout.attend(self._heads(x, self.q_proj), key, value)
-        state = state + linear(seen.transpose(1, 2).flatten(2), self.o_proj)
-        normed = norm(state, self.post_attention_layernorm)
-        return state + linear(silu(linear(normed, self.gate_proj)) * linear(normed, self.up_proj), self.down_proj)
-
-    def _heads(self, x: Tensor, weight: Tensor) -> Tensor:
-        texts, rows = x.shape[:2]
-        return linear(x, weight).view(texts, rows, -1, self._size).transpose(1, 2)
+        return self.after(state, rollout.attend(self.heads(x, self.q_proj), key, value))
 
 
 class RolloutTrainee(Trainee):
@@ -154,12 +121,14 @@ class RolloutTrainee(Trainee):
     decay: ClassVar[float] = 0.8  # a node counts for nothing where the one before it is rejected
     layer: Layer
 
-    def __init__(self, options: _RolloutOptions, teacher: Teacher, texts: Sequence[Text]) -> None:
+    def __init__(self, options: RolloutOptions, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
         self.depth, self.config = options.rollout, teacher.config
-        self.inner = options.intermediate_size or teacher.config.intermediate_size
+        config = teacher.config
+        self.inner = options.intermediate_size or config.intermediate_size
+        self._heads = config.num_heads, config.num_kv_heads, config.head_dim
         self._embedding = teacher.embedding()
-        self._turns = frequencies(teacher.config.head_dim, THETA)
+        self._turns = frequencies(config.head_dim)
 
     @classmethod
     def check(cls, options: Any, target: ModelConfig) -> None:  # noqa: D102
@@ -208,35 +177,14 @@ class RolloutTrainee(Trainee):
             states, output = self.score(state[real][index[rows]])
             yield DraftStep(states, output, rows + 1 + i)
 
-    def layer_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Return the layer's tensors by their public names."""
-        return {prefix + public_name(name): parameter for name, parameter in self.layer.named_parameters()}
+    def make_layer(self, columns: int) -> Layer:
+        """Return a layer whose attention reads `columns` numbers a row."""
+        return Layer(self.config.hidden_size, columns, self.inner, self._heads, 0.5)
 
     def layer_config(self) -> dict[str, Any]:
         """Return the layer's part of the public format's config."""
-        target = self.config
-        return {
-            "model_type": "llama",
-            "vocab_size": target.vocab_size,
-            "hidden_size": target.hidden_size,
-            "intermediate_size": self.inner,
-            "num_hidden_layers": 1,
-            "num_attention_heads": target.num_heads,
-            "num_key_value_heads": target.num_kv_heads,
-            "head_dim": target.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": EPS,
-            "rope_theta": THETA,
-            "max_position_embeddings": target.max_position,
-            "attention_bias": False,
-            "bias": False,
-            "tie_word_embeddings": False,
-        }
-
-
-def norm(state: Tensor, weight: Tensor) -> Tensor:
-    """Return states normed over their last axis, in float32."""
-    return rms_norm(state.float(), state.shape[-1:], weight, EPS)
+        made = layer_config(self.config, layers=1, width=self.config.hidden_size, inner=self.inner, heads=self._heads)
+        return {**made, "bias": False, "tie_word_embeddings": False}
 
 
 def _grid(lengths: Tensor) -> tuple[Tensor, Tensor]:

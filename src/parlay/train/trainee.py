@@ -116,7 +116,7 @@ def distil(step: DraftStep, lesson: Lesson) -> tuple[Tensor, Tensor]:
 
 
 class _Distil(torch.autograd.Function):
-    """TargetOutput layer and loss in one, with the gradient computed in the forward pass."""
+    """Output layer and loss in one, with the gradient computed in the forward pass."""
 
     @staticmethod
     def forward(

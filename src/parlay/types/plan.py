@@ -116,8 +116,7 @@ class Plan:
     Attributes:
         plan_id: counts upward.
         spans: of the requests that take part.
-        forgotten: requests of which a device proposer is to drop all that it holds beside its layers, since they
-            have ended or cannot use it.
+        forgotten: requests whose draft distributions are to be dropped, since they have ended or cannot use them.
     """
 
     plan_id: int

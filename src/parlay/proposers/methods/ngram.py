@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from parlay.errors import ConfigError
 from parlay.proposers.base import HostProposer, TargetInfo
-from parlay.proposers.suffix_tree import SuffixCounts, make_tree
+from parlay.proposers.suffix_tree import SuffixTree, make_tree
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 
 SOURCE = "ngram"
@@ -67,7 +67,7 @@ class Proposer(HostProposer):
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._low, self._high = options.bounds
         self._latest = options.match == "latest"
-        self._texts: dict[int, tuple[SuffixCounts, int]] = {}  # each request's tree, and the text's number in it
+        self._texts: dict[int, tuple[SuffixTree, int]] = {}  # each request's tree, and the text's number in it
 
     def observe(self, request_id: int, tokens: Sequence[int]) -> None:
         """Index a request's next tokens."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from parlay.errors import ConfigError
 from parlay.proposers.base import HostProposer, TargetInfo
-from parlay.proposers.suffix_tree import Branches, Continuation, SuffixCounts, make_tree
+from parlay.proposers.suffix_tree import Branches, Continuation, SuffixTree, make_tree
 from parlay.types.draft import NO_DRAFT, Draft
 
 SOURCE = "suffix"
@@ -73,6 +73,8 @@ class Proposer(HostProposer):
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._options = options
         self._depth = options.suffix_decoding_max_tree_depth
+        # Tokens for each one of a match and beside it, and the least probability.
+        self._limits = options.suffix_decoding_max_spec_factor, 0.0, options.suffix_decoding_min_token_prob
         self._texts: dict[int, _Text] = {}
         self._past = _Past(options)
 
@@ -89,46 +91,27 @@ class Proposer(HostProposer):
     def propose(self, request_id: int, budget: int) -> Draft:
         """Return the chain with the most expected accepted nodes; on ties the one from the request's own tree."""
         tree, number, shared, tail = self._counted(request_id)
-        limits = self._limits(budget)
-        best = Continuation(*tree.guess(number, *limits))
+        best = Continuation(*tree.guess(number, budget, *self._limits))
         if shared is not None:
-            other = Continuation(*shared.guess_after(tail, *limits))
+            other = Continuation(*shared.guess_after(tail, budget, *self._limits))
             best = other if other.score > best.score else best
-        if not best.tokens:
-            return NO_DRAFT
-        before = (1.0, *best.probs)
-        probs = [p / q for p, q in zip(best.probs, before, strict=False)]
-        return Draft.chain(best.tokens, SOURCE, probs)
+        return _draft(best.tokens, range(-1, len(best.tokens) - 1), best.probs)
 
     def branch(self, request_id: int, budget: int) -> Draft:
         """Return a tree of the likeliest strings that follow where that chain begins."""
         tree, number, shared, tail = self._counted(request_id)
-        limits = self._limits(budget)
-        best = Branches(*tree.branch(number, *limits))
+        best = Branches(*tree.branch(number, budget, *self._limits))
         if shared is not None:
-            other = Branches(*shared.branch_after(tail, *limits))
+            other = Branches(*shared.branch_after(tail, budget, *self._limits))
             best = other if other.score > best.score else best
-        if not best.tokens:
-            return NO_DRAFT
-        reached = best.probs
-        probs = tuple(p / reached[above] if above >= 0 else p for p, above in zip(reached, best.parents, strict=True))
-        return Draft(tuple(best.tokens), tuple(best.parents), (SOURCE,) * len(best.tokens), probs)
+        return _draft(best.tokens, best.parents, best.probs)
 
-    def _counted(self, request_id: int) -> tuple[SuffixCounts, int, SuffixCounts | None, list[int]]:
+    def _counted(self, request_id: int) -> tuple[SuffixTree, int, SuffixTree | None, list[int]]:
         """Return a request's own tree and number, its tenant's tree, and the last tokens."""
         text = self._texts[request_id]
         tree, number = text.counted(self._depth)
         shared = None if text.response.tenant is None else self._past.tree(text.response.tenant)
         return tree, number, shared, text.tail
-
-    def _limits(self, budget: int) -> tuple[int, float, float, float]:
-        options = self._options
-        return (
-            budget,
-            options.suffix_decoding_max_spec_factor,
-            0.0,
-            options.suffix_decoding_min_token_prob,
-        )
 
     def forget(self, request_id: int) -> None:
         """Drop a request's own tree; its response stays for its tenant."""
@@ -139,6 +122,14 @@ class Proposer(HostProposer):
     def reset(self) -> None:
         """Drop all trees and responses."""
         self._texts, self._past = {}, _Past(self._options)
+
+
+def _draft(tokens: Sequence[int], parents: Sequence[int], reached: Sequence[float]) -> Draft:
+    """Return the draft of nodes that are `reached` with such probabilities."""
+    if not tokens:
+        return NO_DRAFT
+    probs = tuple(p / reached[above] if above >= 0 else p for p, above in zip(reached, parents, strict=True))
+    return Draft(tuple(tokens), tuple(parents), (SOURCE,) * len(tokens), probs)
 
 
 @dataclass(slots=True, eq=False)
@@ -158,10 +149,10 @@ class _Text:
 
     response: _Response
     unseen: list[int]
-    own: tuple[SuffixCounts, int] | None = None
+    own: tuple[SuffixTree, int] | None = None
     tail: list[int] = field(default_factory=list)
 
-    def counted(self, depth: int) -> tuple[SuffixCounts, int]:
+    def counted(self, depth: int) -> tuple[SuffixTree, int]:
         """Return the tree and the text's number in it, with all tokens counted, which is put off until it drafts."""
         if self.own is None:
             tree = make_tree(depth)
@@ -181,13 +172,13 @@ class _Past:
         self._depth = options.suffix_decoding_max_tree_depth
         self._most = options.suffix_decoding_max_cached_requests
         self._most_bytes = options.suffix_decoding_max_cached_bytes
-        self._trees: dict[str, SuffixCounts] = {}
+        self._trees: dict[str, SuffixTree] = {}
         self._held: Counter[str] = Counter()  # responses in each tree
         self._responses: deque[_Response] = deque()
         self._leaving: _Response | None = None
         self.bytes = 0
 
-    def tree(self, tenant: str) -> SuffixCounts | None:
+    def tree(self, tenant: str) -> SuffixTree | None:
         """Return a tenant's tree, if there is one."""
         return self._trees.get(tenant)
 

@@ -1,87 +1,17 @@
-"""A draft model whose own cache is right: drafting with the target itself, every guess must be accepted.
+"""Draft models: of any shape, whatever ran before, and what is refused. More is in `test_itself.py`."""
 
-The draft model draws with the target's noise, so the target drafting for itself guesses what it will draw, unless
-its cache layers hold something wrong or missing. What is emitted would be right even then; what is accepted tells.
-"""
-
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import Ask, accepted, assert_same, preempt_every_third_step, run, with_params
+from asking import Ask, assert_same, run
 from checkpoints import VOCAB, write_byte_tokenizer, write_llama
-from conftest import DTYPES, MakeLLM, Pair, Plain
+from conftest import MakeLLM, Pair, Plain
+from watching import asks
 
-from parlay import LLM, CompletionOutput, ConfigError, ModelError, SamplingParams
+from parlay import ConfigError, ModelError
 from parlay.runner.batch import Batch
 from parlay.runner.runner import ModelRunner
-
-OFF = {"enabled": False}
-
-
-@pytest.fixture
-def itself(make_llm: MakeLLM, models: dict[str, Pair]) -> MakeLLM:
-    """A factory of engines whose draft model is the target."""
-
-    def make(k: int = 4, dtype: str = "float32", **options: Any) -> LLM:
-        config = {"model": str(models[dtype].target), "num_speculative_tokens": k}
-        return make_llm(dtype=dtype, speculative_config=config, **options)
-
-    return make
-
-
-def asks(temperature: float = 0.7, **changes: Any) -> list[Ask]:
-    given = {"temperature": temperature, "max_tokens": 21, "logprobs": 0, "ignore_eos": True, **changes}
-    return [
-        Ask(tuple((7 * i * j + j) % 256 for j in range(length)), SamplingParams(**{"seed": i, **given}))
-        for i, length in enumerate((1, 5, 16, 17, 33, 40))
-    ]
-
-
-def all_accepted(answers: Sequence[CompletionOutput]) -> bool:
-    return all(a.metrics.accepted == a.metrics.drafted > 0 for a in answers)
-
-
-@pytest.mark.parametrize("filters", [{}, {"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.05}], ids=str)
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_guess_is_accepted(
-    itself: MakeLLM, plain: Plain, dtype: str, temperature: float, filters: dict[str, Any]
-) -> None:
-    answers = run(itself(4, dtype), asks(temperature, **filters))
-    assert_same(answers, plain(dtype, asks(temperature, **filters)))
-    assert all_accepted(answers)
-    # The first step emits one token and leaves twenty: four steps of five.
-    assert [a.metrics.steps for a in answers] == [5] * len(answers)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_num_batched_tokens": 7},
-        {"max_num_batched_tokens": 23, "block_size": 3},
-        {"block_size": 1},
-        {"max_num_seqs": 2},
-    ],
-    ids=str,
-)
-def test_in_chunks_and_blocks_of_any_size(itself: MakeLLM, options: dict[str, int]) -> None:
-    answers = run(itself(**options), asks())
-    assert all(a.metrics.accepted == a.metrics.drafted for a in answers)
-    assert accepted(answers) > 5
-
-
-@pytest.mark.parametrize("known", ["all", "a part", "nothing"])
-def test_with_a_prefix_of_which_the_proposer_has(itself: MakeLLM, known: str) -> None:
-    """What ran with speculation off left the target's keys and values, but not the proposer's."""
-    llm = itself(block_size=4)
-    if known == "a part":
-        run(llm, [Ask(ask.prompt[:12], ask.params) for ask in asks()])
-    run(llm, asks() if known == "all" else asks(speculative=OFF))
-    again = run(llm, asks())
-    assert sum(a.metrics.cached_tokens for a in again) > 80
-    assert all_accepted(again)
 
 
 @pytest.mark.parametrize("block_size", [1, 4])
@@ -105,31 +35,9 @@ def test_drafts_do_not_depend_on_what_ran_before(make_llm: MakeLLM, block_size: 
         assert (a.metrics.drafted, a.sources) == (b.metrics.drafted, b.sources)
 
 
-def test_with_wishes_that_differ_by_request(itself: MakeLLM, plain: Plain) -> None:
-    wishes = [OFF, None, {"num_speculative_tokens": 1}, {"num_speculative_tokens": 2}, OFF, None]
-    mixed = [with_params(ask, speculative=wish) for ask, wish in zip(asks(), wishes, strict=True)]
-    answers = run(itself(), mixed)
-    assert_same(answers, plain("float32", mixed))
-    assert [a.metrics.steps for a in answers] == [21, 5, 11, 8, 21, 5]
-    assert all_accepted([a for a, wish in zip(answers, wishes, strict=True) if wish != OFF])
-
-
-def test_after_preemption(itself: MakeLLM) -> None:
-    for caching in (True, False):
-        answers = run(itself(block_size=4, enable_prefix_caching=caching), asks(), preempt_every_third_step())
-        assert sum(a.metrics.preemptions for a in answers) > 1
-        assert all_accepted(answers)
-
-
-def test_when_blocks_run_out(itself: MakeLLM) -> None:
-    """Without blocks for a draft a step goes undrafted, and the next one closes the gap."""
-    answers = run(itself(block_size=4, max_model_len=64, num_blocks=18), asks(max_tokens=20))
-    assert any(a.metrics.preemptions for a in answers)
-    assert all(a.metrics.accepted == a.metrics.drafted for a in answers)
-    assert accepted(answers) > 0
-
-
-def test_catching_up_keeps_to_the_row_budget(itself: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catching_up_keeps_to_the_row_budget(
+    make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows: list[int] = []
     forward = ModelRunner.forward
 
@@ -137,8 +45,9 @@ def test_catching_up_keeps_to_the_row_budget(itself: MakeLLM, monkeypatch: pytes
         rows.append(len(batch.tokens))
         return forward(self, batch)
 
-    llm = itself(max_num_batched_tokens=11, max_num_seqs=4, block_size=4)
-    run(llm, asks(speculative=OFF))
+    itself = {"model": str(models["float32"].target), "num_speculative_tokens": 4}
+    llm = make_llm(speculative_config=itself, max_num_batched_tokens=11, max_num_seqs=4, block_size=4)
+    run(llm, asks(speculative={"enabled": False}))
     monkeypatch.setattr(ModelRunner, "forward", spy)
     answers = run(llm, asks())
     assert max(rows) <= 11 + 4, "at most a token more than the target's rows for each request"

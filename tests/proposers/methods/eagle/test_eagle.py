@@ -15,10 +15,8 @@ from asking import ask_for, assert_same, run, with_params
 from conftest import MakeLLM, Pair, Plain
 from eagles import assert_right, eagle_config, random_eagle, random_eagle3, write
 from fitting import fitted
-from safetensors.torch import load_file
 from watching import Watch, asks, head_of
 
-from parlay import CapacityError
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 
@@ -98,18 +96,6 @@ def test_after_a_prediction_has_failed(make_llm: MakeLLM, models: dict[str, Pair
     watch = Watch().over(llm)
     assert_same(run(llm, predicted, watch), wanted)
     assert not any(watch.rerun)
-    assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_more_requests_than_a_turn_takes(
-    make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    for module in ("expander", "feature_head", "methods.eagle.proposer", "methods.eagle3.proposer"):
-        monkeypatch.setattr(f"parlay.proposers.{module}.MOST_ROWS", 2)
-    llm = make_llm(method, 4)
-    watch = Watch().over(llm)
-    run(llm, asks(), watch)
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
 
@@ -268,19 +254,3 @@ def test_a_narrower_head(make_llm: MakeLLM, tmp_path: Path) -> None:
     watch = Watch().over(llm)
     run(llm, asks(max_tokens=5)[:4], watch)
     assert_right(llm, path, watch.drafts)
-
-
-# ---------------------------------------------------------------------------------------------------------- memory
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_memory_is_accounted_for(make_llm: MakeLLM, models: dict[str, Pair], method: str) -> None:
-    llm = make_llm(method)
-    head = head_of(llm)
-    tensors = load_file(fitted(method, models["float32"].target) / "model.safetensors")
-    numbers = sum(t.numel() for t in tensors.values() if t.dtype is torch.float32)
-    assert numbers * 4 <= head.weight_bytes < numbers * 4 + 100_000
-    assert head.cache is not None
-    assert head.cache.bytes_per_token == 2 * head.config.num_kv_heads * 16 * 4
-    with pytest.raises(CapacityError, match="weights"):
-        make_llm(method, gpu_memory_utilization=1e-6)

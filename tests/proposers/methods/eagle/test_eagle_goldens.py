@@ -117,7 +117,7 @@ def test_logits_and_chains(
     kept: list[Tensor] = []
     score, keep = head.logits, head._keep
     if not recorded:
-        monkeypatch.setattr(head._recorder, "_usable", False)
+        monkeypatch.setattr(head._expander.recorder, "_usable", False)
         monkeypatch.setattr(head, "logits", lambda state: scored.append(score(state).clone()) or scored[-1])
     monkeypatch.setattr(head, "_keep", lambda *given: kept.append(keep(*given).clone()) or kept[-1])
     for j, prefix in enumerate(case.golden["prefixes"]):

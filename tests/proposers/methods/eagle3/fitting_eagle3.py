@@ -1,12 +1,14 @@
-"""An EAGLE-3 head that agrees with a random target in part."""
+"""An EAGLE-3 head that agrees with a random target in part: its output layer is fitted to what it makes of texts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from eagles import fit_eagle3
-from heads import texts_of
+from eagles import Twin, eagle_config, random_eagle3
+from heads import solve, texts_of, write_head
+from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
@@ -14,19 +16,47 @@ from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 
 
+def states(target: Path, texts: Tensor, layers: tuple[int, ...]) -> Iterator[Tensor]:
+    """Yield of each of a target's texts `[n, length]` the states after some layers, `[length, layers H]`."""
+    kernels, length = select_kernels(), texts.shape[1]
+    model = load_model(describe_model(str(target)), torch.float32, length, kernels)
+    runner = ModelRunner(model, kernels, length, 1)
+    runner.tap(layers)
+    for text in texts.tolist():
+        runner.forward(flatten([Stretch(text, 0, range(length))], 1))
+        yield torch.cat(list(runner.tapped), 1)
+
+
 def write(path: Path, target: Path) -> None:
-    """Write a checkpoint for a target."""
+    """Write a checkpoint for a target. Some tokens are beyond the head."""
     texts, _ = texts_of(target)
-    kernels = select_kernels()
-    model = load_model(describe_model(str(target)), torch.float32, texts.shape[1], kernels)
-
-    def states(layers: Sequence[int]) -> Tensor:
-        runner = ModelRunner(model, kernels, texts.shape[1], 1)
-        runner.tap(tuple(layers))
-        found = []
-        for text in texts.tolist():
-            runner.forward(flatten([Stretch(text, 0, range(len(text)))], 1))
-            found.append(torch.cat(list(runner.tapped), 1))
-        return torch.stack(found)
-
-    fit_eagle3(path, target, texts, states)
+    embedding = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
+    vocab, width = embedding.shape
+    ids = [token for token in range(vocab) if token % 9]
+    config = eagle_config(
+        vocab_size=vocab,
+        hidden_size=width,
+        num_key_value_heads=4,
+        draft_vocab_size=len(ids),
+        eagle_aux_hidden_state_layer_ids=[3, 0, 2],
+    )
+    tensors = random_eagle3(config, states=3 * width, ids=ids)
+    # Each pair attends to itself above all.
+    query = torch.cat([4 * torch.eye(64, width), torch.zeros(64, width)], 1)
+    tensors["midlayer.self_attn.q_proj.weight"] = tensors["midlayer.self_attn.k_proj.weight"] = query
+    twin = Twin(write_head(path, config, tensors), embedding, embedding)
+    features, wanted = [], []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # its products are small
+    for text, known in zip(texts, states(target, texts, (0, 2, 3)), strict=True):
+        foreseen = twin.foresee(text[1:], twin.states(known[:-1]))
+        again = twin.foresee(text[2:], foreseen[:-1])  # fed with its own states, as along a draft
+        for made, first in ((foreseen, 2), (again, 3)):
+            features.append(twin.features(made[:-1]))
+            wanted.append(text[first:])
+    torch.set_num_threads(threads)
+    tokens = torch.cat(wanted)
+    inside = torch.isin(tokens, torch.tensor(ids))
+    shares = one_hot(tokens, vocab)[inside][:, ids].double()
+    tensors["lm_head.weight"] = 30 * solve(torch.cat(features)[inside], shares).float()
+    write_head(path, config, tensors)

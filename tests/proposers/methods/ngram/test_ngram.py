@@ -159,46 +159,6 @@ def test_equal_to_the_table_for_long() -> None:
         play(seed, 400)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.integers(0, 2), st.lists(st.integers(0, 2), max_size=12)),
-            st.tuples(st.integers(0, 2), st.none()),
-        ),
-        max_size=30,
-    ),
-    st.integers(1, 5),
-    st.integers(0, 8),
-    st.sampled_from(MATCHES),
-    st.integers(0, 9),
-)
-def test_equal_to_the_table_in_any_order_of_calls(
-    form: None, calls: list[tuple[int, list[int] | None]], low: int, more: int, match: str, budget: int
-) -> None:
-    subject, tables = proposer(low, low + more, match), dict[int, Table]()
-    for request, tokens in calls:
-        if tokens is None:
-            subject.forget(request)
-            tables.pop(request, None)
-            continue
-        subject.observe(request, tokens)
-        table = tables.setdefault(request, Table(low, low + more, match))
-        for token in tokens:
-            table.append(token)
-        for asked, other in tables.items():
-            assert list(subject.propose(asked, budget).tokens) == other.following(budget)
-
-
-@given(texts, st.integers(0, 40))
-def test_how_tokens_arrive_does_not_matter(tokens: list[int], cut: int) -> None:
-    whole, parts = proposer(1, 3), proposer(1, 3)
-    whole.observe(0, tokens)
-    parts.observe(0, tokens[:cut])
-    parts.observe(0, tokens[cut:])
-    assert whole.propose(0, 5) == parts.propose(0, 5)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["note"])
 def test_goldens(form: None, case: dict[str, Any]) -> None:
     subject = proposer(case["min_n"], case["max_n"])
@@ -221,14 +181,6 @@ def test_no_match_is_no_draft() -> None:
     subject = proposer(2, 4)
     subject.observe(0, [1, 2, 3, 4])
     assert subject.propose(0, 5) is NO_DRAFT
-
-
-def test_earliest_and_latest() -> None:
-    text = [1, 2, 3, 1, 2, 4, 1, 2]
-    for match, expected in [("earliest", 3), ("latest", 4)]:
-        subject = proposer(2, 2, match)
-        subject.observe(0, text)
-        assert subject.propose(0, 1).tokens == (expected,)
 
 
 def test_requests_do_not_see_each_other_and_are_forgotten() -> None:

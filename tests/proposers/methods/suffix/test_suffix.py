@@ -6,12 +6,9 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from parlay import LLM, ConfigError, SamplingParams
 from parlay.config import SpeculativeConfig
-from parlay.proposers import suffix_tree
 from parlay.proposers.methods.suffix import _OBJECTS, Options, Proposer
 from parlay.proposers.select import make_proposer
 from parlay.types.draft import NO_DRAFT
@@ -164,20 +161,6 @@ def test_a_tenant_without_responses_takes_no_memory() -> None:
     for number in range(30):
         answer(subject, number, [0], list(range(20)), tenant=f"tenant {number}")
     assert len(subject._past._trees) <= 2
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 2), max_size=12)), max_size=20))
-def test_without_a_compiler_the_drafts_are_the_same(answers: list[tuple[int, list[int]]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        native = proposer(max_cached_requests=3)
-        for number, (tenant, response) in enumerate(answers):
-            answer(native, number, [0], response, tenant=str(tenant))
-        expected = [draft(native, [0, 1, *text[-2:]], tenant=str(tenant)) for tenant, text in answers]
-        patch.setattr("parlay.proposers.methods.suffix.make_tree", suffix_tree.SuffixTree)
-        plain = proposer(max_cached_requests=3)
-        for number, (tenant, response) in enumerate(answers):
-            answer(plain, number, [0], response, tenant=str(tenant))
-        assert [draft(plain, [0, 1, *text[-2:]], tenant=str(tenant)) for tenant, text in answers] == expected
 
 
 @pytest.mark.parametrize(

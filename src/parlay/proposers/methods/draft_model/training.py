@@ -9,18 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
 from parlay.train.data import Text
-from parlay.train.layers import frequencies, public_name, random, turn
+from parlay.train.layers import LayerWeights, frequencies, layer_config, norm, turn
 from parlay.train.teacher import Lesson, TargetOutput, Teacher
 from parlay.train.trainee import DraftStep
 from parlay.train.trainee import Trainee as Base
-
-_EPS = 1e-5
-_THETA = 10000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +50,13 @@ class Options:
             )
 
 
-class _Layer(nn.Module):
-    """A pre-norm layer; parameters have the names of the public format, less `.weight`."""
+class _Layer(LayerWeights):
+    """A pre-norm layer."""
 
-    def __init__(self, width: int, inner: int, layers: int) -> None:
-        super().__init__()
-
+    def __init__(self, width: int, inner: int, heads: tuple[int, int, int], layers: int) -> None:
+        # Keeps the scale of the residual stream the same for any number of layers.
+        super().__init__(width, width, inner, heads, (2 * layers) ** -0.5)
         self.input_layernorm = nn.Parameter(torch.ones(width))
-        self.q_proj, self.k_proj, self.v_proj = (random(width, width) for _ in range(3))
-        quiet = (2 * layers) ** -0.5  # keeps the scale of the residual stream the same for any number of layers
-        self.o_proj = random(width, width, quiet)
-        self.post_attention_layernorm = nn.Parameter(torch.ones(width))
-        self.gate_proj, self.up_proj = random(inner, width), random(inner, width)
-        self.down_proj = random(width, inner, quiet)
 
     def forward(self, state: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return the state `[rows, width]` after this layer.
@@ -75,18 +66,10 @@ class _Layer(nn.Module):
             mask: `[rows, rows]`, which rows each row sees.
             cos, sin: `[rows, head_dim]` of the rows' positions.
         """
-        rows, size = state.shape[0], cos.shape[1]
-        normed = rms_norm(state, state.shape[-1:], self.input_layernorm, _EPS)
-        query, key, value = (
-            linear(normed, weight).view(rows, -1, size).transpose(0, 1)
-            for weight in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        normed = norm(state, self.input_layernorm)
+        query, key, value = (self.heads(normed, weight) for weight in (self.q_proj, self.k_proj, self.v_proj))
         query, key = turn(query, cos, sin), turn(key, cos, sin)
-        seen = scaled_dot_product_attention(query, key, value.float(), attn_mask=mask)
-        state = state + linear(seen.transpose(0, 1).reshape(rows, -1), self.o_proj)
-        normed = rms_norm(state, state.shape[-1:], self.post_attention_layernorm, _EPS)
-        inner = silu(linear(normed, self.gate_proj)) * linear(normed, self.up_proj)
-        return state + linear(inner, self.down_proj)
+        return self.after(state, scaled_dot_product_attention(query, key, value.float(), attn_mask=mask))
 
 
 class Trainee(Base):
@@ -98,13 +81,13 @@ class Trainee(Base):
         super().__init__(options, teacher, texts)
         self.depth = 1
         self._options, self._config = options, teacher.config
-        width = options.hidden_size
+        width, layers, heads = options.hidden_size, options.num_layers, options.num_heads
         self._inner = options.intermediate_size or 3 * width
+        self._heads = heads, heads, width // heads
         self.embed_tokens = nn.Parameter(torch.randn((teacher.config.vocab_size, width)) * width**-0.5)
-        self.layers = nn.ModuleList(_Layer(width, self._inner, options.num_layers) for _ in range(options.num_layers))
+        self.layers = nn.ModuleList(_Layer(width, self._inner, self._heads, layers) for _ in range(layers))
         self.norm = nn.Parameter(torch.ones(width))
-        size = width // options.num_heads
-        self._turns = frequencies(size, _THETA)
+        self._turns = frequencies(width // heads)
 
     @classmethod
     def check(cls, options: Options, target: ModelConfig) -> None:  # noqa: D102
@@ -123,32 +106,25 @@ class Trainee(Base):
         for layer in self.layers:
             state = layer(state, mask, angles.cos(), angles.sin())
         starts = lesson.starts(1)
-        state = rms_norm(state.float()[starts], state.shape[-1:], self.norm, _EPS)
-        yield DraftStep(state, TargetOutput(self.embed_tokens), starts)
+        yield DraftStep(norm(state[starts], self.norm), TargetOutput(self.embed_tokens), starts)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return a Llama in Hugging Face format."""
         tensors: dict[str, Tensor] = {"model.embed_tokens.weight": self.embed_tokens, "model.norm.weight": self.norm}
         for i, layer in enumerate(self.layers):
-            for name, parameter in layer.named_parameters():
-                tensors[f"model.layers.{i}.{public_name(name)}"] = parameter
+            assert isinstance(layer, _Layer)
+            tensors |= layer.tensors(f"model.layers.{i}.")
         options, raw = self._options, self._config.raw
         config: dict[str, Any] = {
             "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": self._config.vocab_size,
-            "hidden_size": options.hidden_size,
-            "intermediate_size": self._inner,
-            "num_hidden_layers": options.num_layers,
-            "num_attention_heads": options.num_heads,
-            "num_key_value_heads": options.num_heads,
-            "head_dim": options.hidden_size // options.num_heads,
-            "hidden_act": "silu",
-            "rms_norm_eps": _EPS,
-            "rope_theta": _THETA,
-            "max_position_embeddings": self._config.max_position,
+            **layer_config(
+                self._config,
+                layers=options.num_layers,
+                width=options.hidden_size,
+                inner=self._inner,
+                heads=self._heads,
+            ),
             "tie_word_embeddings": True,
-            "attention_bias": False,
             "mlp_bias": False,
             **{key: raw[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in raw},
         }

@@ -18,16 +18,15 @@ from torch import Tensor
 from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.errors import ModelError
 from parlay.models.context import ForwardContext
-from parlay.models.decoder import Decoder, attention_shapes, mlp_shapes
+from parlay.models.decoder import attention_shapes, mlp_shapes
 from parlay.models.heads import layer_config
-from parlay.models.layers import Embedding, SplitLinear
+from parlay.models.layers import SplitLinear
 from parlay.proposers.base import Runtime
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.head_layers import HeadLayers, side_by_side
 from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.eagle.format import AFTER, BEFORE, EMBEDDING, JOIN, JOIN_BIAS, layer
-from parlay.proposers.target_layers import TargetEmbedding, output_layer, records_logits
-from parlay.proposers.vocabulary import fitted
+from parlay.proposers.target_layers import output_layer, records_logits
 from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
@@ -57,8 +56,7 @@ class Proposer(FeatureHead):
         self._biased = JOIN_BIAS in names
         if self._biased:
             shapes[JOIN_BIAS] = (width,)
-        self._borrows = self.needs_embedding(weights)
-        if not self._borrows:
+        if not self.needs_embedding(weights):
             shapes[EMBEDDING] = (config.vocab_size, width)
         for i in range(config.num_layers):
             own = {**attention_shapes(config), **mlp_shapes(config, i), AFTER: (width,)}
@@ -71,25 +69,11 @@ class Proposer(FeatureHead):
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group = self._target.dtype, runtime.kernels, runtime.group
         self._target_logits, self.recordable = output_layer(runtime.target, MOST_ROWS), records_logits(runtime.target)
-        self._embedding = self._read_embedding(weights, runtime)
+        self._embedding = self.read_embedding(weights, runtime)
         bias = weights.read(JOIN_BIAS, dtype) if self._biased else None
         self._join = SplitLinear(kernels, weights.read_weight(JOIN, dtype), group, bias)
         read = [TensorReader(weights, dtype, layer(i)) for i in range(self.config.num_layers)]
         self._body = HeadLayers(self.config, self._target.max_model_len, read, kernels, group)
-
-    def _read_embedding(self, weights: Checkpoint, runtime: Runtime) -> Embedding | TargetEmbedding:
-        """Return the target's embedding unless the head has another: its own is usually a copy, and a large one.
-
-        Where ranks share the head they share its own too, since only one of them could compare the two.
-        """
-        dtype, target, group = self._target.dtype, runtime.target, runtime.group
-        if self._borrows:
-            return TargetEmbedding(target, group)
-        shared = target.embedding if group.size == 1 and isinstance(target, Decoder) else None
-        if shared is not None and torch.equal(weights.read(EMBEDDING, dtype), shared.numbers(dtype)):
-            return shared
-        own = fitted(weights.read_weight(EMBEDDING, dtype), self._target.config.vocab_size)
-        return Embedding(runtime.kernels, own, group)
 
     def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
         """Return the state after the final norm, which the head was trained to predict."""

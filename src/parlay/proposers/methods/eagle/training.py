@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from parlay.proposers.methods.eagle.format import ARCHITECTURE, JOIN, layer
 from parlay.train.data import Text
 from parlay.train.layers import random
-from parlay.train.rollout import Layer, Rollout, RolloutTrainee
+from parlay.train.rollout import Rollout, RolloutTrainee
 from parlay.train.rollout import RolloutOptions as Options
 from parlay.train.teacher import Lesson, TargetOutput, Teacher
 
@@ -29,7 +29,7 @@ class Trainee(RolloutTrainee):
         width = teacher.config.hidden_size
         self._output = teacher.output()
         self.fc = random(width, 2 * width)
-        self.layer = Layer(teacher, width, self.inner)
+        self.layer = self.make_layer(width)
 
     def begin(self, lesson: Lesson) -> Tensor:  # noqa: D102
         return lesson.hidden
@@ -45,4 +45,4 @@ class Trainee(RolloutTrainee):
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the head in its authors' layout; the embedding is the target's."""
         config = {"architectures": [ARCHITECTURE], **self.layer_config()}
-        return config, {JOIN: self.fc, **self.layer_tensors(layer(0))}
+        return config, {JOIN: self.fc, **self.layer.tensors(layer(0))}

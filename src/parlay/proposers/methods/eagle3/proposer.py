@@ -19,7 +19,7 @@ from parlay.errors import ModelError, shown
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import attention_shapes, mlp_shapes
 from parlay.models.heads import HeadConfig, layer_config
-from parlay.models.layers import Embedding, OutputLayer, SplitLinear
+from parlay.models.layers import OutputLayer, SplitLinear
 from parlay.models.select import exposes_hidden_states
 from parlay.proposers.base import Runtime
 from parlay.proposers.feature_head import FeatureHead
@@ -27,7 +27,7 @@ from parlay.proposers.head_layers import HeadLayers, side_by_side
 from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.eagle3 import format as form
 from parlay.proposers.shared_passes import shared
-from parlay.proposers.target_layers import TargetEmbedding, output_layer, records_logits
+from parlay.proposers.target_layers import output_layer, records_logits
 from parlay.proposers.vocabulary import fitted, ids_of
 from parlay.runner.graphs import MOST_ROWS
 
@@ -93,8 +93,7 @@ class Proposer(FeatureHead):
             current = tuple(f"fc_norm.{i}.weight" for i in range(len(self.taps)))
             self._state_norms = form.STATE_NORMS[1] if former else current
             shapes |= dict.fromkeys(self._state_norms, (target.config.hidden_size,))
-        self._borrows = self.needs_embedding(weights)
-        if self._borrows:
+        if self.needs_embedding(weights):
             head.check_target(target.config, hidden=width)
         else:
             shapes[form.EMBEDDING] = (config.vocab_size, width)
@@ -128,12 +127,7 @@ class Proposer(FeatureHead):
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group, target = self._target.dtype, runtime.kernels, runtime.group, runtime.target
         self.recordable = self._own_output or records_logits(target)
-        self._embedding: Embedding | TargetEmbedding
-        if self._borrows:
-            self._embedding = TargetEmbedding(target, group)
-        else:
-            own = fitted(weights.read_weight(form.EMBEDDING, dtype), self._target.config.vocab_size)
-            self._embedding = Embedding(kernels, own, group)
+        self._embedding = self.read_embedding(weights, runtime)
         bias = weights.read(form.FUSE_BIAS, dtype) if self._biased else None
         self._fuse = SplitLinear(kernels, weights.read_weight(form.FUSE, dtype), group, bias)
         self._norm_of_all = weights.read(form.NORM_OF_ALL, dtype) if self._input_norm else None

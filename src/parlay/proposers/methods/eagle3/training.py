@@ -13,8 +13,8 @@ from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
 from parlay.proposers.methods.eagle3 import format as form
 from parlay.train.data import Text
-from parlay.train.layers import random
-from parlay.train.rollout import Layer, Rollout, RolloutOptions, RolloutTrainee, norm
+from parlay.train.layers import norm, random
+from parlay.train.rollout import Rollout, RolloutOptions, RolloutTrainee
 from parlay.train.teacher import Lesson, TargetOutput, Teacher
 
 
@@ -23,8 +23,6 @@ class Options(RolloutOptions):
     """Training options of an EAGLE-3 head.
 
     Attributes:
-        rollout: nodes that are learnt in a row, each from the one before.
-        intermediate_size: width within the layer's feed-forward network; 0 takes the target's.
         draft_vocab_size: size of the head's vocabulary, the commonest tokens of the training text; 0 is all.
         layers: after how many of the target's layers the head reads its states, three numbers; none takes what its
             authors do, or the last three of a target with fewer than 7.
@@ -54,7 +52,7 @@ class Trainee(RolloutTrainee):
             teacher.narrow(self._ids)
         self.fc = random(width, 3 * width)
         self.hidden_norm, self.input_norm, self.norm = (nn.Parameter(torch.ones(width)) for _ in range(3))
-        self.layer = Layer(teacher, 2 * width, self.inner)
+        self.layer = self.make_layer(2 * width)
         first = teacher.output().weight.float().cpu()
         self.head = nn.Parameter((first if self._ids is None else first[self._ids]).clone())
 
@@ -92,7 +90,7 @@ class Trainee(RolloutTrainee):
             form.FIRST[0] + form.TOKEN: self.input_norm,
             form.NORM: self.norm,
             form.OUTPUT: self.head,
-            **self.layer_tensors(form.FIRST[0]),
+            **self.layer.tensors(form.FIRST[0]),
         }
         if self._ids is not None:
             tensors[form.OFFSETS] = self._ids - torch.arange(len(self._ids))

@@ -37,11 +37,6 @@ class Options(CheckpointOptions):
     """Options of Medusa's heads.
 
     Attributes:
-        model: directory of the heads, or their name on the hub.
-        revision: branch, tag or commit there.
-        quantization: "int8" or "int4" quantises their matrices to so many bits, None leaves them; "auto" is "int8"
-            beside a quantised target.
-        draft_tensor_parallel_size: ranks that share their layers, a divisor of the target's.
         medusa_choices: the tree's nodes as paths of ranks, in the authors' form: `[[0], [0, 0], [1]]` has the two
             likeliest tokens of the first head, and after the likeliest of them that of the second. None for the
             likeliest paths, as many as pay.
@@ -83,7 +78,7 @@ class Proposer(HeadProposer):
             )
         self.choices = tuple(sorted(options.medusa_choices, key=lambda path: (len(path), path)))
 
-    def describe(self, weights: Checkpoint) -> int:  # noqa: D102
+    def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         head, target = self.head, self._target
         layout = read_layout(weights.names, head.flag("original_lm_head", False))
         if layout is None:
@@ -119,7 +114,7 @@ class Proposer(HeadProposer):
         weights.expect(shapes | choice)
         own = {name: (self._vocab, width) if name in layout.outputs else shape for name, shape in shapes.items()}
         self.weight_bytes = weights.size(own, target.dtype) + MOST_ROWS * self._vocab * 4
-        return len(layout.blocks)
+        self.default_length = self.deepest = len(layout.blocks)
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group, layout = self._target.dtype, runtime.kernels, runtime.group, self._layout

@@ -52,7 +52,7 @@ class Proposer(HeadProposer):
     default_length = 3
     source = "mlp_speculator"
 
-    def describe(self, weights: Checkpoint) -> int:  # noqa: D102
+    def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         head, target = self.head, self._target
         vocab, width, count = head.count("vocab_size"), head.count("emb_dim"), head.count("n_predict")
         head.check_target(target.config, hidden=width, vocab=vocab)
@@ -81,7 +81,7 @@ class Proposer(HeadProposer):
         weights.expect(own | {name: copies[name] for name in self._copies})
         embeddings = [name for name in own if name.startswith(f"{self._prefix}emb.")]
         self.weight_bytes = weights.size(own, target.dtype, embeddings) + MOST_ROWS * vocab * 4
-        return count
+        self.default_length = self.deepest = count
 
     def _source(self, part: str, index: int) -> int:
         """Return whose tensors node `index` uses, its own or another's; the first projection is always its own."""
