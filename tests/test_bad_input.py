@@ -62,7 +62,7 @@ def test_a_missing_model() -> None:
         ({"max_model_len": 0}, "max_model_len must be at least 1"),
         ({"num_blocks": 0}, "num_blocks must be at least 1"),
         ({"kv_cache_memory": 0}, "kv_cache_memory must be at least 1"),
-        ({"dtype": "float8"}, "dtype"),
+        ({"dtype": "float8"}, "option dtype: .*'float8'; it is one of 'auto', 'float32'"),
         ({"device": "tpu"}, "device='tpu' is not served yet"),
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be between 1 and"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),

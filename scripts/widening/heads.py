@@ -130,7 +130,7 @@ def widen_head(head: str | Path, small: str, wide: Path, output: Path) -> dict[s
     if not is_widened(old, wide, Shape(**{size.name: getattr(new, size.name) for size in fields(Shape)})):
         raise ConfigError(f"{wide} is no widened form of {shown(small)}; make one with scripts/widen.py")
     found = _read(head, old)
-    plan = _WAYS[found.method](found, new)
+    plan = WAYS[found.method](found, new)
     tensors = _tensors(found, plan, new)
     make_directory(output)
     save_file(tensors, output / plan.file, metadata={"format": "pt"})
@@ -156,10 +156,10 @@ def widen_head(head: str | Path, small: str, wide: Path, output: Path) -> dict[s
 def _read(head: str | Path, small: ModelConfig) -> _Head:
     """Find a head and have its own proposer check that it fits the small target."""
     given = resolve_method(SpeculativeConfig(method=None, options={"model": str(head)}))
-    if given.method is None or given.method not in _WAYS:
+    if given.method is None or given.method not in WAYS:
         raise ModelError(
-            f"{shown(str(head))} is for the method {given.method}, which does not read its target's states; give it "
-            "to the widened target as it is"
+            f"{shown(str(head))} is for the method {given.method}, but only heads for {', '.join(WAYS)} are widened; "
+            "a draft model goes with the widened target as it is"
         )
     proposer = make_proposer(given, TargetInfo(small, resolve_dtype("auto", small), small.max_position))
     config = read_head(str(head))
@@ -168,7 +168,7 @@ def _read(head: str | Path, small: ModelConfig) -> _Head:
     found = _Head(
         given.method, config, names, getattr(proposer, "config", None), getattr(proposer, "taps", ()), small
     )
-    _WAYS[found.method](found, small)  # which says what cannot be widened
+    WAYS[found.method](found, small)  # which says what cannot be widened
     return found
 
 
@@ -269,7 +269,7 @@ def _eagle3(head: _Head, wide: ModelConfig) -> _Plan:
     return _Plan(config, {"fc.weight": (0, len(head.taps))}, copied=copied)
 
 
-_WAYS: Mapping[str, Callable[[_Head, ModelConfig], _Plan]] = {
+WAYS: Mapping[str, Callable[[_Head, ModelConfig], _Plan]] = {
     "eagle": _eagle,
     "eagle3": _eagle3,
     "medusa": _medusa,

@@ -84,7 +84,7 @@ def threads() -> int:
     Raises:
         ConfigError: PARLAY_THREADS is no number from 1 to `MOST_THREADS`.
     """
-    asked = _number("PARLAY_THREADS", MOST_THREADS, f"a number from 1 to {MOST_THREADS}")
+    asked = _number("PARLAY_THREADS", MOST_THREADS, f"a number from 1 to {MOST_THREADS} (so must --threads)")
     if asked is not None:
         return asked
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

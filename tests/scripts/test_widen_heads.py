@@ -9,11 +9,11 @@ import pytest
 import torch
 from checkpoints import VOCAB, write_llama
 from eagles import eagle_config, random_eagle, random_eagle3, write
-from fitting import FITTED, fitted
+from fitting import fitted
 from heads import mlp_config, random_medusa, random_mlp, write_head, write_medusa
 from safetensors.torch import load_file
 from widen import main
-from widening.heads import widen_all, widen_head
+from widening.heads import WAYS, widen_all, widen_head
 from widening.model import Shape, widen
 
 from parlay import LLM, SamplingParams
@@ -145,7 +145,7 @@ def test_random_heads_guess_the_same(target: Path, heads: dict[str, Path], case:
     same_drafts(target, heads[case])
 
 
-@pytest.mark.parametrize("method", FITTED)
+@pytest.mark.parametrize("method", WAYS)
 def test_fitted_heads_are_accepted_as_often(models: dict[str, Any], method: str) -> None:
     small = models["float32"].target
     _, accepted = same_drafts(small, fitted(method, small))
@@ -280,7 +280,7 @@ def test_heads_that_cannot_be_widened(target: Path, tmp_path: Path) -> None:
             tmp_path / "b", third, random_eagle3(third) | {"input_norm.weight": torch.ones(192)}
         ),
         "the head was made for another target": write_head(tmp_path / "c", other, random_mlp(other)),
-        "does not read its target's states": write_llama(tmp_path / "d"),
+        "a draft model goes with the widened target as it is": write_llama(tmp_path / "d"),
     }
     for message, head in cases.items():
         with pytest.raises(ModelError, match=message):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -40,7 +40,7 @@ def build(cls: type[T], values: Mapping[str, Any], what: str, also: Iterable[str
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
-        raise _named(str(error), what) from None
+        raise _named(str(error), what, hints) from None
     except UnicodeEncodeError:
         raise ConfigError(f"{what}: a text is not valid Unicode") from None
 
@@ -67,10 +67,13 @@ def _whole(value: Any, hint: Any) -> Any:
     return value
 
 
-def _named(message: str, what: str) -> ConfigError:
-    """Return an error of msgspec's with the key at its front."""
+def _named(message: str, what: str, hints: Mapping[str, Any]) -> ConfigError:
+    """Return an error of msgspec's with the key at its front, and behind it the words that the key may have."""
     found = re.fullmatch(r"(.*?) - at `\$\.(\w+)(.*)`", message, re.DOTALL)
     if found is None:
         return ConfigError(f"{what}: {brief(message)}")
     wrong, name, rest = found.groups()
-    return ConfigError(f"{what} {name}{rest}: {brief(wrong[:1].lower() + wrong[1:])}", param=name)
+    hint = None if rest else hints[name]
+    words = [word for one in _members(hint) if get_origin(one) is Literal for word in get_args(one)]
+    known = f"; it is one of {', '.join(map(shown, words))}" if words else ""
+    return ConfigError(f"{what} {name}{rest}: {brief(wrong[:1].lower() + wrong[1:])}{known}", param=name)

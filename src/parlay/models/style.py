@@ -64,7 +64,7 @@ class Style:
 
     Attributes:
         activation: of the feed-forward network.
-        gated: whether that has a gate.
+        gated: whether that has a gate; only a family with a `Model` of its own can do without.
         qkv_bias: queries, keys and values have biases.
         output_bias: attention's output projection has one.
         mlp_bias: the feed-forward network has them.
