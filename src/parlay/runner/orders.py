@@ -42,8 +42,9 @@ class Array(msgspec.Struct, frozen=True, array_like=True, tag=3):
     @property
     def tensor(self) -> Tensor:
         """The tensor, in memory of its own."""
-        numbers = torch.from_numpy(np.frombuffer(self.data, np.uint8).copy())
-        return numbers.view(getattr(torch, self.dtype)).view(self.shape)
+        made = torch.empty(self.shape, dtype=getattr(torch, self.dtype))
+        made.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(self.data, np.uint8)
+        return made
 
 
 class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
