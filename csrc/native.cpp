@@ -234,13 +234,13 @@ NB_MODULE(_native, m) {
         const int64_t bytes = message.count() * message.element_bytes();
         nb::gil_scoped_release others;
         ring.send(from, bytes);
-      }, arg("message"))
+      }, arg("states"))
       .def("receive", [](Ring& ring, const Tensor& message) {
         char* to = static_cast<char*>(message.memory());
         const int64_t bytes = message.count() * message.element_bytes();
         nb::gil_scoped_release others;
         ring.receive(to, bytes);
-      }, arg("message"))
+      }, arg("states"))
       .def("abandon", &Ring::abandon);
   m.def("record", &record, arg("tape").none());
   m.def("recording", [] { return recording != nullptr; });

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -46,8 +47,17 @@ constexpr int64_t kMostThreads = 1024;
 
 class Pool {
  public:
-  explicit Pool(int64_t threads) : threads_(threads) {
-    for (int64_t i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  // Where so many threads cannot be started, fewer share the work; the bits of the results are the same.
+  explicit Pool(int64_t threads) {
+    workers_.reserve(threads - 1);
+    try {
+      for (; threads_ < threads; ++threads_) workers_.emplace_back([this] { work(); });
+    } catch (const std::system_error& error) {
+      std::fprintf(stderr,
+                   "parlay: only %d of %d threads could be started (%s); raise the limits of this process, or set "
+                   "PARLAY_THREADS\n",
+                   (int)threads_, (int)threads, error.what());
+    }
   }
 
   // Ends the workers. Whoever still holds this pool then does all shares of a job alone.
@@ -116,7 +126,7 @@ class Pool {
     }
   }
 
-  const int64_t threads_;
+  int64_t threads_ = 1;
   std::vector<std::thread> workers_;
   std::mutex users_, sleep_;
   std::condition_variable wake_;

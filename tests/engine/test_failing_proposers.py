@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from asking import assert_same, assert_whole, half_repeating, run
 from conftest import MakeLLM, Plain
+from crossing import crossed
 
 from parlay.proposers.methods.draft_model.proposer import Proposer as DraftModel
 from parlay.proposers.methods.ngram import Proposer as NGram
@@ -18,7 +19,7 @@ def boom(*_: Any, **__: Any) -> Any:
     raise ZeroDivisionError("boom")
 
 
-def answering(draft: Draft) -> Callable[..., Any]:
+def answering(draft: Draft | None) -> Callable[..., Any]:
     return lambda self, request_id, budget: draft
 
 
@@ -34,14 +35,11 @@ NONSENSE = {
 }
 
 
-@pytest.mark.parametrize("draft", NONSENSE.values(), ids=NONSENSE)
-@pytest.mark.parametrize("lengths", ["fixed", "goodput"])
-def test_nonsense(
-    make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch, draft: Draft, lengths: str
-) -> None:
+@crossed(name=list(NONSENSE), lengths=["fixed", "goodput"])
+def test_nonsense(make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch, name: str, lengths: str) -> None:
     llm = make_llm(speculative_config={"method": "ngram", "lengths": lengths})
     for form in ("propose", "branch"):
-        monkeypatch.setattr(NGram, form, answering(draft))
+        monkeypatch.setattr(NGram, form, answering(NONSENSE[name]))
     answers = run(llm, half_repeating(0.7))
     assert_same(answers, plain("float32", half_repeating(0.7)))
     assert llm.engine.snapshot().faults == {"ngram": 16}

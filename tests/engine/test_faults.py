@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from asking import assert_whole, essence
 from conftest import MakeLLM, Pair
+from crossing import crossed
 
 from parlay import LLM, AsyncLLM, EngineFaultError, SamplingParams
 from parlay.engine.scheduler import Scheduler
@@ -36,23 +37,21 @@ def nth_call_fails(patch: pytest.MonkeyPatch, cls: type, name: str, n: int) -> N
     patch.setattr(cls, name, fake)
 
 
-PLACES: list[tuple[type, str]] = [
-    (Detokenizer, "append"),
-    (Penalties, "process"),
-    (NGram, "propose"),
-    (Scheduler, "_advance"),
-]
+PLACES: list[tuple[type, str]] = [(Detokenizer, "append"), (Penalties, "process"), (Scheduler, "_advance")]
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
-@pytest.mark.parametrize(("cls", "name"), PLACES, ids=lambda value: getattr(value, "__name__", value))
-@pytest.mark.parametrize("n", [1, 13])
+@crossed(
+    case=[
+        ("ngram", NGram, "propose"),
+        *((method, *place) for method in ("ngram", "draft_model") for place in PLACES),
+    ],
+    n=[1, 13],
+)
 def test_it_fails_alone(
-    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, method: str, cls: type, name: str, n: int
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, case: tuple[str, type, str], n: int
 ) -> None:
     """The others emit what they would have emitted, and no block is lost."""
-    if cls is NGram and method != "ngram":
-        pytest.skip("this one's guesses come from elsewhere")
+    method, cls, name = case
     expected = make_llm().generate(PROMPTS, PARAMS)
     llm = make_llm(method, 4)
     with monkeypatch.context() as patch:

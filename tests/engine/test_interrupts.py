@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from asking import assert_whole, essence
 from conftest import MakeLLM, Pair, proposer_options
+from crossing import crossed
 
 import parlay
 from parlay import LLM, EngineFaultError, RankError, SamplingParams
@@ -85,11 +86,10 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("other", [OTHER, FORMED], ids=["free", "formed"])
-def test_at_any_line(make_llm: MakeLLM, name: str, other: SamplingParams) -> None:
+@crossed(name=list(CONFIGS), formed=[False, True])
+def test_at_any_line(make_llm: MakeLLM, name: str, formed: bool) -> None:
     """A stream that was open meanwhile goes on and is right, or ends with an error that says why."""
-    config = CONFIGS[name]
+    config, other = CONFIGS[name], FORMED if formed else OTHER
     options: dict[str, Any] = {"num_blocks": 48, "max_num_batched_tokens": 48}
     llm = (
         make_llm(config, 4, **options) if isinstance(config, str) else make_llm(speculative_config=config, **options)
@@ -115,8 +115,9 @@ def test_at_any_line(make_llm: MakeLLM, name: str, other: SamplingParams) -> Non
     assert ended < 12
 
 
-def test_at_every_line_of_a_step(make_llm: MakeLLM) -> None:
-    """Of the step that commits: in every third line, beginning elsewhere each time."""
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
+def test_at_lines_of_a_step(make_llm: MakeLLM, every: int) -> None:
+    """Of the step that commits."""
     llm = make_llm("ngram", 3, num_blocks=24)
     expected = answers(llm)
 
@@ -130,7 +131,7 @@ def test_at_every_line_of_a_step(make_llm: MakeLLM) -> None:
     with Lines() as lines:
         llm.engine.step()
     llm.engine.abort(*requests)
-    for stop in range(1, lines.count, 3):
+    for stop in range(1, lines.count, every):
         requests = begin()
         with pytest.raises(Stop), Lines(stop):
             llm.engine.step()
@@ -233,9 +234,8 @@ def test_signals_that_nobody_handles_in_python_and_other_threads() -> None:
 # ------------------------------------------------------------------------------------------------- errors of drafting
 
 
-@pytest.mark.parametrize(
-    ("cls", "method"),
-    [
+@crossed(
+    place=[
         (Belief, "apply"),
         (Belief, "judge"),
         (Policy, "begin"),
@@ -244,17 +244,17 @@ def test_signals_that_nobody_handles_in_python_and_other_threads() -> None:
         (Ahead, "choose"),
         (Ahead, "judged"),
     ],
+    times=[1, 3, 1000],
 )
-@pytest.mark.parametrize("times", [1, 3, 1000])
 def test_an_error_in_what_drafting_learns_costs_no_request(
     make_llm: MakeLLM,
     models: dict[str, Pair],
     monkeypatch: pytest.MonkeyPatch,
-    cls: type,
-    method: str,
+    place: tuple[type, str],
     times: int,
 ) -> None:
     """And where it comes again and again, drafting ends."""
+    cls, method = place
     expected = answers(make_llm())
     config = CONFIGS["auto"]
     if cls is Ahead:

@@ -19,7 +19,6 @@ from asking import accepted, assert_same, half_repeating, run
 from checkpoints import write_llama
 from conftest import MakeLLM, Pair, Plain, proposer_options
 from ranks import free_address, joining
-from serving import wait_for
 
 from parlay import ConfigError, RankError, SamplingParams
 from parlay.engine import joined_ranks
@@ -47,25 +46,50 @@ def finish(engine: Engine) -> None:
         engine.step()
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
-def test_same_tokens(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], address: str, method: str) -> None:
-    """And the numerics id of one rank; the ranks end with the engine. The third has no head of these models."""
+def test_same_tokens(
+    make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """And the numerics id of one rank; the ranks end with the engine. The third has no head of these models.
+
+    Only the address given listens while ranks join; the store has no key, so it goes when all have found each other.
+    """
     asks = half_repeating(0.7)
-    config = {"method": method, "num_speculative_tokens": 6, **proposer_options(method, models["bfloat16"])}
+    config = {"method": "eagle3", "num_speculative_tokens": 6, **proposer_options("eagle3", models["bfloat16"])}
     config["draft_tensor_parallel_size"] = 3
+    seen = list[set[str]]()
+    before = listening(os.getpid())
+    real = joined_ranks.connect_ranks
+
+    def connect_ranks(*args: Any) -> Any:
+        found = real(*args)
+        seen.append(listening(os.getpid()) - before)
+        return found
+
+    monkeypatch.setattr(joined_ranks, "connect_ranks", connect_ranks)
     with joining(address, "--once", ranks=2) as processes:
         llm = make_llm(speculative_config=config, dtype="bfloat16", tensor_parallel_size=3, rank_address=address)
+        assert seen == [{LOOPBACK}]
+        assert llm.engine.ranks._store is None  # type: ignore[attr-defined]
+        for pid in (os.getpid(), *(process.pid for process in processes)):
+            assert listening(pid) - before <= {LOOPBACK}
+        ports = [port for port in (llm.engine.ranks._port,) if is_open(port)]  # type: ignore[attr-defined]
+        assert not ports, "nobody else is to join"
         found = run(llm, asks)
         assert_same(found, plain("bfloat16", asks))
         assert accepted(found) > 0
         assert llm.numerics_id == make_llm(dtype="bfloat16").numerics_id
         llm.engine.close()
+        assert listening(os.getpid()) <= before, "nothing is left"
         assert [process.wait(SOON) for process in processes] == [0, 0]
 
 
 def test_a_stage_that_joins(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], address: str) -> None:
     asks = half_repeating(0.0)
-    config = {"method": "eagle3", "num_speculative_tokens": 4, **proposer_options("eagle3", models["float32"])}
+    config = {
+        "method": "draft_model",
+        "num_speculative_tokens": 4,
+        **proposer_options("draft_model", models["float32"]),
+    }
     with joining(address, "--once"):
         llm = make_llm(speculative_config=config, pipeline_parallel_size=2, rank_address=address)
         assert_same(run(llm, asks), plain("float32", asks))
@@ -73,8 +97,12 @@ def test_a_stage_that_joins(make_llm: MakeLLM, plain: Plain, models: dict[str, P
 
 
 def test_a_rank_that_is_killed_ends_the_engine(make_llm: MakeLLM, address: str) -> None:
+    """Until then, of two key heads each machine has one, and room for twice the tokens in the same memory."""
+    alone = make_llm(kv_cache_memory=1 << 20).engine.memory
     with joining(address, "--once") as (process,):
-        engine = make_llm(tensor_parallel_size=2, rank_address=address).engine
+        engine = make_llm(kv_cache_memory=1 << 20, tensor_parallel_size=2, rank_address=address).engine
+        assert engine.memory.blocks == 2 * alone.blocks
+        assert engine.memory.cache == alone.cache
         (request,) = engine.add("abc", SamplingParams(max_tokens=100, ignore_eos=True))
         engine.step()
         process.send_signal(signal.SIGKILL)
@@ -99,16 +127,6 @@ def test_a_rank_with_other_kernels_is_refused(make_llm: MakeLLM, address: str) -
             make_llm(tensor_parallel_size=2, rank_address=address)
         (line,) = refused(process)
         assert re.match(r"this rank would compute other bits than rank 0: reference\S* here, \S+ there; ", line)
-
-
-def test_each_machine_counts_its_own_heads(make_llm: MakeLLM, address: str) -> None:
-    """Of two key heads each has one, and room for twice the tokens in the same memory."""
-    alone = make_llm(kv_cache_memory=1 << 20).engine.memory
-    with joining(address, "--once"):
-        engine = make_llm(kv_cache_memory=1 << 20, tensor_parallel_size=2, rank_address=address).engine
-        assert engine.memory.blocks == 2 * alone.blocks
-        assert engine.memory.cache == alone.cache
-        engine.close()
 
 
 def test_a_machine_with_less_memory_is_refused(make_llm: MakeLLM, address: str) -> None:
@@ -136,7 +154,11 @@ def turned_round(text: str) -> str:
 
 
 def test_an_engine_of_another_version(address: str) -> None:
-    with listen(parse_address(address)) as server, joining(address) as (process,):
+    """The command waits for one, and says so."""
+    with joining(address) as (process,):
+        assert process.stderr is not None
+        assert f"no engine waits at {address} yet" in process.stderr.readline()
+        server = listen(parse_address(address))
         connection, _ = Entrance(server, KEY.encode()).next(SOON)
         connection.send_bytes(msgspec.msgpack.encode({"model": "tiny-code"}))
         (line,) = refused(process)
@@ -144,6 +166,7 @@ def test_an_engine_of_another_version(address: str) -> None:
             f"the engine at {address} is another version of parlay; install the same version on all machines"
         )
         connection.close()
+        server.close()
 
 
 def test_a_rank_without_the_model_is_refused(make_llm: MakeLLM, address: str) -> None:
@@ -185,14 +208,6 @@ def test_an_address_that_is_taken(make_llm: MakeLLM, address: str) -> None:
         pytest.raises(ConfigError, match=f"cannot join at {address}: Address already"),
     ):
         make_llm(tensor_parallel_size=2, rank_address=address)
-
-
-def test_the_command_waits_for_an_engine_and_says_so(address: str) -> None:
-    with joining(address, "--once") as (process,):
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        assert f"no engine waits at {address} yet" in line
-        wait_for(lambda: process.poll() is None, SOON)
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x"])
@@ -283,33 +298,6 @@ def listening(pid: int) -> set[str]:
             if state == "0A" and f"socket:[{more[5]}]" in sockets:
                 found.add(local.split(":")[0])
     return found
-
-
-def test_only_the_address_given_listens_and_only_as_long_as_needed(
-    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
-    """What others listen at while ranks join; the store has no key, so it goes when all have found each other."""
-    seen = list[set[str]]()
-    before = listening(os.getpid())
-    real = joined_ranks.connect_ranks
-
-    def connect_ranks(*args: Any) -> Any:
-        found = real(*args)
-        seen.append(listening(os.getpid()) - before)
-        return found
-
-    monkeypatch.setattr(joined_ranks, "connect_ranks", connect_ranks)
-    with joining(address, "--once", ranks=2) as processes:
-        llm = make_llm(tensor_parallel_size=3, rank_address=address)
-        assert seen == [{LOOPBACK}]
-        assert llm.engine.ranks._store is None  # type: ignore[attr-defined]
-        for pid in (os.getpid(), *(process.pid for process in processes)):
-            assert listening(pid) - before <= {LOOPBACK}
-        ports = [port for port in (llm.engine.ranks._port,) if is_open(port)]  # type: ignore[attr-defined]
-        assert not ports, "nobody else is to join"
-        llm.engine.close()
-        assert listening(os.getpid()) <= before, "nothing is left"
-        assert [process.wait(SOON) for process in processes] == [0, 0]
 
 
 def is_open(port: int) -> bool:

@@ -219,7 +219,7 @@ def test_some_random_requests(make_llm: MakeLLM, method: str, dtype: str) -> Non
 @pytest.mark.parametrize("split", [{"ranks": 2}, {"stages": 2}, {"stages": 2, "ranks": 2}])
 @pytest.mark.usefixtures("forked_ranks")
 def test_some_random_requests_on_several_ranks(make_llm: MakeLLM, split: dict[str, int]) -> None:
-    _check_random_requests(make_llm, 200, "eagle3", "bfloat16", **split)
+    _check_random_requests(make_llm, 100, "eagle3", "bfloat16", **split)
 
 
 @pytest.mark.soak

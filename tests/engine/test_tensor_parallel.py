@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import accepted, assert_same, assert_same_so_far, half_repeating, meddle_at_random, run
+from asking import accepted, assert_same, assert_same_so_far, half_repeating, meddle_at_random, run, with_params
 from checkpoints import write_llama
 from conftest import MakeLLM, Pair, Plain, proposer_options
 from crossing import crossed
@@ -34,29 +34,69 @@ def finish(engine: Engine) -> None:
         engine.step()
 
 
-@crossed(method=["draft_model", "eagle3", "medusa", "suffix"], ranks=[2, 3], dtype=["float32", "bfloat16"])
-def test_same_tokens(
-    make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], method: str, ranks: int, dtype: str
-) -> None:
-    """With drafts that branch where the method has weights; the third rank has no head of these targets."""
-    more = {"tree": {"width": 3, "depth": 3}} if method in ("draft_model", "eagle3") else {}
-    asks = half_repeating(0.7)
-    config = {"method": method, "num_speculative_tokens": 6, **proposer_options(method, models[dtype]), **more}
-    llm = make_llm(speculative_config=config, dtype=dtype, tensor_parallel_size=ranks)
-    found = run(llm, asks)
-    assert_same(found, plain(dtype, asks))
-    assert accepted(found) > 0
+SPLITS = [
+    {"tensor_parallel_size": 2},
+    {"tensor_parallel_size": 3},
+    {"pipeline_parallel_size": 2},
+    {"pipeline_parallel_size": 3},
+    {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
+    {"pipeline_parallel_size": 3, "tensor_parallel_size": 2},
+]
+BRANCHING = {"tree": {"width": 3, "depth": 3}}
 
 
 @crossed(
-    method=["self", "eagle", "draft_model", "eagle3", "medusa", "mlp_speculator"],
+    split=SPLITS,
+    drafted=[
+        ("draft_model", BRANCHING, "float32"),
+        ("eagle3", BRANCHING, "bfloat16"),
+        ("suffix", {}, "float32"),
+        ("medusa", {}, "bfloat16"),
+        ("eagle3", {}, "float32"),
+        ("draft_model", {}, "bfloat16"),
+    ],
+)
+def test_same_tokens(
+    make_llm: MakeLLM,
+    plain: Plain,
+    models: dict[str, Pair],
+    split: dict[str, int],
+    drafted: tuple[str, dict[str, Any], str],
+) -> None:
+    """Ranks with shares of layers, with whole ones, or both; a third rank has no head of these targets.
+
+    Stages are each at work on other requests.
+    """
+    method, more, dtype = drafted
+    asks = half_repeating(0.7)
+    config = {"method": method, "num_speculative_tokens": 6, **proposer_options(method, models[dtype]), **more}
+    if method != "suffix" and "pipeline_parallel_size" in split:
+        config["draft_tensor_parallel_size"] = split.get("tensor_parallel_size", 1)  # of the first stage's ranks
+    llm = make_llm(speculative_config=config, dtype=dtype, **split, max_num_batched_tokens=40)
+    found = run(llm, asks)
+    assert_same(found, plain(dtype, asks))
+    assert accepted(found) > 0
+    assert llm.numerics_id == make_llm(dtype=dtype).numerics_id
+
+
+@crossed(
+    method_and_drafters=[
+        *[(method, 1) for method in ("self", "draft_model", "eagle3")],
+        *[(method, 2) for method in ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator")],
+    ],
     tree=["off", {"width": 3, "depth": 3}],
     dtype=["float32", "bfloat16"],
 )
 def test_drafts_of_two_ranks(
-    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, tree: Any, dtype: str
+    make_llm: MakeLLM,
+    models: dict[str, Pair],
+    plain: Plain,
+    method_and_drafters: tuple[str, int],
+    tree: Any,
+    dtype: str,
 ) -> None:
     """Whether one or both of them have the proposer's layers, they draft what one rank alone does."""
+    method, drafters = method_and_drafters
     asks = half_repeating(0.7)[:5] + half_repeating(0.0)[5:10]
     config = {"method": method, "num_speculative_tokens": 6, "lengths": "fixed", "tree": tree}
     config |= proposer_options(method, models[dtype])
@@ -71,10 +111,8 @@ def test_drafts_of_two_ranks(
         assert accepted(found) > 0
         return {known: noted.draft for known, noted in watch.drafts.items()}
 
-    alone = drafts(config)
-    assert drafts(config, tensor_parallel_size=2) == alone
-    if method != "self":  # whose layers all ranks share
-        assert drafts({**config, "draft_tensor_parallel_size": 2}, tensor_parallel_size=2) == alone
+    shared = {} if drafters == 1 else {"draft_tensor_parallel_size": drafters}
+    assert drafts({**config, **shared}, tensor_parallel_size=2) == drafts(config)
 
 
 def test_drafts_of_two_of_four_ranks(make_llm: MakeLLM, models: dict[str, Pair], plain: Plain) -> None:
@@ -87,40 +125,8 @@ def test_drafts_of_two_of_four_ranks(make_llm: MakeLLM, models: dict[str, Pair],
     assert accepted(found) > 0
 
 
-@crossed(
-    method=["eagle3", "draft_model", "medusa", "suffix"],
-    stages=[2, 3],
-    sharing=[1, 2],
-    dtype=["float32", "bfloat16"],
-    tree=["off", {"width": 3, "depth": 3}],
-)
-def test_stages(
-    make_llm: MakeLLM,
-    plain: Plain,
-    models: dict[str, Pair],
-    method: str,
-    stages: int,
-    sharing: int,
-    dtype: str,
-    tree: Any,
-) -> None:
-    """Ranks with whole layers, or shares of them, one stage after another, each at work on other requests."""
-    asks = half_repeating(0.7)
-    config = {"method": method, "num_speculative_tokens": 6, **proposer_options(method, models[dtype])}
-    if method in ("draft_model", "eagle3"):
-        config["tree"] = tree
-    if method != "suffix":
-        config["draft_tensor_parallel_size"] = sharing  # of the first stage's ranks
-    split = {"pipeline_parallel_size": stages, "tensor_parallel_size": sharing}
-    llm = make_llm(speculative_config=config, dtype=dtype, **split, max_num_batched_tokens=40)
-    found = run(llm, asks)
-    assert_same(found, plain(dtype, asks))
-    assert accepted(found) > 0
-    assert llm.numerics_id == make_llm(dtype=dtype).numerics_id
-
-
 def test_every_stage_has_a_plan(make_llm: MakeLLM) -> None:
-    """Requests are divided among as many plans, and each is in one at a time."""
+    """Requests are divided among as many plans, and each is in one at a time. Closing the engine ends all ranks."""
     engine = make_llm(pipeline_parallel_size=3).engine
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     requests = [request for text in "abcdefg" for request in engine.add(text, params)]
@@ -137,9 +143,15 @@ def test_every_stage_has_a_plan(make_llm: MakeLLM) -> None:
     engine.check()
     assert engine._pool.available == engine._pool.num_blocks
     assert {len(request.output_tokens) for request in requests[1:]} == {20}
+    pids = engine.ranks.pids
+    assert all(map(alive, pids))
+    engine.close()
+    assert not any(map(alive, pids))
 
 
-@pytest.mark.parametrize(("sharing", "stages"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("sharing", "stages"), [(2, 2), *[pytest.param(*split, marks=pytest.mark.soak) for split in ((2, 1), (1, 2))]]
+)
 def test_several_methods_with_chosen_lengths(
     make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], sharing: int, stages: int
 ) -> None:
@@ -158,14 +170,14 @@ def test_ranks_that_add_sums(make_llm: MakeLLM, models: dict[str, Pair], method:
     """Their bits are not those of one rank, and the id says so; but speculation and company change nothing there."""
     asks = half_repeating(0.7)
     how: dict[str, Any] = {"dtype": dtype, "tensor_parallel_size": ranks, "tensor_parallel_mode": "fast"}
-    alone = make_llm(**how, max_num_seqs=1)
-    expected = run(alone, asks)
-    llm = make_llm(speculative_config={"method": method, **proposer_options(method, models[dtype])}, **how)
+    config = {"method": method, **proposer_options(method, models[dtype])}
+    llm = make_llm(speculative_config=config, enable_prefix_caching=False, **how)
+    expected = [run(llm, [with_params(ask, speculative={"enabled": False})])[0] for ask in asks]
     found = run(llm, asks)
     assert_same(found, expected)
-    assert accepted(found) > 0
+    assert accepted(found) > 0 == accepted(expected)
     one = make_llm(dtype=dtype)
-    assert llm.numerics_id == alone.numerics_id == f"{one.numerics_id}/tp{ranks}-fast"
+    assert llm.numerics_id == f"{one.numerics_id}/tp{ranks}-fast"
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     ours, theirs = (each.generate([[*range(1, 30)]], params, use_tqdm=False)[0] for each in (llm, one))
     assert ours.prompt_logprobs != theirs.prompt_logprobs
@@ -186,10 +198,6 @@ def test_sums_of_blocks_that_ranks_would_divide(tmp_path: Path) -> None:
             quantization="int8",
             max_model_len=64,
         )
-
-
-def test_the_numerics_id_is_that_of_one_rank(make_llm: MakeLLM) -> None:
-    assert make_llm(tensor_parallel_size=2).numerics_id == make_llm().numerics_id
 
 
 @pytest.mark.parametrize("split", ["tensor_parallel_size", "pipeline_parallel_size"])
@@ -225,14 +233,6 @@ def test_a_rank_that_hangs_is_given_up(
     finally:
         os.kill(pid, signal.SIGCONT)
     engine.abort(request)
-
-
-def test_closing_ends_all_ranks(make_llm: MakeLLM) -> None:
-    llm = make_llm(tensor_parallel_size=2)
-    (pid,) = llm.engine.ranks.pids
-    assert alive(pid)
-    llm.engine.close()
-    assert not alive(pid)
 
 
 def test_ranks_end_with_the_process_that_started_them(models: dict[str, Pair]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from asking import Ask, accepted, assert_same, essence, run
 from conftest import MakeLLM
+from crossing import crossed
 from scipy.stats import chisquare
 
 from parlay import LLM, SamplingParams, StructuredOutputsParams
@@ -52,29 +53,28 @@ def asks_for(llm: LLM, count: int = 6, **params: Any) -> list[Ask]:
     ]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("head", HEADS)
-def test_temperature_zero_is_plain_decoding(make_llm: MakeLLM, plain: LLM, head: str, mode: str) -> None:
-    asks = asks_for(plain, temperature=0.0, logprobs=2)
-    found = run(tiny(make_llm, speculative(head, mode)), asks)
-    assert_same(found, run(plain, asks))
-    assert accepted(found) > 0
+@crossed(head=list(HEADS), mode_and_tree=[*((mode, "off") for mode in MODES), ("rejection", TREE), ("typical", TREE)])
+def test_runs(make_llm: MakeLLM, plain: LLM, head: str, mode_and_tree: tuple[str, Any]) -> None:
+    """Greedy tokens are plain decoding's. A sampled run gives the same bits again, which are not plain decoding's.
 
-
-@pytest.mark.parametrize(
-    ("mode", "tree"), [*((mode, "off") for mode in MODES), ("rejection", TREE), ("typical", TREE)]
-)
-@pytest.mark.parametrize("head", HEADS)
-def test_sampled_runs(make_llm: MakeLLM, plain: LLM, head: str, mode: str, tree: Any) -> None:
-    """The same run gives the same bits, which are not plain decoding's; log-probabilities are the target's."""
+    Log-probabilities are the target's.
+    """
+    mode, tree = mode_and_tree
     given = speculative(head, mode, tree=tree)
     if tree != "off":
         del given["num_speculative_tokens"]
-    asks = asks_for(plain, logprobs=2)
-    one = run(tiny(make_llm, given), asks)
+    llm, greedy, asks = (
+        tiny(make_llm, given),
+        asks_for(plain, temperature=0.0, logprobs=2),
+        asks_for(plain, logprobs=2),
+    )
+    one = run(llm, asks)
     assert_same(one, run(tiny(make_llm, given), asks))
     assert accepted(one) > 0
     assert [essence(a) for a in one] != [essence(b) for b in run(plain, asks)]
+    found = run(llm, greedy)
+    assert_same(found, run(plain, greedy))
+    assert accepted(found) > 0
     for ask, made in zip(asks, one, strict=True):
         assert made.metrics.verification == mode
         assert made.metrics.lossless == (mode != "typical")
@@ -203,8 +203,7 @@ def test_a_distribution_that_guesses_were_not_drawn_from_is_found_out(
 # ---------------------------------------------------------------------------------------- what requests ask for
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("head", ["draft_model", "eagle3", "medusa"])
+@crossed(mode=MODES, head=["draft_model", "eagle3", "medusa"])
 def test_penalties_grammars_and_processors(make_llm: MakeLLM, plain: LLM, head: str, mode: str) -> None:
     llm = tiny(make_llm, speculative(head, mode))
     encode = llm.engine.encode
@@ -263,8 +262,7 @@ def test_grammars_keep_their_distribution(make_llm: MakeLLM, plain: LLM, mode: s
     assert len(means) >= 3
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("head", ["draft_model", "eagle3"])
+@crossed(mode=MODES, head=["draft_model", "eagle3"])
 def test_preemption(make_llm: MakeLLM, plain: LLM, head: str, mode: str) -> None:
     asks = asks_for(plain, 12, max_tokens=40, temperature=0.6, logprobs=0)
     llm = tiny(make_llm, speculative(head, mode), num_blocks=20, block_size=8)

@@ -96,6 +96,34 @@ def draw(
     return out
 
 
+def guess(
+    kernels: Kernels, scores: Tensor, temperatures: Tensor, filters: Filters | None, ids: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Tokens and their shares of rows of scores, with one noise."""
+    rows = len(scores)
+    tokens, probs = torch.full((rows,), -1), torch.full((rows,), torch.nan)
+    seeds, positions = torch.arange(rows) * 7919 - 3, torch.arange(rows) * 2**30
+    kernels.draw(scores, temperatures, seeds, positions, tokens, filters, ids, probs)
+    return tokens, probs
+
+
+def branch(
+    kernels: Kernels,
+    scores: Tensor,
+    temperatures: Tensor,
+    filters: Filters | None = None,
+    ids: Tensor | None = None,
+    *,
+    children: int,
+) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens of rows of scores, and what they are worth, with the same noise."""
+    rows = len(scores)
+    tokens, probs = torch.full((rows, children), -1), torch.full((rows, children), torch.nan)
+    seeds, positions = torch.arange(rows) * 7919 - 3, torch.arange(rows) * 2**30
+    kernels.branch(scores, temperatures, seeds, positions, tokens, probs, filters, ids)
+    return tokens, probs
+
+
 def gumbel(kernels: Kernels, seed: int, position: int, vocab: int) -> Tensor:
     out = torch.full((vocab,), torch.nan, dtype=torch.float64)
     kernels.gumbel(seed, position, out)

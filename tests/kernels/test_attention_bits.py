@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import AttentionView, Kernels
-from parlay.kernels.reference import ReferenceKernels
 
 from .helpers import DTYPES, attend, ints, random, same_bits
 from .test_attention import exact_attention
@@ -150,20 +149,6 @@ def test_tables_hold_nothing_before_the_windows(native: Kernels, heads: int) -> 
     view.tables[:, : 150 // 16] = 2**30
     view.tables[:, 206 // 16 + 1 :] = 2**30
     assert same_bits(attend(native, q, keys, values, view), expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
-def test_right_and_like_the_twin(
-    native: Kernels, reference: ReferenceKernels, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
-) -> None:
-    (keys, values), rows = cancelling_cache(kv_heads, dim, dtype, 16), many_rows()[::13]
-    q, view = random(len(rows), heads, dim, dtype=dtype, seed=3), view_of(rows, 16)
-    exact = exact_attention(q, keys, values, view)
-    for kernels in (native, reference):
-        out = attend(kernels, q, keys, values, view).double()
-        # A float32 sum of weights times values of size up to 4, then one rounding.
-        assert ((out - exact).abs() <= 2e-6 + exact.abs() * torch.finfo(dtype).eps).all()
 
 
 def test_the_error_does_not_grow_with_the_context(native: Kernels) -> None:

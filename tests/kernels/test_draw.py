@@ -1,5 +1,8 @@
 """Keyed noise and draws: known answers, exact agreement of the twins, and the law of the tokens."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +11,12 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 from torch import Tensor
 
-from parlay.kernels.base import Filters, Kernels
+from parlay.kernels.base import Kernels
 from parlay.kernels.noise import ln, philox
 from parlay.kernels.reference import ReferenceKernels
 
 from .conftest import ISAS
-from .helpers import draw, filters_of, gumbel, random, same_bits
+from .helpers import branch, draw, filters_of, guess, gumbel, random, same_bits
 
 INF = float("inf")
 NAN = float("nan")
@@ -89,14 +92,6 @@ def test_draw_agrees_with_the_twin(native: Kernels, reference: ReferenceKernels,
     assert torch.equal(draw(native, *arguments), draw(reference, *arguments))
 
 
-def test_draw_agrees_over_many_rows_and_a_large_vocabulary(native: Kernels, reference: ReferenceKernels) -> None:
-    """Flat scores let the noise decide, which is where a prefilter would lose a winner."""
-    for vocab, rows, spread in ((151_936, 3, 0.3), (4096, 60, 1.0), (257, 800, 0.1)):
-        scores = random(rows, vocab, spread=spread, seed=rows)
-        arguments = (scores, torch.ones(rows), torch.arange(rows), torch.arange(rows) + 7)
-        assert torch.equal(draw(native, *arguments), draw(reference, *arguments))
-
-
 SPECIAL = [
     ([-INF, -INF, -INF], 0.0, 0),
     ([-INF, -INF, -INF], 1.0, 0),
@@ -151,38 +146,63 @@ def test_draw_agrees_on_any_scores(
         torch.tensor([position]),
     )
     assert torch.equal(draw(native, *arguments), draw(ReferenceKernels(), *arguments))
+    for choose in CHOICES.values():
+        case = torch.tensor([row]), torch.tensor([temperature]), None, None
+        assert torch.equal(choose(native, *case)[0], choose(ReferenceKernels(), *case)[0])
 
 
-def guess(
-    kernels: Kernels, scores: Tensor, temperatures: Tensor, filters: Filters | None, ids: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Tokens and their shares of rows of scores, with one noise."""
-    rows = len(scores)
-    tokens, probs = torch.full((rows,), -1), torch.full((rows,), torch.nan)
-    seeds, positions = torch.arange(rows) * 7919 - 3, torch.arange(rows) * 2**30
-    kernels.draw(scores, temperatures, seeds, positions, tokens, filters, ids, probs)
-    return tokens, probs
+CHOICES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "one": guess,
+    **{str(count): partial(branch, children=count) for count in (1, 4, 16)},
+}
 
 
 @pytest.mark.parametrize("limits", [None, (0.0, 0, 1.0), (0.05, 0, 1.0), (0.0, 7, 1.0), (0.001, 30, 0.8)])
 @pytest.mark.parametrize("columns", [1, 15, 64, 515])
-@pytest.mark.parametrize("named", [False, True])
-def test_guesses_agree_with_the_twin(
-    native: Kernels, reference: ReferenceKernels, columns: int, limits: tuple[float, int, float] | None, named: bool
+@pytest.mark.parametrize(
+    ("choice", "named"), [("one", False), ("one", True), ("1", False), ("4", True), ("16", True)]
+)
+def test_choices_agree_with_the_twin(
+    native: Kernels,
+    reference: ReferenceKernels,
+    columns: int,
+    limits: tuple[float, int, float] | None,
+    choice: str,
+    named: bool,
 ) -> None:
     rows = 40
     scores = random(rows, columns, spread=2.0, seed=columns)
     scores[::5, :: max(1, columns // 50)] = NAN
     scores[1::5, : columns - 1] = -INF
     scores[2::15] = -INF
+    scores[4::15, columns // 2] = INF
     temperatures = torch.linspace(0, 2, rows)
     temperatures[3::10] = 1e-30
+    temperatures[5::10] = 0
     ids = torch.randperm(3 * columns)[:columns] if named else None
     filters = limits and filters_of([limits] * rows)
-    tokens, probs = guess(native, scores, temperatures, filters, ids)
-    same_tokens, same_probs = guess(reference, scores, temperatures, filters, ids)
+    tokens, probs = CHOICES[choice](native, scores, temperatures, filters, ids)
+    same_tokens, same_probs = CHOICES[choice](reference, scores, temperatures, filters, ids)
     assert torch.equal(tokens, same_tokens)
     torch.testing.assert_close(probs, same_probs, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("choice", [None, "one", "16"])
+def test_they_agree_over_a_large_vocabulary(native: Kernels, reference: ReferenceKernels, choice: str | None) -> None:
+    """Flat scores let the noise decide, which is where a prefilter would lose a winner."""
+    for vocab, rows, spread in ((151_936, 3, 0.3), (4096, 60, 1.0), (257, 300 if choice == "16" else 800, 0.1)):
+        scores, temperatures, keys = (
+            random(rows, vocab, spread=spread, seed=rows),
+            torch.ones(rows),
+            torch.arange(rows),
+        )
+        ours, twin = (
+            draw(one, scores, temperatures, keys, keys + 7)
+            if choice is None
+            else CHOICES[choice](one, scores, temperatures, None, None)[0]
+            for one in (native, reference)
+        )
+        assert torch.equal(ours, twin)
 
 
 def test_a_share_is_that_of_the_drawn_token(kernels: Kernels) -> None:

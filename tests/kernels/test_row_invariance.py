@@ -82,27 +82,13 @@ def test_rotary_store(kernels: Kernels, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("inputs", "outputs"), [(256, 512), (640, 256), (96, 160), (1536, 50)])
 def test_linear(kernels: Kernels, dtype: torch.dtype, inputs: int, outputs: int) -> None:
     x, weight = cancelling(ROWS, inputs, outputs, dtype)
-    packed = kernels.pack_linear(weight)
-
-    def rows(chosen: Tensor) -> Tensor:
-        out = torch.empty(len(chosen), outputs, dtype=dtype)
-        kernels.linear(x[chosen], packed, out)
-        return out
-
-    check(kernels, rows, MANY_ROWS)
+    check(kernels, products(kernels, "linear", x, weight), MANY_ROWS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logits(kernels: Kernels, dtype: torch.dtype) -> None:
     x, weight = cancelling(ROWS, 256, 1000, dtype)
-    packed = kernels.pack_head(weight)
-
-    def rows(chosen: Tensor) -> Tensor:
-        out = torch.empty(len(chosen), 1000)
-        kernels.logits(x[chosen], packed, out)
-        return out
-
-    check(kernels, rows, numbers=(1, 2, 3, 5, 8, 13, 48, 70))
+    check(kernels, products(kernels, "logits", x, weight), numbers=(1, 2, 3, 5, 8, 13, 48, 70))
 
 
 def products(kernels: Kernels, operation: str, x: Tensor, weight: Tensor) -> Rows:

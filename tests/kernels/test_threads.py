@@ -1,5 +1,6 @@
 """The native kernels' own threads: forks, concurrent callers, changes of their number."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -63,6 +64,30 @@ def test_a_forked_child_makes_its_own_threads() -> None:
         sys.exit(0 if good and status == 0 else 1)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
+
+
+@pytest.mark.skipif(not ISAS, reason="no native kernels")
+def test_threads_that_cannot_be_started_are_done_without() -> None:
+    """Their stacks do not fit into what the process may map."""
+    program = """
+        import resource
+        import torch
+        from parlay.kernels.cpu import NativeKernels
+
+        torch.set_num_threads(1)
+        kernels = NativeKernels()
+        weight, out = kernels.pack_linear(torch.ones(4096, 256)), torch.empty(64, 4096)
+        pages = int(open("/proc/self/statm").read().split()[0])
+        most = pages * resource.getpagesize() + (128 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        kernels.set_threads(200)
+        kernels.linear(torch.ones(64, 256), weight, out)
+        assert (out == 256).all()
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60, capture_output=True, text=True
+    )
+    assert re.search(r"parlay: only \d+ of 200 threads could be started \(.*\); raise the limits", ran.stderr)
 
 
 def test_idle_workers_wake_up(native: Kernels) -> None:

@@ -92,7 +92,7 @@ def test_another_setting_is_checked_anew(
         case "cpu":
             monkeypatch.setattr(kernel_choice.env, "cpu", lambda: ("Z80", ""))
         case "kernels":
-            monkeypatch.setattr(kernel_choice, "_files", lambda: "other")
+            monkeypatch.setattr(kernel_choice, "digest_code", lambda *folders: "other")
         case "row counts":
             monkeypatch.setattr(selfcheck, "ROW_COUNTS", (1, 2))
     judge(kernels, CASES, threads)
@@ -119,7 +119,7 @@ def test_a_damaged_memory_is_forgotten(memory: Path, checked: list[Case], part: 
 def test_the_memory_does_not_grow_for_ever(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_choice, "_SETTINGS", 3)
     for i in range(5):
-        monkeypatch.setattr(kernel_choice, "_files", lambda i=i: str(i))
+        monkeypatch.setattr(kernel_choice, "digest_code", lambda *folders, i=i: str(i))
         judge(sound(), CASES[1:], 1)
     assert len(json.loads(memory.read_text())["entries"]) == 3
 

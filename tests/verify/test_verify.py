@@ -28,11 +28,22 @@ from parlay.verify import same_tokens
 from parlay.verify.difference import ComparedAnswer, first_difference
 
 
+@pytest.fixture(scope="module")
+def inspected() -> Any:
+    return parlay.numerics.identify.inspect("tiny-code")
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch, inspected: Any) -> None:
+    """The full self-check of the embedded model has run, which takes seconds."""
+    monkeypatch.setattr(parlay.numerics.identify, "inspect", lambda *model, **options: inspected)
+
+
 @pytest.mark.parametrize("kinds", [same_tokens.QUICK, pytest.param(tuple(same_tokens.KINDS), marks=pytest.mark.soak)])
 def test_the_embedded_model(kinds: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     junit = tmp_path / "verify.xml"
     quick = ["--quick"] if kinds == same_tokens.QUICK else []
-    assert main(["verify", *quick, "--max-tokens", "8", "--draws", "300", "--json", "--junit", str(junit)]) == 0
+    assert main(["verify", *quick, "--max-tokens", "8", "--draws", "150", "--json", "--junit", str(junit)]) == 0
     text, _, line = capsys.readouterr().out.rstrip().rpartition("\n")
     result = json.loads(line)
     numerics = LLM(max_model_len=64).numerics_id
@@ -69,7 +80,7 @@ def test_the_embedded_model(kinds: tuple[str, ...], tmp_path: Path, capsys: pyte
 
 def test_a_model_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(write_llama(tmp_path / "own", scale=7.0, calm=0.2))
-    assert main(["verify", "--model", model, "--max-tokens", "6"]) == 0
+    assert main(["verify", "--model", model, "--quick", "--max-tokens", "6"]) == 0
     out = capsys.readouterr().out
     assert "own-" in out
     assert "draft_model was left out" in out, "the embedded draft model has another vocabulary"
@@ -149,11 +160,12 @@ def test_differences_are_found() -> None:
         assert first_difference([one, replace(one, **changes)], [one, one]) == f"prompt 1{words}"
 
 
+@pytest.mark.usefixtures("checked")
 def test_own_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "def f(x):"}\n{"prompt": "class A"}\n')
     own = json.dumps({"method": "ngram"})
-    command = ["verify", "--quick", "--prompts", str(prompts), "--speculative-config", own, "--json"]
+    command = ["verify", "--quick", "--draws", "0", "--prompts", str(prompts), "--speculative-config", own, "--json"]
     assert main(command) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     completed = [row for row in rows if "tokens" in row]
@@ -161,6 +173,7 @@ def test_own_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert {row["tokens"] for row in completed} == {2 * 16}
 
 
+@pytest.mark.usefixtures("checked")
 def test_a_distribution_that_is_not_the_models(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,7 +184,7 @@ def test_a_distribution_that_is_not_the_models(
         return real(**given | ({"seed": given["seed"] % 7} if "seed" in given else {}))
 
     monkeypatch.setattr("parlay.verify.sampled_distribution.SamplingParams", repeating)
-    assert main(["verify", "--max-tokens", "2", "--json"]) == 1
+    assert main(["verify", "--quick", "--max-tokens", "2", "--json"]) == 1
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][-1]
     assert (last["method"], last["way"], last["same"]) == ("plain", "sampled distribution", False)
     assert last["difference"].startswith("chi-square ")
@@ -205,6 +218,7 @@ PLANTED: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("checked")
 @pytest.mark.parametrize("fault", PLANTED)
 def test_planted_faults_are_found(
     fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -218,6 +232,7 @@ def test_planted_faults_are_found(
     assert last["difference"].startswith("prompt ")
 
 
+@pytest.mark.usefixtures("checked")
 @pytest.mark.parametrize(
     ("mode", "says"), [("rejection", "have the target's distribution"), ("typical", "are lossy, ")]
 )
@@ -233,6 +248,7 @@ def test_classical_verification_tests_the_distribution_of_draft_tokens(
     assert [row["accepted"] > 0 for row in result["rows"] if row["way"] == "sampled distribution"][-1]
 
 
+@pytest.mark.usefixtures("checked")
 def test_a_classical_sampler_that_is_biased_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

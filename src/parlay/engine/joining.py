@@ -16,15 +16,10 @@ from time import monotonic
 from parlay.errors import ConfigError, shown
 from parlay.log import logger
 
-Link = Connection  # to another rank
-
 _GREETING = 5  # seconds that the other side has to prove itself
 _AT_ONCE = 64  # who may be at it; the first of more is sent away, since a rank takes milliseconds
 _LOOK = 0.05  # seconds between two looks who has
-_QUIET, _PROBES = (
-    10,
-    3,
-)  # seconds without a word, and between questions; unanswered ones until a machine counts as lost
+_QUIET, _PROBES = 10, 3  # seconds without a word, and between questions; unanswered ones until a machine is lost
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -50,10 +50,8 @@ def load(engine: ResolvedEngine, on_progress: OnProgress) -> LoadedEngine:
     """
     config, model, dtype, ranks = engine.config, engine.model, engine.dtype, engine.ranks
     threads, blocks = ranks.threads, engine.num_blocks + engine.scratch
-    digest, progress = (
-        start_digest(engine.path, engine.codec.path),
-        LoadProgress(config, engine.machine.weights, on_progress),
-    )
+    digest = start_digest(engine.path, engine.codec.path)
+    progress = LoadProgress(config, engine.machine.weights, on_progress)
     torch.set_num_threads(threads)
     kernels, invariance = choose_kernels(select_kernels(config.device), cases(model, dtype), threads)
     kernels.set_threads(threads)

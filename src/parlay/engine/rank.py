@@ -28,7 +28,7 @@ from parlay.models.select import describe_as, load_model
 from parlay.numerics.digests import start_digest
 from parlay.numerics.identify import cases, identify
 from parlay.numerics.kernel_choice import choose_kernels
-from parlay.parallel.group import Group, RankPosition
+from parlay.parallel.group import Exchange, Group, RankPosition
 from parlay.parallel.numa import stay_on
 from parlay.proposers.base import DeviceProposer, Runtime, Share, TargetInfo
 from parlay.proposers.select import make_proposer
@@ -192,9 +192,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
             tokens, available = own.blocks * own.block_size, env.available_memory()
             check_room(_describe(own, path), getattr(torch, own.dtype), group, tokens, available)
             runner, numerics = _load(own, path, group)
-            drafter = None
-            if own.share is not None and drafts is not None:
-                drafter = _load_share(own, own.share, runner, own.seat.draft_group(drafts))
+            drafter = _load_share(own, runner, drafts)
             identity = identify(runner.model.config, own.max_model_len, digest.result())
         except Exception as error:
             connection.send_bytes(msgspec.msgpack.encode(RankReady(error=f"{type(error).__name__}: {error}")))
@@ -226,9 +224,7 @@ def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> Non
             os.close(file)
         try:
             runner, numerics = _load(own, Path(own.path), own.seat.group(exchange, channel, fast=own.fast))
-            drafter = None
-            if own.share is not None and among_drafters is not None:
-                drafter = _load_share(own, own.share, runner, own.seat.draft_group(among_drafters))
+            drafter = _load_share(own, runner, among_drafters)
         except Exception as error:
             connection.send_bytes(msgspec.msgpack.encode(RankReady(error=f"{type(error).__name__}: {error}")))
             return
@@ -263,8 +259,12 @@ def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple
     return runner, arithmetic(kernels.name, invariance.bits)
 
 
-def _load_share(own: Assignment, share: Share, runner: ModelRunner, group: Group) -> DeviceProposer:
-    """Return the proposer with this rank's share of its layers, on the target's block ids."""
+def _load_share(own: Assignment, runner: ModelRunner, drafters: Exchange | None) -> DeviceProposer | None:
+    """Return the proposer with this rank's share of its layers, on the target's block ids, if it has one."""
+    share = own.share
+    if share is None or drafters is None:
+        return None
+    group = own.seat.draft_group(drafters)
     target, kernels = runner.model, runner.kernels
     config = SpeculativeConfig(method=share.method, options=share.options)
     proposer = make_proposer(config, TargetInfo(target.config, target.dtype, own.max_model_len, ranks=share.ranks))

@@ -5,15 +5,19 @@ wrong one reads or writes memory of something else. Here each is compared with t
 than many an operation. Results are the same, bit by bit.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from parlay.kernels.base import Kernels
 from parlay.kernels.cpu import NativeKernels
-from parlay.kernels.linear import LinearWeight
 from parlay.kernels.views import AttentionView
+
+Arguments = Mapping[str, Any]  # of an operation, by their names in `Kernels`
 
 
 class CheckedKernels(NativeKernels):
@@ -23,8 +27,8 @@ class CheckedKernels(NativeKernels):
         """As `NativeKernels`."""
         super().__init__(isa)
         self._recorded: list[Callable[[], None]] | None = None
-        for name, check in _CHECKS.items():
-            setattr(self, name, self._checked(getattr(self, name), check))
+        for name in _SIZES:
+            setattr(self, name, self._checked(name))
 
     def record(self, work: Callable[[], object]) -> Callable[[], None]:
         """As `NativeKernels`; before each run of the recording all its offsets are checked, as they are then."""
@@ -41,72 +45,31 @@ class CheckedKernels(NativeKernels):
 
         return run
 
-    def _checked(self, operation: Callable[..., None], check: Callable[..., None]) -> Callable[..., None]:
+    def _checked(self, name: str) -> Callable[..., None]:
+        # The contract's names of the arguments: native operations do not tell theirs.
+        operation, arguments = getattr(self, name), signature(getattr(Kernels, name))
+
         def run(*args: object, **named: object) -> None:
-            check(*args, **named)
+            check = partial(_check, name, arguments.bind(self, *args, **named).arguments)
+            check()
             if self._recorded is not None:
-                self._recorded.append(partial(check, *args, **named))
+                self._recorded.append(check)
             operation(*args, **named)
 
         return run
 
 
-def _embed(weight: Tensor, tokens: Tensor, out: Tensor) -> None:
-    _expect("embed", "tokens", tokens, 0, len(weight))
+def _check(operation: str, of: Arguments) -> None:
+    if operation == "attention":
+        return _check_attention(of["key_cache"], of["view"], of.get("window", 0))
+    for name, size in _SIZES[operation].items():
+        if of.get(name) is not None:
+            # Of rows with a negative slot nothing is stored.
+            _expect(operation, name, of[name], None if name == "slots" else 0, size(of))
+    return None
 
 
-def _embed_packed(weight: LinearWeight, tokens: Tensor, out: Tensor) -> None:
-    _expect("embed_packed", "tokens", tokens, 0, weight.outputs)
-
-
-def _add_embedding(x: Tensor, weight: Tensor, index: Tensor) -> None:
-    _expect("add_embedding", "index", index, 0, len(weight))
-
-
-def _rotary_store(
-    qkv: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    cos_sin: Tensor,
-    q_out: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-) -> None:
-    _expect("rotary_store", "positions", positions, 0, len(cos_sin))
-    _expect("rotary_store", "slots", slots, None, _slots(key_cache))  # of rows with a negative one nothing is stored
-
-
-def _expert_linear(x: Tensor, experts: Tensor, weights: Sequence[LinearWeight], out: Tensor) -> None:
-    _expect("expert_linear", "experts", experts, 0, len(weights))
-
-
-def _excess(
-    target: Tensor,
-    draft: Tensor,
-    scales: Tensor,
-    mass: Tensor,
-    out: Tensor | None = None,
-    ids: Tensor | None = None,
-) -> None:
-    if ids is not None:
-        _expect("excess", "ids", ids, 0, target.shape[1])
-
-
-def _copy_slots(src_slots: Tensor, dst_slots: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
-    _expect("copy_slots", "src_slots", src_slots, 0, _slots(key_cache))
-    _expect("copy_slots", "dst_slots", dst_slots, 0, _slots(key_cache))
-
-
-def _attention(
-    q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    view: AttentionView,
-    scale: float,
-    out: Tensor,
-    window: int = 0,
-    cap: float = 0.0,
-) -> None:
+def _check_attention(key_cache: Tensor, view: AttentionView, window: int) -> None:
     block_size = key_cache.shape[2]
     requests, width = view.tables.shape
     expect = partial(_expect, "attention")
@@ -142,14 +105,14 @@ def _expect(operation: str, name: str, values: Tensor, least: Tensor | int | Non
         raise IndexError(f"{operation}: {name}{list(at)} is {int(values[at])}, not {limits}")
 
 
-# By operation; each takes the operation's arguments.
-_CHECKS: Mapping[str, Callable[..., None]] = {
-    "embed": _embed,
-    "embed_packed": _embed_packed,
-    "add_embedding": _add_embedding,
-    "rotary_store": _rotary_store,
-    "attention": _attention,
-    "expert_linear": _expert_linear,
-    "excess": _excess,
-    "copy_slots": _copy_slots,
+# What offsets have to stay below, by operation and argument.
+_SIZES: Mapping[str, Mapping[str, Callable[[Arguments], int]]] = {
+    "embed": {"tokens": lambda of: len(of["weight"])},
+    "embed_packed": {"tokens": lambda of: int(of["weight"].outputs)},
+    "add_embedding": {"index": lambda of: len(of["weight"])},
+    "rotary_store": {"positions": lambda of: len(of["cos_sin"]), "slots": lambda of: _slots(of["key_cache"])},
+    "attention": {},  # has a check of its own
+    "expert_linear": {"experts": lambda of: len(of["weights"])},
+    "excess": {"ids": lambda of: int(of["target"].shape[1])},
+    "copy_slots": dict.fromkeys(("src_slots", "dst_slots"), lambda of: _slots(of["key_cache"])),
 }

@@ -2,8 +2,6 @@
 
 import os
 
-from torch import Tensor
-
 from parlay.kernels import _native
 from parlay.parallel.group import RankPosition
 
@@ -60,56 +58,19 @@ def map_memory(
     return exchange, ring, drafts
 
 
-class SharedMemory:
-    """An `Exchange` of this machine's ranks, which recordings repeat."""
+class SharedMemory(_native.Exchange):
+    """An `Exchange` of this machine's ranks, which recordings repeat.
+
+    Made of the descriptor from `make_memory`, which may be closed afterwards, this process's rank, `size` and `room`
+    as there, and the seconds after which a rank that does not come is given up. `abandon`, in any thread, has every
+    rank that waits, or will, give up.
+    """
 
     recordable = True
 
-    def __init__(self, file: int, rank: int, size: int, room: int, patience: float) -> None:
-        """Map the memory.
 
-        Args:
-            file: from `make_memory`; it may be closed afterwards.
-            rank: of this process.
-            size: as in `make_memory`.
-            room: likewise.
-            patience: seconds after which a rank that does not come is given up.
-        """
-        self._exchange = _native.Exchange(file, rank, size, room, patience)
+class SharedRing(_native.Ring):
+    """A `Channel` of this machine's ranks, made likewise of what `make_ring` gives.
 
-    def gather(self, own: Tensor, out: Tensor, bounds: tuple[int, ...]) -> None:
-        """See `parlay.parallel.group.Exchange`."""
-        self._exchange.gather(own, out, bounds)
-
-    def abandon(self) -> None:
-        """Have every rank that waits, or will, give up; any thread may."""
-        self._exchange.abandon()
-
-
-class SharedRing:
-    """A `Channel` of this machine's ranks."""
-
-    def __init__(self, file: int, rank: int, size: int, places: int, room: int, patience: float) -> None:
-        """Map the memory.
-
-        Args:
-            file: from `make_ring`; it may be closed afterwards.
-            rank: of this process, which sends to the next and receives from the one before.
-            size: as in `make_ring`.
-            places: likewise.
-            room: likewise.
-            patience: seconds after which a rank that does not come is given up.
-        """
-        self._ring = _native.Ring(file, rank, size, places, room, patience)
-
-    def send(self, states: Tensor) -> None:
-        """See `parlay.parallel.pipeline.Channel`."""
-        self._ring.send(states)
-
-    def receive(self, states: Tensor) -> None:
-        """See `parlay.parallel.pipeline.Channel`."""
-        self._ring.receive(states)
-
-    def abandon(self) -> None:
-        """Have every rank that waits, or will, give up; any thread may."""
-        self._ring.abandon()
+    This process sends to the next rank and receives from the one before.
+    """

@@ -1,7 +1,9 @@
-"""What a model is: a digest of every byte of the files that its tokens depend on."""
+"""What a model is: a digest of every byte of the files that its tokens depend on; and what the code is."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 from blake3 import blake3
@@ -89,6 +91,16 @@ def digest_files(files: Mapping[str, Path]) -> str:
         with cache.changing() as entries:
             entries.update(fresh)
     return whole.hexdigest()
+
+
+@cache
+def digest_code(*folders: str) -> str:
+    """Return a digest of the code in some folders of this package, compiled code included."""
+    digest, package = sha256(), Path(__file__).parent.parent
+    for file in sorted(file for folder in folders for file in (package / folder).rglob("*")):
+        if file.suffix in (".py", ".so"):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _digest(file: Path) -> str:

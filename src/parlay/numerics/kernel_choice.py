@@ -6,9 +6,7 @@ What is remembered may be lost or damaged: then the check runs again, no more.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from hashlib import sha256
-from pathlib import Path
 
 import numpy
 import torch
@@ -18,6 +16,7 @@ from parlay.cache_file import CacheFile
 from parlay.kernels.base import Kernels
 from parlay.log import logger
 from parlay.numerics import selfcheck
+from parlay.numerics.digests import digest_code
 from parlay.numerics.selfcheck import Case, Finding
 
 _CODE = ("kernels", "weights", "numerics")  # folders whose files a finding is about
@@ -110,7 +109,7 @@ def _sample(invariance: RowInvariance) -> str:
 def _setting(name: str, switches: tuple[int, ...], threads: int) -> str:
     """Return a digest of everything that a finding may depend on besides its case."""
     facts = {
-        "kernels": [name, switches, _files()],
+        "kernels": [name, switches, digest_code(*_CODE)],
         "counts": selfcheck.ROW_COUNTS,
         "threads": threads,
         "cpu": env.cpu(),
@@ -118,17 +117,6 @@ def _setting(name: str, switches: tuple[int, ...], threads: int) -> str:
         "libraries": [torch.__version__, _has_onednn(), numpy.__version__],
     }
     return sha256(json.dumps(facts).encode()).hexdigest()[:32]
-
-
-@cache
-def _files() -> str:
-    """Return a digest of the kernels themselves, compiled ones included, and of what they read weights with."""
-    digest = sha256()
-    package = Path(__file__).parent.parent
-    for file in sorted(file for folder in _CODE for file in (package / folder).glob("*")):
-        if file.suffix in (".py", ".so"):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def _has_onednn() -> bool:

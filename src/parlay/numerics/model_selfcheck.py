@@ -11,9 +11,7 @@ been seen to be so.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from hashlib import sha256
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,6 +19,7 @@ from torch import Tensor
 from parlay.kernels.base import AttentionView, Kernels
 from parlay.log import logger
 from parlay.models.transformers.model import TransformersModel
+from parlay.numerics.digests import digest_code
 from parlay.numerics.kernel_choice import RowInvariance, recall, summarise
 from parlay.numerics.selfcheck import DISTINCT, FEW, Case, Finding, Rows, compare
 from parlay.runner.batch import Batch
@@ -88,7 +87,8 @@ def _blind(model: TransformersModel) -> bool:
 def _case(model: TransformersModel, identity: str) -> Case:
     config = model.config
     library = config.foreign.library if config.foreign else ""
-    return Case(f"{identity} with {library} {_files()}", (config.num_layers, config.hidden_size), model.dtype)
+    between = digest_code("models", "checkpoints")[:8]  # the kernels and the library
+    return Case(f"{identity} with {library} {between}", (config.num_layers, config.hidden_size), model.dtype)
 
 
 def _rows(model: TransformersModel, kernels: Kernels) -> Rows:
@@ -112,14 +112,3 @@ def _rows(model: TransformersModel, kernels: Kernels) -> Rows:
         return torch.cat((hidden.float(), runner.logits(hidden, range(len(chosen)))), dim=1)
 
     return rows
-
-
-@cache
-def _files() -> str:
-    """Return a digest of the code between the kernels and the library."""
-    digest = sha256()
-    package = Path(__file__).parent.parent
-    for folder in ("models", "checkpoints"):
-        for file in sorted((package / folder).rglob("*.py")):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()[:8]

@@ -7,6 +7,7 @@ verification, drafting, processors) is on rank 0.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from typing import Any, Literal
 
 import msgspec
@@ -18,76 +19,8 @@ from parlay.kernels.base import AttentionView
 from parlay.runner.batch import Batch
 
 
-class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """Run a batch through the layers.
-
-    Attributes:
-        tokens, slots: int64 `[rows]`.
-        positions, row_request, first, last: int32 `[rows]`.
-        tables: int32 `[requests, blocks]`.
-        blocks: how many there are in a table.
-        extra_offsets: int32 `[rows + 1]`.
-        extra_slots: int32.
-    """
-
-    tokens: bytes
-    slots: bytes
-    positions: bytes
-    row_request: bytes
-    first: bytes
-    last: bytes
-    tables: bytes
-    blocks: int
-    extra_offsets: bytes
-    extra_slots: bytes
-
-    @classmethod
-    def of(cls, batch: Batch) -> "Forward":
-        """Return the order to run a batch."""
-        view = batch.view
-        return cls(
-            _bytes(batch.tokens),
-            _bytes(batch.slots),
-            _bytes(batch.positions),
-            _bytes(view.row_request),
-            _bytes(view.first),
-            _bytes(view.last),
-            _bytes(view.tables),
-            view.tables.shape[1],
-            _bytes(view.extra_offsets),
-            _bytes(view.extra_slots),
-        )
-
-    @property
-    def batch(self) -> Batch:
-        """The batch, without the assignment of rows to stretches of tokens."""
-        view = AttentionView(
-            tables=_tensor(self.tables, np.int32).view(-1, self.blocks),
-            row_request=_tensor(self.row_request, np.int32),
-            first=_tensor(self.first, np.int32),
-            last=_tensor(self.last, np.int32),
-            extra_offsets=_tensor(self.extra_offsets, np.int32),
-            extra_slots=_tensor(self.extra_slots, np.int32),
-        )
-        tokens, slots = _tensor(self.tokens, np.int64), _tensor(self.slots, np.int64)
-        return Batch(tokens, _tensor(self.positions, np.int32), slots, view, ())
-
-
-class Logits(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Compute the logits of some rows of the last batch."""
-
-    rows: tuple[int, ...]
-
-
-class Move(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Copy keys and values from slots to slots, in every layer."""
-
-    sources: tuple[int, ...]
-    targets: tuple[int, ...]
-
-
 class Array(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A tensor of at least one number.
+    """A tensor.
 
     Attributes:
         dtype: its name in torch.
@@ -103,12 +36,50 @@ class Array(msgspec.Struct, frozen=True, array_like=True, tag=3):
     def of(cls, values: Tensor) -> "Array":
         """Return a tensor of one of those dtypes as data."""
         name: Any = str(values.dtype).removeprefix("torch.")
-        return cls(name, tuple(values.shape), _bytes(values.reshape(-1).contiguous().view(torch.uint8)))
+        data = values.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+        return cls(name, tuple(values.shape), data)
 
     @property
     def tensor(self) -> Tensor:
         """The tensor, in memory of its own."""
-        return _tensor(self.data, np.uint8).view(getattr(torch, self.dtype)).view(self.shape)
+        made = torch.empty(self.shape, dtype=getattr(torch, self.dtype))
+        made.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(self.data, np.uint8)
+        return made
+
+
+class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """Run a batch through the layers.
+
+    Attributes:
+        tensors: the batch's tokens, positions and slots, and what its view has, in the order of its fields.
+    """
+
+    tensors: tuple[Array, ...]
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Forward":
+        """Return the order to run a batch."""
+        view = (getattr(batch.view, field.name) for field in fields(AttentionView))
+        return cls(tuple(map(Array.of, (batch.tokens, batch.positions, batch.slots, *view))))
+
+    @property
+    def batch(self) -> Batch:
+        """The batch, without the assignment of rows to stretches of tokens."""
+        tokens, positions, slots, *view = (one.tensor for one in self.tensors)
+        return Batch(tokens, positions, slots, AttentionView(*view), ())
+
+
+class Logits(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Compute the logits of some rows of the last batch."""
+
+    rows: tuple[int, ...]
+
+
+class Move(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Copy keys and values from slots to slots, in every layer."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -168,15 +139,6 @@ _ALONE = nullcontext()
 def nobody(order: Order) -> AbstractContextManager[None]:
     """Send nothing: for a model of one rank."""
     return _ALONE
-
-
-def _bytes(values: Tensor) -> bytes:
-    return values.numpy().tobytes()
-
-
-def _tensor(data: bytes, dtype: type[np.generic]) -> Tensor:
-    values: np.ndarray[Any, Any] = np.frombuffer(data, dtype).copy()
-    return torch.from_numpy(values)
 
 
 def slots_of(order: Move) -> tuple[Tensor, Tensor]:
