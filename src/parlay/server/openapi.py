@@ -305,7 +305,7 @@ def _in_json(hint: Any) -> Any:
     return Union[tuple(named or plain)]  # noqa: UP007 - made of a list
 
 
-def _also(cls: type[BodyFields], name: str) -> list[dict[str, Any]]:
+def _also(cls: type, name: str) -> list[dict[str, Any]]:
     """Return the schemas of values that a field may have beside its own, and that stand for nothing."""
     found: list[dict[str, Any]] = []
     if name in objects_of(cls) | objects_of(SamplingParams):

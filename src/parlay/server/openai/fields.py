@@ -285,7 +285,7 @@ KNOWN = SAMPLING | {f.name for cls in _BODIES for f in fields(cls)}
 
 
 @cache
-def _others(cls: type[BodyFields]) -> Mapping[str, ForeignField]:
+def _others(cls: type) -> Mapping[str, ForeignField]:
     """Return the fields of other endpoints that a class lacks: their defaults change nothing."""
     if cls in (TokenizeFields, DetokenizeFields):
         return dict.fromkeys(KNOWN, COUNTED)
@@ -311,8 +311,9 @@ def parse(
         ApiError: a field is refused, or of the wrong type.
     """
     own = {f.name for f in fields(cls)}
-    body, warnings = translated(cls.endpoint, body, own | cls.sampling, _others(cls), strict=strict)
-    body = settled(body, objects_of(cls) | objects_of(SamplingParams))
+    kind: type = cls  # mypy takes the hash of a dataclass's objects for that of the class
+    body, warnings = translated(cls.endpoint, body, own | cls.sampling, _others(kind), strict=strict)
+    body = settled(body, objects_of(kind) | objects_of(SamplingParams))
     try:
         made = build(cls, {name: value for name, value in body.items() if name in own}, "field")
     except ConfigError as error:
