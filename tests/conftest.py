@@ -59,12 +59,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test for a minute at most: on the loop of its `house`, or one of its own."""
+    """Run an async test for three minutes at most: on the loop of its `house`, or one of its own."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
     run = given["house"].run if "house" in given else asyncio.run
-    run(asyncio.wait_for(pyfuncitem.obj(**given), 60))
+    run(asyncio.wait_for(pyfuncitem.obj(**given), 180))
     return True
 
 
