@@ -1,6 +1,7 @@
 """Checkpoints and engines that many tests share."""
 
 import asyncio
+import inspect
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,17 @@ def _no_costs_from_other_tests() -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"random requests were drawn with PARLAY_TEST_SEED={random_seed()}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test for three minutes at most: on the loop of its `house`, or one of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    run = given["house"].run if "house" in given else asyncio.run
+    run(asyncio.wait_for(pyfuncitem.obj(**given), 180))
+    return True
 
 
 @pytest.fixture

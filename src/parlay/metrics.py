@@ -1,8 +1,34 @@
 """An engine's counters as `LLM.get_metrics` gives them: names and classes are vLLM's."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from parlay.types.stats import StatsSnapshot
+from parlay.types.stats import Stats, StatsSnapshot
+
+# By name: what is counted, and where that is read; a server has these too, and others.
+COUNTERS: dict[str, tuple[str, Callable[[Stats], int | list[int]]]] = {
+    "vllm:prompt_tokens": ("Tokens of admitted prompts.", lambda now: now.prompt_tokens),
+    "vllm:generation_tokens": ("Tokens emitted.", lambda now: now.emitted),
+    "vllm:num_preemptions": (
+        "Requests that lost their cache blocks and were computed again.",
+        lambda now: now.preemptions,
+    ),
+    "vllm:spec_decode_num_drafts": ("Steps of requests that verified a draft.", lambda now: now.draft_stats.drafts),
+    "vllm:spec_decode_num_draft_tokens": ("Draft tokens verified.", lambda now: now.draft_stats.drafted),
+    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens accepted.", lambda now: now.draft_stats.accepted),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": (
+        "Draft tokens accepted, by position.",
+        lambda now: now.draft_stats.accepted_per_position,
+    ),
+}
+GAUGES: dict[str, tuple[str, Callable[[StatsSnapshot], float]]] = {
+    "vllm:num_requests_running": ("Requests that hold cache blocks.", lambda now: now.running),
+    "vllm:num_requests_waiting": ("Requests that wait for cache blocks.", lambda now: now.waiting),
+    "vllm:kv_cache_usage_perc": (
+        "Share of the cache blocks that requests hold, 0 to 1.",
+        lambda now: now.blocks_used / max(now.blocks, 1),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +79,6 @@ class Vector(Metric):
 
 def metrics_of(stats: StatsSnapshot) -> list[Metric]:
     """Return a snapshot as metrics; those of speculation count all methods together."""
-    drafts = stats.draft_stats
-    return [
-        Counter("vllm:prompt_tokens", stats.prompt_tokens),
-        Counter("vllm:generation_tokens", stats.emitted),
-        Counter("vllm:num_preemptions", stats.preemptions),
-        Counter("vllm:spec_decode_num_drafts", drafts.drafts),
-        Counter("vllm:spec_decode_num_draft_tokens", drafts.drafted),
-        Counter("vllm:spec_decode_num_accepted_tokens", drafts.accepted),
-        Vector("vllm:spec_decode_num_accepted_tokens_per_pos", drafts.accepted_per_position),
-        Gauge("vllm:num_requests_running", stats.running),
-        Gauge("vllm:num_requests_waiting", stats.waiting),
-        Gauge("vllm:kv_cache_usage_perc", stats.blocks_used / max(stats.blocks, 1)),
-    ]
+    counted = {name: read(stats) for name, (_, read) in COUNTERS.items()}
+    counts = [Vector(name, one) if isinstance(one, list) else Counter(name, one) for name, one in counted.items()]
+    return [*counts, *(Gauge(name, read(stats)) for name, (_, read) in GAUGES.items())]

@@ -1,7 +1,7 @@
 """The asynchronous engine alone, over a link that this test plays: what any kind of link may rely on."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -78,98 +78,75 @@ async def begun(engine: Played, *arguments: Any, **more: Any) -> tuple[AsyncIter
     return stream, first
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 20))
-
-
 @pytest.mark.parametrize(("deltas", "second"), [(False, "abcd"), (True, "cd")])
-def test_what_was_told_meanwhile_comes_at_once(engine: Played, deltas: bool, second: str) -> None:
-    async def main() -> None:
-        stream, first = await begun(engine, [1, 2], SHORT, deltas=deltas)
-        engine.tell(0, [97])
-        engine.tell(0, [98])
-        assert (await first).outputs[0].text == "ab"
-        engine.tell(0, [99])
-        engine.tell(0, [100], "length")
-        output = await anext(stream)
-        assert (output.outputs[0].text, output.finished, output.request_id) == (second, True, 7)
-        with pytest.raises(StopAsyncIteration):
-            await anext(stream)
-        assert [type(command) for command in engine.wire.commands] == [Add]
-        assert not engine._streams
-
-    run(main())
+async def test_what_was_told_meanwhile_comes_at_once(engine: Played, deltas: bool, second: str) -> None:
+    stream, first = await begun(engine, [1, 2], SHORT, deltas=deltas)
+    engine.tell(0, [97])
+    engine.tell(0, [98])
+    assert (await first).outputs[0].text == "ab"
+    engine.tell(0, [99])
+    engine.tell(0, [100], "length")
+    output = await anext(stream)
+    assert (output.outputs[0].text, output.finished, output.request_id) == (second, True, 7)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    assert [type(command) for command in engine.wire.commands] == [Add]
+    assert not engine._streams
 
 
-def test_seeds_come_from_the_order_of_arrival(engine: Played) -> None:
+async def test_seeds_come_from_the_order_of_arrival(engine: Played) -> None:
     """Refused prompts and those with a seed of their own count too."""
-
-    async def main() -> None:
-        asked = [([1], SHORT), ([999], SHORT), ([1], SamplingParams(seed=3)), ([1], SHORT)]
-        for prompt, params in asked:
-            await begun(engine, prompt, params)
-        adds = [command for command in engine.wire.commands if isinstance(command, Add)]
-        assert [add.params["seed"] for add in adds] == [arrival_seed(5, 0), 3, arrival_seed(5, 3)]
-        engine.end()
-
-    run(main())
+    asked = [([1], SHORT), ([999], SHORT), ([1], SamplingParams(seed=3)), ([1], SHORT)]
+    for prompt, params in asked:
+        await begun(engine, prompt, params)
+    adds = [command for command in engine.wire.commands if isinstance(command, Add)]
+    assert [add.params["seed"] for add in adds] == [arrival_seed(5, 0), 3, arrival_seed(5, 3)]
+    engine.end()
 
 
-def test_leaving_is_told_once(engine: Played) -> None:
-    async def main() -> None:
-        stream, first = await begun(engine, [1, 2], SHORT)
-        engine.tell(0, [97])
-        await first
-        await stream.aclose()  # type: ignore[attr-defined]
-        assert engine.wire.commands[1:] == [Abort(0)]
-        engine.tell(0, [98], "length")  # was under way
-
-    run(main())
+async def test_leaving_is_told_once(engine: Played) -> None:
+    stream, first = await begun(engine, [1, 2], SHORT)
+    engine.tell(0, [97])
+    await first
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert engine.wire.commands[1:] == [Abort(0)]
+    engine.tell(0, [98], "length")  # was under way
 
 
-def test_the_links_end_fails_all_that_is_open(engine: Played) -> None:
-    async def main() -> None:
-        _, one = await begun(engine, [1, 2], SHORT)
-        stream, other = await begun(engine, [1, 2], SHORT)
-        _, complete = await begun(engine, [1, 2], SHORT)
-        engine.tell(1, [97])
-        await other
-        engine.tell(2, [97], "stop")
-        engine.end()
-        for waiting in (one, anext(stream), anext(engine.generate([1], SHORT))):
-            with pytest.raises(EngineDeadError, match="it is restarting"):
-                await waiting
-        assert (await complete).finished, "its answer was complete"
-        assert not engine._streams
-
-    run(main())
+async def test_the_links_end_fails_all_that_is_open(engine: Played) -> None:
+    _, one = await begun(engine, [1, 2], SHORT)
+    stream, other = await begun(engine, [1, 2], SHORT)
+    _, complete = await begun(engine, [1, 2], SHORT)
+    engine.tell(1, [97])
+    await other
+    engine.tell(2, [97], "stop")
+    engine.end()
+    for waiting in (one, anext(stream), anext(engine.generate([1], SHORT))):
+        with pytest.raises(EngineDeadError, match="it is restarting"):
+            await waiting
+    assert (await complete).finished, "its answer was complete"
+    assert not engine._streams
 
 
-def test_one_failure_is_one_requests(engine: Played) -> None:
-    async def main() -> None:
-        _, bad = await begun(engine, [1, 2], SHORT)
-        _, good = await begun(engine, [1, 2], SHORT)
-        engine._take_outputs(Outputs([], [], [Failure("RequestError", "no", 0), Failure("RequestError", "who", 9)]))
-        with pytest.raises(RequestError, match="no"):
-            await bad
-        engine.tell(1, [97], "stop")
-        assert (await good).finished
-
-    run(main())
+async def test_one_failure_is_one_requests(engine: Played) -> None:
+    _, bad = await begun(engine, [1, 2], SHORT)
+    _, good = await begun(engine, [1, 2], SHORT)
+    engine._take_outputs(Outputs([], [], [Failure("RequestError", "no", 0), Failure("RequestError", "who", 9)]))
+    with pytest.raises(RequestError, match="no"):
+        await bad
+    engine.tell(1, [97], "stop")
+    assert (await good).finished
 
 
-def test_what_cannot_travel_is_refused(engine: Played) -> None:
-    async def main() -> None:
-        for params, more, match in (
-            (SamplingParams(logits_processors=[lambda output, logits: logits]), {}, "not through here"),
-            (SHORT, {"priority": "high"}, "priority must be an integer"),
-        ):
-            with pytest.raises(RequestError, match=match):
-                await anext(engine.generate([1], params, **more))
-        assert not engine.wire.commands
-        assert not engine._streams
-
-    run(main())
+async def test_what_cannot_travel_is_refused(engine: Played) -> None:
+    for params, more, match in (
+        (SamplingParams(logits_processors=[lambda output, logits: logits]), {}, "not through here"),
+        (SHORT, {"priority": "high"}, "priority must be an integer"),
+    ):
+        with pytest.raises(RequestError, match=match):
+            await anext(engine.generate([1], params, **more))
+    assert not engine.wire.commands
+    assert not engine._streams
 
 
 def test_a_reader_whose_loop_is_gone_is_left(engine: Played) -> None:
@@ -185,47 +162,38 @@ def test_a_reader_whose_loop_is_gone_is_left(engine: Played) -> None:
     del stream
 
 
-def test_whatever_goes_wrong_while_sending_leaves_nothing_open(engine: Played) -> None:
+async def test_whatever_goes_wrong_while_sending_leaves_nothing_open(engine: Played) -> None:
     def broken(command: Command) -> None:
         raise OSError("the wire is cut")
 
-    async def main() -> None:
-        engine.wire.send = broken  # type: ignore[method-assign]
-        with pytest.raises(OSError, match="cut"):
-            await anext(engine.generate([1, 2], SHORT))
-        assert not engine._streams
-
-    asyncio.run(main())
+    engine.wire.send = broken  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="cut"):
+        await anext(engine.generate([1, 2], SHORT))
+    assert not engine._streams
 
 
-def test_a_fault_of_this_side_is_one_request_s(engine: Played, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        (_, first), (_, second) = await begun(engine, [1], SHORT), await begun(engine, [2], SHORT)
+async def test_a_fault_of_this_side_is_one_request_s(engine: Played, caplog: pytest.LogCaptureFixture) -> None:
+    (_, first), (_, second) = await begun(engine, [1], SHORT), await begun(engine, [2], SHORT)
 
-        def broken(*news: Any) -> bool:
-            raise ZeroDivisionError
+    def broken(*news: Any) -> bool:
+        raise ZeroDivisionError
 
-        engine._streams[0].add = broken  # type: ignore[method-assign]
-        metrics = plain_metrics(RequestMetrics(emitted=1))
-        deltas = [Delta(key, 7, 0, [97], "a", ["target"], None, "stop", None, metrics) for key in (0, 1)]
-        engine._take_outputs(Outputs(deltas, [], []))
-        with pytest.raises(ParlayError, match="could not be taken"):
-            await first
-        assert (await second).outputs[0].text == "a"
-        assert engine.wire.commands[-1] == Abort(0)
-        assert not engine._streams.get(0)
-
-    asyncio.run(main())
+    engine._streams[0].add = broken  # type: ignore[method-assign]
+    metrics = plain_metrics(RequestMetrics(emitted=1))
+    deltas = [Delta(key, 7, 0, [97], "a", ["target"], None, "stop", None, metrics) for key in (0, 1)]
+    engine._take_outputs(Outputs(deltas, [], []))
+    with pytest.raises(ParlayError, match="could not be taken"):
+        await first
+    assert (await second).outputs[0].text == "a"
+    assert engine.wire.commands[-1] == Abort(0)
+    assert not engine._streams.get(0)
     assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize("index", [1, -1, 1 << 40])
-def test_a_completion_that_there_is_not_contradicts(engine: Played, index: int) -> None:
-    async def main() -> None:
-        _, first = await begun(engine, [1], SHORT)
-        with pytest.raises(ReportError):
-            engine.tell(0, [97], index=index)
-        engine.tell(0, [98], "stop")
-        assert (await first).outputs[0].text == "b"
-
-    asyncio.run(main())
+async def test_a_completion_that_there_is_not_contradicts(engine: Played, index: int) -> None:
+    _, first = await begun(engine, [1], SHORT)
+    with pytest.raises(ReportError):
+        engine.tell(0, [97], index=index)
+    engine.tell(0, [98], "stop")
+    assert (await first).outputs[0].text == "b"

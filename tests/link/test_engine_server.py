@@ -14,7 +14,7 @@ from serving import wait_for
 from parlay import EngineFaultError, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.link.engine_server import EngineServer
-from parlay.link.protocol import Abort, Add, Command, Failure, Outputs, Stop, decode_report, encode, plain_params
+from parlay.link.protocol import Abort, Add, Command, Outputs, Stop, decode_report, encode, plain_params
 from parlay.link.thread import ThreadTransport
 from parlay.sampling import grammar
 from parlay.sampling.grammar import Grammars
@@ -145,13 +145,6 @@ def test_snapshots_come_seldom_and_at_the_end(front: Front) -> None:
     assert snapshots[-1].emitted == 100
     assert snapshots[-1].blocks_used == 0
     assert len(snapshots) <= 2 + (time.monotonic() - began) / 0.1
-
-
-def test_what_is_refused(front: Front) -> None:
-    front.send(Add(5, (999,), {}))
-    (failure,) = front.read_until(lambda reports: any(r.failures for r in reports))[-1].failures
-    assert isinstance(failure, Failure)
-    assert (failure.key, failure.kind) == (5, "RequestError")
 
 
 def test_a_grammar_is_compiled_beside_the_steps(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:

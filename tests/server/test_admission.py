@@ -39,24 +39,24 @@ def test_a_seat_is_widened_and_given_back() -> None:
     admission = Admission(8, 4)
     with admission.admit("a") as seat:
         assert admission.open == 1
-        seat.widen(4)
+        admission.widen(seat, 4)
         assert admission.open == 4
         with pytest.raises(ApiError) as told, admission.admit("a"):
             pass
         assert told.value.status == 429
         for count, status in ((5, 400), (9, 400)):
             with pytest.raises(ApiError) as told:
-                seat.widen(count)
+                admission.widen(seat, count)
             assert told.value.status == status
         with admission.admit("b") as other, admission.admit("c") as third:
-            third.widen(3)
+            admission.widen(third, 3)
             with pytest.raises(ApiError) as told:
-                other.widen(2)
+                admission.widen(other, 2)
             assert told.value.status == 429
         assert admission.open == 4
         closing = admission.close(0.001)
         asyncio.run(closing)
-        seat.widen(4)  # what is admitted goes on
+        admission.widen(seat, 4)  # what is admitted goes on
         with pytest.raises(ApiError) as told, admission.admit("d"):
             pass
         assert told.value.status == 503

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from serving import Live, events_of, wait_for
+from serving import Live, wait_for
 
 from parlay import AsyncLLM, RequestOutput
 from parlay.server.openai.answer import merge
@@ -47,9 +47,8 @@ def test_each_token_is_handed_on_once(engine: AsyncLLM, more: dict[str, Any]) ->
     with Live(counting) as live:
         whole = live.post("/v1/completions", {**ASKED, **more, "ignore_eos": True}).json()
         counting.tokens = counting.characters = counting.outputs = 0
-        body = {**ASKED, **more, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
-        answer = live.post("/v1/completions", body)
-    events = events_of(answer)
+        usage = {"include_usage": True}
+        events = live.events("/v1/completions", **ASKED, **more, ignore_eos=True, stream_options=usage)
     assert events[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 800
     texts, tokens, sources = ["", "", "", ""], [0] * 4, [""] * 4
     for choice in (choice for event in events for choice in event["choices"]):
@@ -76,7 +75,7 @@ def test_prompts_are_logged_with_the_whole_answer(engine: AsyncLLM) -> None:
     assert [text for one in asked["log"] for text in one["texts"]] == [c["text"] for c in whole["choices"]]
 
 
-def test_merging_leaves_nothing_out() -> None:
+async def test_merging_leaves_nothing_out() -> None:
     """However slowly it is read; and no iterator runs ahead of its reader."""
     made = [0, 0, 0]
 
@@ -85,18 +84,15 @@ def test_merging_leaves_nothing_out() -> None:
             made[of] += 1
             yield number
 
-    async def main() -> None:
-        seen: list[list[int]] = [[], [], []]
-        async for of, number in merge([numbers(of) for of in range(3)]):
-            seen[of].append(number)
-            await asyncio.sleep(0)
-            assert all(count <= len(had) + 2 for count, had in zip(made, seen, strict=True))
-        assert seen == [list(range(20))] * 3
-
-    asyncio.run(main())
+    seen: list[list[int]] = [[], [], []]
+    async for of, number in merge([numbers(of) for of in range(3)]):
+        seen[of].append(number)
+        await asyncio.sleep(0)
+        assert all(count <= len(had) + 2 for count, had in zip(made, seen, strict=True))
+    assert seen == [list(range(20))] * 3
 
 
-def test_one_that_fails_ends_them_all() -> None:
+async def test_one_that_fails_ends_them_all() -> None:
     closed = []
 
     async def numbers(of: int) -> AsyncIterator[int]:
@@ -109,10 +105,7 @@ def test_one_that_fails_ends_them_all() -> None:
         finally:
             closed.append(of)
 
-    async def main() -> None:
-        with pytest.raises(KeyError, match="one"):
-            async for _ in merge([numbers(of) for of in range(3)]):
-                pass
-
-    asyncio.run(main())
+    with pytest.raises(KeyError, match="one"):
+        async for _ in merge([numbers(of) for of in range(3)]):
+            pass
     assert sorted(closed) == [0, 1, 2]

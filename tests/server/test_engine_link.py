@@ -103,88 +103,66 @@ async def begun(take: Callable[[Report], None] | None = None) -> AsyncIterator[L
     assert line.ends == 1
 
 
-def run(work: Callable[[], Any]) -> None:
-    asyncio.run(work())
+async def test_commands_arrive_in_order() -> None:
+    async with begun() as line:
+        for key in range(1000):
+            line.link.send(Abort(key))
+        assert [(await line.received()).key for _ in range(1000)] == list(range(1000))
 
 
-def test_commands_arrive_in_order() -> None:
-    async def main() -> None:
-        async with begun() as line:
-            for key in range(1000):
-                line.link.send(Abort(key))
-            assert [(await line.received()).key for _ in range(1000)] == list(range(1000))
-
-    run(main)
-
-
-def test_a_command_for_a_process_that_died_just_now_is_dropped() -> None:
+async def test_a_command_for_a_process_that_died_just_now_is_dropped() -> None:
     """The end follows, and fails the request as the death of an engine; nothing else does."""
-
-    async def main() -> None:
-        async with begun() as line:
-            line.link.send(Abort(0))
-            await line.received()
-            line.dies()
-            for key in range(1, 50):
-                line.link.send(Abort(key))
-                await asyncio.sleep(0.001)  # until its end of the socket is known to be gone
-            with pytest.raises(zmq.Again):
-                line.link._commands.send(b"", zmq.NOBLOCK)
-            line.link.send(Abort(99))
-            assert line.ends == 0
-        line.link.send(Stop())  # and nothing after the end
-        line.link.kill()
-
-    run(main)
+    async with begun() as line:
+        line.link.send(Abort(0))
+        await line.received()
+        line.dies()
+        for key in range(1, 50):
+            line.link.send(Abort(key))
+            await asyncio.sleep(0.001)  # until its end of the socket is known to be gone
+        with pytest.raises(zmq.Again):
+            line.link._commands.send(b"", zmq.NOBLOCK)
+        line.link.send(Abort(99))
+        assert line.ends == 0
+    line.link.send(Stop())  # and nothing after the end
+    line.link.kill()
 
 
-def test_a_command_that_cannot_travel_is_refused() -> None:
-    async def main() -> None:
-        async with begun() as line:
-            with pytest.raises(RequestError, match="64 bits"):
-                line.link.send(Abort(1 << 70))
-            line.link.send(Abort(3))
-            assert (await line.received()).key == 3
-
-    run(main)
+async def test_a_command_that_cannot_travel_is_refused() -> None:
+    async with begun() as line:
+        with pytest.raises(RequestError, match="64 bits"):
+            line.link.send(Abort(1 << 70))
+        line.link.send(Abort(3))
+        assert (await line.received()).key == 3
 
 
-def test_what_a_process_said_last_is_heard_before_its_end() -> None:
+async def test_what_a_process_said_last_is_heard_before_its_end() -> None:
     order: list[str] = []
-
-    async def main() -> None:
-        async with begun(lambda report: order.append(type(report).__name__)) as line:
-            line.link._on_end = lambda: order.append("end")
-            for report in (Alive(), Failure("ParlayError", "no"), Outputs([], [], [])):
-                line.out.send(encode(report))
-            await asyncio.sleep(0)
-            await until(lambda: bool(line.link._reports.poll(0)) or bool(order))
-            line.process.end(3)
-            await line.link.ended(5.0)
-            line.ends = 1
-            assert line.link.exit_code == 3
-
-    run(main)
+    async with begun(lambda report: order.append(type(report).__name__)) as line:
+        line.link._on_end = lambda: order.append("end")
+        for report in (Alive(), Failure("ParlayError", "no"), Outputs([], [], [])):
+            line.out.send(encode(report))
+        await asyncio.sleep(0)
+        await until(lambda: bool(line.link._reports.poll(0)) or bool(order))
+        line.process.end(3)
+        await line.link.ended(5.0)
+        line.ends = 1
+        assert line.link.exit_code == 3
     assert order == ["Alive", "Failure", "Outputs", "end"]
 
 
-def test_a_front_that_is_behind_loses_nothing() -> None:
+async def test_a_front_that_is_behind_loses_nothing() -> None:
     """The process cannot send more than a few messages ahead; all of them come."""
-
-    async def main() -> None:
-        async with begun() as line:
-            sent = 0
-            for _ in range(200):
-                try:
-                    line.out.send(encode(Failure("ParlayError", "x" * 10_000, sent)), zmq.NOBLOCK)
-                    sent += 1
-                except zmq.Again:
-                    break
-            assert sent < 200
-            await until(lambda: len(line.reports) == sent)
-            assert [report.key for report in line.reports] == list(range(sent))  # type: ignore[union-attr]
-
-    run(main)
+    async with begun() as line:
+        sent = 0
+        for _ in range(200):
+            try:
+                line.out.send(encode(Failure("ParlayError", "x" * 10_000, sent)), zmq.NOBLOCK)
+                sent += 1
+            except zmq.Again:
+                break
+        assert sent < 200
+        await until(lambda: len(line.reports) == sent)
+        assert [report.key for report in line.reports] == list(range(sent))  # type: ignore[union-attr]
 
 
 # Bytes that are no report; the third one's type is none of the engine's, the last has a completion without fields.
@@ -192,32 +170,26 @@ NONSENSE = [b"\xc1", b"", encode(Abort(1)), b"\x95\xa7Outputs\x91\x01\x90\x90\xc
 
 
 @pytest.mark.parametrize("data", [*NONSENSE, *(Random(seed).randbytes(seed * 3) for seed in range(1, 8))])
-def test_a_process_that_talks_nonsense_is_killed(data: bytes) -> None:
-    async def main() -> None:
-        async with begun() as line:
-            line.out.send(data)
-            await until(lambda: line.ends == 1)
-            assert line.link.exit_code == -9
-            assert line.reports == []
-
-    run(main)
+async def test_a_process_that_talks_nonsense_is_killed(data: bytes) -> None:
+    async with begun() as line:
+        line.out.send(data)
+        await until(lambda: line.ends == 1)
+        assert line.link.exit_code == -9
+        assert line.reports == []
 
 
-def test_a_process_that_contradicts_is_killed() -> None:
+async def test_a_process_that_contradicts_is_killed() -> None:
     def contradicted(report: Report) -> None:
         raise ReportError("no such completion")
 
-    async def main() -> None:
-        async with begun(contradicted) as line:
-            line.out.send(encode(Alive()))
-            await until(lambda: line.ends == 1)
-            assert line.link.exit_code == -9
-
-    run(main)
+    async with begun(contradicted) as line:
+        line.out.send(encode(Alive()))
+        await until(lambda: line.ends == 1)
+        assert line.link.exit_code == -9
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug in the metrics"), KeyError(1), IndexError()])
-def test_a_fault_of_the_front_kills_no_engine(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_of_the_front_kills_no_engine(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     reports: list[Report] = []
 
     def take(report: Report) -> None:
@@ -225,52 +197,39 @@ def test_a_fault_of_the_front_kills_no_engine(error: Exception, caplog: pytest.L
         if len(reports) == 1:
             raise error
 
-    async def main() -> None:
-        async with begun(take) as line:
-            for _ in range(3):
-                line.out.send(encode(Alive()))
-            await until(lambda: len(reports) == 3)
-            assert line.process.exitcode is None
-
-    run(main)
+    async with begun(take) as line:
+        for _ in range(3):
+            line.out.send(encode(Alive()))
+        await until(lambda: len(reports) == 3)
+        assert line.process.exitcode is None
     assert "could not be taken" in caplog.text
 
 
-def test_one_that_does_not_end_is_killed() -> None:
-    async def main() -> None:
-        async with begun() as line:
-            await line.link.ended(0.01)
-            assert line.link.exit_code == -9
-
-    run(main)
+async def test_one_that_does_not_end_is_killed() -> None:
+    async with begun() as line:
+        await line.link.ended(0.01)
+        assert line.link.exit_code == -9
 
 
-def test_leaving_without_a_loop_leaves_nothing() -> None:
-    async def main() -> None:
-        async with begun() as line:
-            line.link.abandon()
-            assert not Path(line.link._folder).exists()
-            assert line.process.exitcode == -9
-
-    run(main)
+async def test_leaving_without_a_loop_leaves_nothing() -> None:
+    async with begun() as line:
+        line.link.abandon()
+        assert not Path(line.link._folder).exists()
+        assert line.process.exitcode == -9
 
 
-def test_a_folder_with_too_long_a_name(played: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_folder_with_too_long_a_name(played: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = played / ("x" * 100)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
-
-    async def main() -> None:
-        with pytest.raises(ConfigError, match="set TMPDIR"):
-            Line()
-
-    run(main)
+    with pytest.raises(ConfigError, match="set TMPDIR"):
+        Line()
     deep.rmdir()
 
 
 @pytest.mark.parametrize("where", ["socket", "process"])
 @pytest.mark.parametrize("number", link_module.OUT_OF_FILES)
-def test_too_few_files(number: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_few_files(number: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a limit of 16 files leads to, whose remedy is another limit."""
 
     def fails(*arguments: Any) -> None:
@@ -280,9 +239,5 @@ def test_too_few_files(number: int, where: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(zmq.Socket, "bind", fails)
     else:
         monkeypatch.setattr(Process, "start", fails)
-
-    async def main() -> None:
-        with pytest.raises(ConfigError, match="ulimit -n"):
-            Line()
-
-    run(main)
+    with pytest.raises(ConfigError, match="ulimit -n"):
+        Line()

@@ -15,7 +15,7 @@ from parlay.config import ServerConfig
 from parlay.errors import ContextLengthError
 from parlay.server.errors import ApiError, as_api_error
 from parlay.server.openai.fields import (
-    SAMPLING,
+    BodyFields,
     ChatFields,
     CompletionFields,
     DetokenizeFields,
@@ -25,14 +25,14 @@ from parlay.server.openai.fields import (
 )
 from parlay.server.openai.foreign_fields import ELSEWHERE, FOREIGN, RENAMED
 from parlay.server.openai.prompts import check_prompt, check_text
-from parlay.server.openai.responses_fields import RESPONSE_SAMPLING, ResponseFields, read_response
+from parlay.server.openai.responses_fields import ResponseFields
 from parlay.text.tokenizer import check_prompt as in_tokens
 
 MESSAGES = [{"role": "user", "content": "x"}]
-ENDPOINTS: dict[str, tuple[type, dict[str, Any], frozenset[str]]] = {
-    "completions": (CompletionFields, {"prompt": "x"}, SAMPLING),
-    "chat": (ChatFields, {"messages": MESSAGES}, SAMPLING),
-    "responses": (ResponseFields, {"input": "x"}, RESPONSE_SAMPLING),
+ENDPOINTS: dict[str, tuple[type[BodyFields], dict[str, Any]]] = {
+    "completions": (CompletionFields, {"prompt": "x"}),
+    "chat": (ChatFields, {"messages": MESSAGES}),
+    "responses": (ResponseFields, {"input": "x"}),
 }
 OPENAI = {
     "completions": completion_create_params.CompletionCreateParamsBase,
@@ -42,13 +42,13 @@ OPENAI = {
 
 
 def read(endpoint: str, **more: Any) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
-    cls, body, sampling = ENDPOINTS[endpoint]
-    return parse(cls, {**body, **more}, sampling=sampling)
+    cls, body = ENDPOINTS[endpoint]
+    return parse(cls, {**body, **more})
 
 
 def own(endpoint: str) -> set[str]:
-    cls, _, sampling = ENDPOINTS[endpoint]
-    return {f.name for f in fields(cls)} | sampling
+    cls, _ = ENDPOINTS[endpoint]
+    return {f.name for f in fields(cls)} | cls.sampling
 
 
 def refused(endpoint: str, **more: Any) -> ApiError:
@@ -318,7 +318,7 @@ def test_what_nobody_knows_is_ignored(name: str) -> None:
 
 def test_an_error_about_names_is_short() -> None:
     with pytest.raises(ApiError) as found:
-        parse(ChatFields, {"messages": MESSAGES, "wizardry": 1}, sampling=SAMPLING, strict=True)
+        parse(ChatFields, {"messages": MESSAGES, "wizardry": 1}, strict=True)
     assert str(found.value).count(",") == 10
     assert len(str(found.value)) < 300
 
@@ -332,7 +332,7 @@ def test_many_unknown_names_cost_nothing() -> None:
     ]
     began = time.process_time()
     _, _, (warning,) = read("completions", **dict.fromkeys(names, 1))
-    _, _, warnings = read_response({"input": "x", "reasoning": dict.fromkeys(names, 1)})
+    _, _, warnings = read("responses", reasoning=dict.fromkeys(names, 1))
     assert time.process_time() - began < 3  # it took 20 s
     assert max(map(len, (warning, *warnings))) < 400
 
@@ -367,8 +367,10 @@ def test_values_that_openais_clients_send_for_nothing() -> None:
     assert made.include_usage
     assert [("chunk_size" in w, "padded" in w) for w in warnings] == [(True, False), (False, True)]
     for options in ({}, {"include_usage": True}, {"include_obfuscation": True}):
-        read_response({"input": "x", "stream": True, "stream_options": options})
-    _, _, warnings = read_response({"input": "x", "truncation": "auto", "include": ["web_search_call.results"]})
+        read("responses", stream=True, stream_options=options)
+    _, _, warnings = parse(
+        ResponseFields, {"input": "x", "truncation": "auto", "include": ["web_search_call.results"]}
+    )
     assert [w.partition(" ")[0].partition("=")[0] for w in warnings] == ["truncation", "include:"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from serving import Live, events_of, live_and_guessing
+from serving import Live, live_and_guessing
 
 from parlay import LLM, RequestOutput, SamplingParams
 
@@ -200,12 +200,7 @@ def test_without_speculation_nothing_changes(client: openai.OpenAI) -> None:
 
 
 def test_response_formats(client: openai.OpenAI) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"a": {"enum": [1, 2]}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
     for form in (
         {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}},
         {"type": "json_object"},
@@ -217,7 +212,7 @@ def test_response_formats(client: openai.OpenAI) -> None:
         )  # fmt: skip
         text = made.choices[0].message.content or ""
         if form["type"] == "json_schema":
-            assert json.loads(text)["a"] in (1, 2)
+            assert json.loads(text) in ({"a": 1}, {"a": 2})
         assert (form["type"] != "text") == text.lstrip().startswith("{")
 
 
@@ -269,7 +264,7 @@ def test_a_chat_is_counted_as_it_is_answered(live: Live, more: dict[str, Any]) -
     """The prompt's ids stand where vLLM's clients read them: beside the choices, streamed in the first chunk."""
     body = {"messages": MESSAGES, "max_tokens": 1, "return_token_ids": True, **more}
     whole = live.post("/v1/chat/completions", body).json()
-    first, *rest = events_of(live.post("/v1/chat/completions", {**body, "stream": True}))
+    first, *rest = live.events("/v1/chat/completions", **body)
     counted = live.post("/tokenize", {name: body[name] for name in body if name != "return_token_ids"}).json()
     assert counted["tokens"] == whole["prompt_token_ids"] == first["prompt_token_ids"]
     assert counted["count"] == whole["usage"]["prompt_tokens"]

@@ -10,14 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from parlay import LLM, SamplingParams
 from parlay.server.context import RequestState
-from parlay.server.metrics import Observation, PrometheusMetrics, names
+from parlay.server.metrics import PrometheusMetrics, names
 from parlay.server.openai.answer import _measure
 from parlay.types.output import CompletionOutput, RequestMetrics, RequestOutput
 from parlay.types.stats import DraftStats, StatsSnapshot
 
-
-def end(endpoint: str = "/v1/completions", status: int = 200, outputs: tuple[RequestOutput, ...] = ()) -> Observation:
-    return Observation(endpoint, status, 0.0, outputs)
+PATH = "/v1/completions"
 
 
 SNAPSHOT = StatsSnapshot(
@@ -52,11 +50,11 @@ class Engine:
         return PrometheusMetrics("tiny", "ngram", [self])
 
 
-def ended(*metrics: RequestMetrics, reason: Any = "stop", **more: Any) -> Observation:
+def ended(*metrics: RequestMetrics, reason: Any = "stop") -> tuple[RequestOutput, ...]:
     completions = tuple(
         CompletionOutput(i, "", (), (), finish_reason=reason, metrics=m) for i, m in enumerate(metrics)
     )
-    return end(outputs=(RequestOutput(0, None, (1,), completions),), **more)
+    return (RequestOutput(0, None, (1,), completions),)
 
 
 # From vLLM's documentation of its production metrics, with `_total` where they are counters.
@@ -99,7 +97,7 @@ def test_names_and_types() -> None:
     engine = Engine()
     engine.stats = SNAPSHOT
     metrics = engine.metrics()
-    metrics.observe_end(end())
+    metrics.observe_end(PATH, 200)
     content, kind = metrics.expose()
     assert kind.startswith("text/plain; version=0.0.4")
     families = list(text_string_to_metric_families(content.decode()))
@@ -161,7 +159,7 @@ def test_what_was_counted_between_two_scrapes_is_kept() -> None:
     metrics = engine.metrics()
     for emitted in (40, 7):  # the engine dies after 40 tokens, the next one has made 7 when somebody looks
         engine.stats = StatsSnapshot(emitted=emitted)
-        metrics.observe_end(end())
+        metrics.observe_end(PATH, 200)
     assert read(metrics)["vllm:generation_tokens_total", ()] == 47
 
 
@@ -171,8 +169,8 @@ def test_observations() -> None:
     metrics.observe_step(0.08, 4, 0)
     metrics.observe_step(5.0, 0, 0)
     whole = RequestMetrics(emitted=11, arrival=10.0, admitted=10.5, first_token=11.0, finished=13.0)
-    metrics.observe_end(ended(whole))
-    metrics.observe_end(ended(RequestMetrics(arrival=20.0, finished=21.0), reason="abort"))
+    metrics.observe_end(PATH, 200, ended(whole))
+    metrics.observe_end(PATH, 200, ended(RequestMetrics(arrival=20.0, finished=21.0), reason="abort"))
     found = read(metrics)
     sums = {name[5:-12]: value for (name, _), value in found.items() if name.endswith("_seconds_sum")}
     assert sums == pytest.approx(
@@ -195,25 +193,24 @@ def test_observations() -> None:
 
 def test_ends() -> None:
     metrics, nothing = Engine().metrics(), RequestMetrics()
-    metrics.observe_end(ended(nothing, nothing))  # n = 2
-    metrics.observe_end(ended(nothing, reason="length"))
-    metrics.observe_end(ended(nothing, reason=None, status=499))  # the client left
-    metrics.observe_end(ended(nothing, reason=None, status=503))  # the engine died
-    metrics.observe_end(end(status=503))
-    metrics.observe_end(end("/ready", 503))  # a probe, every second until it is back
-    metrics.observe_end(end(status=400))
-    metrics.observe_end(end("/wp-admin/setup.php", 404))
-    metrics.observe_end(end("/wp-admin/login.php", 404))
+    metrics.observe_end(PATH, 200, ended(nothing, nothing))  # n = 2
+    metrics.observe_end(PATH, 200, ended(nothing, reason="length"))
+    metrics.observe_end(PATH, 499, ended(nothing, reason=None))  # the client left
+    metrics.observe_end(PATH, 503, ended(nothing, reason=None))  # the engine died
+    metrics.observe_end(PATH, 503)
+    metrics.observe_end("/ready", 503)  # a probe, every second until it is back
+    metrics.observe_end(PATH, 400)
+    metrics.observe_end("/wp-admin/setup.php", 404)
+    metrics.observe_end("/wp-admin/login.php", 404)
     found = read(metrics)
     reasons = {key[1][0]: value for key, value in found.items() if key[0] == "vllm:request_success_total"}
     assert reasons == {"stop": 2, "length": 1, "abort": 1, "error": 2}
     http = {key[1]: value for key, value in found.items() if key[0] == "parlay:http_requests_total"}
-    api = "/v1/completions"
     assert http == {
-        (api, "200"): 2,
-        (api, "499"): 1,
-        (api, "503"): 2,
-        (api, "400"): 1,
+        (PATH, "200"): 2,
+        (PATH, "499"): 1,
+        (PATH, "503"): 2,
+        (PATH, "400"): 1,
         ("/ready", "503"): 1,
         ("other", "404"): 2,
     }
@@ -228,9 +225,9 @@ def test_replicas_are_told_apart() -> None:
     metrics.observe_first(0.05, 1)
     metrics.observe_step(0.08, 4, 1)
     whole = RequestMetrics(emitted=11, arrival=10.0, admitted=10.5, first_token=11.0, finished=13.0)
-    (output,) = ended(whole).outputs
-    metrics.observe_end(end(outputs=(replace(output, replica=1), replace(output, replica=0), output)))
-    metrics.observe_end(end(status=503))
+    (output,) = ended(whole)
+    metrics.observe_end(PATH, 200, (replace(output, replica=1), output, output))
+    metrics.observe_end(PATH, 503)
     engines[1].stats = StatsSnapshot(emitted=2)
     families = list(text_string_to_metric_families(metrics.expose()[0].decode()))
     found = {
@@ -263,7 +260,7 @@ def test_replicas_are_told_apart() -> None:
 
 def test_two_servers_in_one_process() -> None:
     one, other = Engine().metrics(), Engine().metrics()
-    one.observe_end(ended(RequestMetrics()))
+    one.observe_end(PATH, 200, ended(RequestMetrics()))
     assert read(other)["vllm:request_success_total", ("stop",)] == 0
 
 

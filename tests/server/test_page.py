@@ -20,12 +20,15 @@ STYLE = re.findall(r"<style>(.*?)</style>", HTML, re.DOTALL)[0]
 VOID = {"meta", "link", "input", "br"}
 
 
+Found = list[tuple[str, dict[str, str | None], tuple[str, ...]]]
+
+
 class Elements(HTMLParser):
     """Every element with its attributes, and whether tags are balanced."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None], tuple[str, ...]]] = []
+        self.found: Found = []
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -38,14 +41,14 @@ class Elements(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def elements() -> list[tuple[str, dict[str, str | None], tuple[str, ...]]]:
+def elements() -> Found:
     parser = Elements()
     parser.feed(HTML)
     assert not parser.open
     return parser.found
 
 
-def test_it_needs_nothing_from_elsewhere(elements: list[tuple[str, dict[str, str | None], tuple[str, ...]]]) -> None:
+def test_it_needs_nothing_from_elsewhere(elements: Found) -> None:
     for tag, attributes, _ in elements:
         for name in ("src", "href", "action", "srcset", "data"):
             value = attributes.get(name)
@@ -59,7 +62,7 @@ def test_it_needs_nothing_from_elsewhere(elements: list[tuple[str, dict[str, str
     assert set(re.findall(r'"(/[\w/]*)"', SCRIPT)) == {"/v1/models", "/v1/completions", "/v1/chat/completions"}
 
 
-def test_it_leads_to_the_reference(elements: list[tuple[str, dict[str, str | None], tuple[str, ...]]]) -> None:
+def test_it_leads_to_the_reference(elements: Found) -> None:
     links = [(attributes, around) for tag, attributes, around in elements if tag == "a"]
     # In a tab of its own: a conversation would be gone.
     assert links == [({"href": "/docs", "target": "_blank", "rel": "noopener"}, ("html", "body", "footer"))]
@@ -67,7 +70,7 @@ def test_it_leads_to_the_reference(elements: list[tuple[str, dict[str, str | Non
     assert 'Route("/docs"' in app
 
 
-def test_ids_are_unique_and_there(elements: list[tuple[str, dict[str, str | None], tuple[str, ...]]]) -> None:
+def test_ids_are_unique_and_there(elements: Found) -> None:
     ids = Counter(a["id"] for _, a, _ in elements if "id" in a)
     assert max(ids.values()) == 1
     used = set(re.findall(r'\$\("([\w-]+)"\)', SCRIPT)) | set(re.findall(r'number\("([\w-]+)"\)', SCRIPT))
@@ -79,9 +82,7 @@ def test_ids_are_unique_and_there(elements: list[tuple[str, dict[str, str | None
                 assert attributes[name] in ids
 
 
-def test_everything_to_fill_in_has_a_label(
-    elements: list[tuple[str, dict[str, str | None], tuple[str, ...]]],
-) -> None:
+def test_everything_to_fill_in_has_a_label(elements: Found) -> None:
     labelled = {a["for"] for tag, a, _ in elements if tag == "label" and "for" in a}
     fields = [(a["id"], around) for tag, a, around in elements if tag in {"input", "select", "textarea"}]
     assert len(fields) > 12
@@ -97,9 +98,7 @@ def test_text_that_came_from_a_server_is_never_markup() -> None:
     assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", SCRIPT)
 
 
-def test_the_policy_allows_this_page_and_nothing_else(
-    elements: list[tuple[str, dict[str, str | None], tuple[str, ...]]],
-) -> None:
+def test_the_policy_allows_this_page_and_nothing_else(elements: Found) -> None:
     policy = dict(part.split(" ", 1) for part in content_security_policy(HTML).split("; "))
     assert policy["default-src"] == "'none'"
     assert policy["connect-src"] == "'self'"

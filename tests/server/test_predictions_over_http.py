@@ -8,13 +8,14 @@ from typing import Any
 
 import openai
 import pytest
-from serving import Live, events_of, live_and_guessing
+from serving import Live, live_and_guessing
 
 from parlay import LLM, AsyncLLM, SamplingParams
 
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 MESSAGES = [{"role": "user", "content": "Say something."}]
 ASKED = {"max_tokens": 60, "temperature": 0.8, "seed": 5}
+USAGE = {"include_usage": True}
 BOTH = {"return_sources": True, "return_rejected": True}
 
 
@@ -35,12 +36,6 @@ def details(body: Any) -> tuple[int, int]:
     return found["accepted_prediction_tokens"], found["rejected_prediction_tokens"]
 
 
-def events(live: Live, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    answer = live.post(path, {**body, "stream": True, "stream_options": {"include_usage": True}})
-    assert answer.status_code == 200, answer.text
-    return events_of(answer)
-
-
 @pytest.mark.parametrize("parts", [False, True])
 def test_a_prediction_makes_it_fast_and_changes_nothing(live: Live, text: str, parts: bool) -> None:
     half = len(text) // 2
@@ -53,7 +48,8 @@ def test_a_prediction_makes_it_fast_and_changes_nothing(live: Live, text: str, p
     assert accepted > 30
     assert rejected < 20
     assert "prediction" in {who for _, who, _ in choice["sources"]}
-    streamed = events(live, "/v1/completions", {"prompt": PROMPT, **ASKED, "prediction": prediction})
+    asked = {"prompt": PROMPT, **ASKED, "prediction": prediction}
+    streamed = live.events("/v1/completions", **asked, stream_options=USAGE)
     assert "".join(chunk["choices"][0]["text"] for chunk in streamed[:-1]) == text
     assert details(streamed[-1]) == (accepted, rejected)
     assert len(streamed) - 1 <= 60 - accepted
@@ -132,7 +128,7 @@ def test_rejected_guesses(live: Live, path: str, n: int) -> None:
     before = live.engine._llm.engine.snapshot().methods
     whole = live.post(path, body).json()
     after = live.engine._llm.engine.snapshot().methods
-    chunks = events(live, path, body)
+    chunks = live.events(path, **body, stream_options=USAGE)
     assert details(whole) == details(chunks[-1])
     streamed: list[list[list[Any]]] = [[] for _ in range(n)]
     for chunk in chunks:

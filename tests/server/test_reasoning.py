@@ -24,49 +24,40 @@ def split(marks: Marks, prompt: str, pieces: list[str]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "answer", "reasoning", "text"),
+    ("marks", "prompt", "answer", "reasoning", "text"),
     [
-        ("?", "<think>Well.</think>\n\nYes.", "Well.", "Yes."),
-        ("?", "\n<think>\nWell.\n</think>Yes.", "\nWell.\n", "Yes."),
-        ("?<think>\n", "Well.</think>Yes. <think>no</think>", "Well.", "Yes. <think>no</think>"),
-        ("?", "No <think>reasoning</think>", "", "No <think>reasoning</think>"),
-        ("?", "<think>cut off </thi", "cut off </thi", ""),
-        ("?<think>\n\n</think>\n\n", "Yes.", "", "Yes."),
-        ("?", "<thin", "", "<thin"),
-        ("?", "", "", ""),
+        (THINK, "?", "<think>Well.</think>\n\nYes.", "Well.", "Yes."),
+        (THINK, "?", "\n<think>\nWell.\n</think>Yes.", "\nWell.\n", "Yes."),
+        (THINK, "?<think>\n", "Well.</think>Yes. <think>no</think>", "Well.", "Yes. <think>no</think>"),
+        (THINK, "?", "No <think>reasoning</think>", "", "No <think>reasoning</think>"),
+        (THINK, "?", "<think>cut off </thi", "cut off </thi", ""),
+        (THINK, "?<think>\n\n</think>\n\n", "Yes.", "", "Yes."),
+        (THINK, "?", "<thin", "", "<thin"),
+        (THINK, "?", "", "", ""),
+        # As vLLM's parser of that name: what stands before the last mark is reasoning, and so is all without it.
+        (R1, "?", "abc</think>\n\ndef", "abc", "def"),
+        (R1, "?", "<think>abc</think>def", "abc", "def"),
+        (R1, "?<think>", "abc</think>def", "abc", "def"),
+        (R1, "?", "abc", "abc", ""),
+        (R1, "?", "<th", "<th", ""),
+        (R1, "?</think>", "def", "", "def"),  # as DeepSeek-V3.1's template ends a prompt without reasoning
+        (
+            GRANITE,
+            "",
+            "Here's my thought process: Here's an idea. Here's my response: 42.",
+            " Here's an idea. ",
+            "42.",
+        ),
     ],
 )
 @given(data=st.data())
 def test_any_cut_gives_the_same_parts(
-    prompt: str, answer: str, reasoning: str, text: str, data: st.DataObject
+    marks: Marks, prompt: str, answer: str, reasoning: str, text: str, data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
-    pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    assert split(THINK, prompt, pieces) == (reasoning, text)
-
-
-# Of vLLM's parser of that name: what stands before the last mark is reasoning, and all of an answer without it.
-@pytest.mark.parametrize(
-    ("prompt", "answer", "reasoning", "text"),
-    [
-        ("?", "abc</think>\n\ndef", "abc", "def"),
-        ("?", "<think>abc</think>def", "abc", "def"),
-        ("?<think>", "abc</think>def", "abc", "def"),
-        ("?", "abc", "abc", ""),
-        ("?", "<th", "<th", ""),
-        ("?</think>", "def", "", "def"),  # as DeepSeek-V3.1's template ends a prompt without reasoning
-    ],
-)
-@pytest.mark.parametrize("step", [1, 3, 100])
-def test_an_answer_without_the_first_mark(prompt: str, answer: str, reasoning: str, text: str, step: int) -> None:
-    assert split(R1, prompt, [answer[i : i + step] for i in range(0, len(answer), step)]) == (reasoning, text)
-
-
-@pytest.mark.parametrize("step", [1, 4, 100])
-def test_granites_other_spelling(step: int) -> None:
-    answer = "Here's my thought process: Here's an idea. Here's my response: 42."
-    pieces = [answer[i : i + step] for i in range(0, len(answer), step)]
-    assert split(GRANITE, "", pieces) == (" Here's an idea. ", "42.")
+    for places in (cuts, range(1, len(answer))):
+        pieces = [answer[a:b] for a, b in zip([0, *places], [*places, len(answer)], strict=True)]
+        assert split(marks, prompt, pieces) == (reasoning, text)
 
 
 LONG = "so it goes on, " * 200
@@ -98,7 +89,7 @@ def test_tokens_of_reasoning_are_those_up_to_its_end(
     reader = ReasoningReader(marks, prompt, TOKENIZER)
     for i in range(1, len(known)):
         reader.feed(texts[i][len(texts[i - 1]) :], i + 1 == len(known), tokens[known[i - 1] : known[i]])
-    begun = prompt.strip() == marks.begin or answer.startswith(marks.begins) or (marks is R1 and not prompt)
+    begun = prompt.strip() == marks.begins[0] or answer.startswith(marks.begins) or (marks is R1 and not prompt)
     assert reader.tokens == (tokens_to_the_end(marks, answer) if begun else 0)
 
 

@@ -88,7 +88,7 @@ def random_params(rng: Random) -> SamplingParams:
     )
 
 
-def test_as_in_this_process(house: House, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_as_in_this_process(house: House, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random parameters; no seeds for half of the requests, so that they come from the order of arrival."""
     rng = Random(random_seed())
     prompts: list[Any] = [
@@ -97,91 +97,74 @@ def test_as_in_this_process(house: House, make_llm: MakeLLM, monkeypatch: pytest
     ]
     params = [random_params(rng) for _ in prompts]
     expected = make_llm(**OPTIONS).generate(prompts, params)
-
-    async def main() -> list[RequestOutput]:
-        asked = (last(house.client, *one, final_only=rng.random() < 0.5) for one in zip(prompts, params, strict=True))
-        return await asyncio.gather(*asked)
-
     monkeypatch.setattr(house.client, "_arrivals", count())  # as if nobody had asked before
-    found = house.run(main())
+    asked = (last(house.client, *one, final_only=rng.random() < 0.5) for one in zip(prompts, params, strict=True))
+    found = await asyncio.gather(*asked)
     for i, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         assert whole(ours) == whole(theirs), f"request {i} with PARLAY_TEST_SEED={random_seed()}: {params[i]}"
         assert [c.metrics.emitted for c in ours.outputs] == [c.metrics.emitted for c in theirs.outputs]
 
 
 @pytest.mark.parametrize("final_only", [False, True])
-def test_rejected_guesses_and_predictions_travel(house: House, make_llm: MakeLLM, final_only: bool) -> None:
+async def test_rejected_guesses_and_predictions_travel(house: House, make_llm: MakeLLM, final_only: bool) -> None:
     offline = make_llm("ngram", **OPTIONS)
     texts = [None, "abcd abcd", [7, 8, 9]]
     params = [replace(PARAMS, n=2, max_tokens=60, return_rejected=True, prediction=text) for text in texts]
     for one, expected in zip(params, offline.generate([PROMPT] * 3, params), strict=True):
-        found = house.run(last(house.client, PROMPT, one, final_only=final_only))
+        found = await last(house.client, PROMPT, one, final_only=final_only)
         assert [c.rejected for c in found.outputs] == [c.rejected for c in expected.outputs]
         assert [c.sources for c in found.outputs] == [c.sources for c in expected.outputs]
         assert any(c.rejected for c in found.outputs)
         for completion in found.outputs:
             assert completion.rejected is not None
             assert len(completion.rejected) == completion.metrics.drafted - completion.metrics.accepted
-    assert house.run(last(house.client, PROMPT, PARAMS)).outputs[0].rejected is None
+    assert (await last(house.client, PROMPT, PARAMS)).outputs[0].rejected is None
     with pytest.raises(RequestError, match="prediction has 513 tokens"):
-        house.run(last(house.client, PROMPT, SamplingParams(prediction="x" * 513)))
+        await last(house.client, PROMPT, SamplingParams(prediction="x" * 513))
 
 
-def test_slow_readers_miss_no_tokens(house: House) -> None:
+async def test_slow_readers_miss_no_tokens(house: House) -> None:
     """This process does nothing for a while: the engine goes on, and what was not told yet comes in few outputs."""
-
-    async def main() -> tuple[int, list[RequestOutput]]:
-        steps = house.client.stats().turns
-        async with begun(house.client, *(PROMPT[i:] for i in range(4))) as streams:
-            time.sleep(1.5)  # the loop is to stand still
-            seen = [[output async for output in stream] for stream in streams]
-        await until(lambda: idle(house.client))
-        assert house.client.stats().turns > steps
-        return max(map(len, seen)), [outputs[-1] for outputs in seen]
-
-    most, outputs = house.run(main())
-    assert most < 240  # of 480 where nothing is put together
-    expected = [house.run(last(house.client, PROMPT[i:], ENDLESS)) for i in range(4)]
-    assert [whole(o) for o in outputs] == [whole(o) for o in expected]
+    steps = house.client.stats().turns
+    async with begun(house.client, *(PROMPT[i:] for i in range(4))) as streams:
+        time.sleep(1.5)  # the loop is to stand still
+        seen = [[output async for output in stream] for stream in streams]
+    await until(lambda: idle(house.client))
+    assert house.client.stats().turns > steps
+    assert max(map(len, seen)) < 240  # of 480 where nothing is put together
+    for i, outputs in enumerate(seen):
+        assert whole(outputs[-1]) == whole(await last(house.client, PROMPT[i:], ENDLESS))
 
 
-def test_leaving_frees_blocks(house: House) -> None:
-    async def main() -> None:
-        async with begun(house.client, PROMPT, PROMPT[3:]):
-            await until(lambda: house.client.stats().blocks_used > 0)
-        task = asyncio.create_task(last(house.client, PROMPT, ENDLESS))
-        await until(lambda: bool(house.client._streams))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await until(lambda: idle(house.client))
-        assert not house.client._streams
-        assert house.client.stats().finished["abort"] >= 2
-
-    house.run(main())
+async def test_leaving_frees_blocks(house: House) -> None:
+    async with begun(house.client, PROMPT, PROMPT[3:]):
+        await until(lambda: house.client.stats().blocks_used > 0)
+    task = asyncio.create_task(last(house.client, PROMPT, ENDLESS))
+    await until(lambda: bool(house.client._streams))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: idle(house.client))
+    assert not house.client._streams
+    assert house.client.stats().finished["abort"] >= 2
 
 
-def test_a_bad_request_costs_the_others_nothing(house: House) -> None:
+async def test_a_bad_request_costs_the_others_nothing(house: House) -> None:
     bad: list[Any] = ["", [999], {"text": "x"}, [1] * 600, b"x", None, "\ud800"]
     wrong = [SamplingParams(stop_token_ids=[999]), SamplingParams(speculative={"method": "eagle"})]
     wrong += [SamplingParams(max_tokens=1 << 70), SamplingParams(logits_processors=[lambda o, x: x])]
-
-    async def main() -> list[Any]:
-        asked = [last(house.client, p, PARAMS) for p in bad] + [last(house.client, PROMPT, p) for p in wrong]
-        results = await asyncio.gather(*asked, last(house.client, PROMPT, PARAMS), return_exceptions=True)
-        assert not house.client._streams
-        return results
-
-    *refused, good = house.run(main())
+    asked = [last(house.client, p, PARAMS) for p in bad] + [last(house.client, PROMPT, p) for p in wrong]
+    *refused, good = await asyncio.gather(*asked, last(house.client, PROMPT, PARAMS), return_exceptions=True)
+    assert not house.client._streams
     assert all(isinstance(error, RequestError) for error in refused)
     assert good.finished
 
 
-def test_what_it_knows_and_counts(house: House) -> None:
+async def test_what_it_knows_and_counts(house: House) -> None:
     client = house.client
     before = client.stats()
-    output = house.run(last(client, PROMPT, ENDLESS))
-    house.run(until(lambda: client.stats().finished["length"] > before.finished.get("length", 0)))
+    output = await last(client, PROMPT, ENDLESS)
+    await until(lambda: client.stats().finished["length"] > before.finished.get("length", 0))
     stats = client.stats()
     assert client.state == "ready"
     assert client.max_model_len == 512
@@ -203,67 +186,56 @@ def test_what_it_knows_and_counts(house: House) -> None:
     assert stats.blocks == 256
 
 
-def test_killed_while_streaming(house: House) -> None:
+async def test_killed_while_streaming(house: House) -> None:
     client = house.client
     pid = client.pid
     assert pid is not None
-
-    async def main() -> None:
-        async with begun(client, PROMPT, PROMPT[1:]) as streams:
-            await until(lambda: client.stats().running == 2)
-            os.kill(pid, signal.SIGKILL)
-            for stream in streams:
-                with pytest.raises(EngineDeadError, match="send the request again"):
-                    async for _ in stream:
-                        pass
-        assert client.state == "restarting"
-        assert (client.stats().running, client.stats().blocks_used) == (0, 0)
-        assert client.stats().emitted > 0  # what was counted is counted
-        with pytest.raises(EngineDeadError, match="being restarted"):
-            await last(client, PROMPT)
-        with pytest.raises(ProcessLookupError):  # not even a zombie
-            os.kill(pid, 0)
-        await until(lambda: client.state == "ready")
-        assert len(list(house.temporary.iterdir())) == 1
-        assert (await last(client, PROMPT, PARAMS)).finished
-
-    house.run(main())
+    async with begun(client, PROMPT, PROMPT[1:]) as streams:
+        await until(lambda: client.stats().running == 2)
+        os.kill(pid, signal.SIGKILL)
+        for stream in streams:
+            with pytest.raises(EngineDeadError, match="send the request again"):
+                async for _ in stream:
+                    pass
+    assert client.state == "restarting"
+    assert (client.stats().running, client.stats().blocks_used) == (0, 0)
+    assert client.stats().emitted > 0  # what was counted is counted
+    with pytest.raises(EngineDeadError, match="being restarted"):
+        await last(client, PROMPT)
+    with pytest.raises(ProcessLookupError):  # not even a zombie
+        os.kill(pid, 0)
+    await until(lambda: client.state == "ready")
+    assert len(list(house.temporary.iterdir())) == 1
+    assert (await last(client, PROMPT, PARAMS)).finished
     assert client.pid != pid
     assert client.restarts == 1
 
 
-def test_signals_of_a_terminal_and_a_service_manager_leave_it_to_the_front(house: House) -> None:
-    async def main() -> None:
-        async with begun(house.client, PROMPT) as (stream,):
-            assert house.client.pid is not None
-            os.kill(house.client.pid, signal.SIGINT)
-            os.kill(house.client.pid, signal.SIGTERM)
-            *_, output = [output async for output in stream]
-        assert output.finished
-
-    house.run(main())
+async def test_signals_of_a_terminal_and_a_service_manager_leave_it_to_the_front(house: House) -> None:
+    async with begun(house.client, PROMPT) as (stream,):
+        assert house.client.pid is not None
+        os.kill(house.client.pid, signal.SIGINT)
+        os.kill(house.client.pid, signal.SIGTERM)
+        *_, output = [output async for output in stream]
+    assert output.finished
 
 
-def test_closing_drains(house: House) -> None:
+async def test_closing_drains(house: House) -> None:
     """The last test of the shared engine: what is open finishes, what comes is refused."""
     client = house.client
     pid = client.pid
-
-    async def main() -> None:
-        short, endless = asyncio.create_task(last(client, PROMPT, ENDLESS)), client.generate(PROMPT, ENDLESS)
-        await anext(endless)  # and nobody reads on
-        closing = asyncio.create_task(client.close(5.0))  # a slow machine may need some of them
-        await asyncio.sleep(0)
-        assert client.state == "closed"
-        with pytest.raises(ParlayError, match="the engine was closed"):
-            await last(client, PROMPT)
-        assert len((await short).outputs[0].token_ids) == 480
-        await closing
-        *_, output = [output async for output in endless]
-        assert output.finished, "the answer was complete when the engine ended"
-        await client.close()
-
-    house.run(main())
+    short, endless = asyncio.create_task(last(client, PROMPT, ENDLESS)), client.generate(PROMPT, ENDLESS)
+    await anext(endless)  # and nobody reads on
+    closing = asyncio.create_task(client.close(5.0))  # a slow machine may need some of them
+    await asyncio.sleep(0)
+    assert client.state == "closed"
+    with pytest.raises(ParlayError, match="the engine was closed"):
+        await last(client, PROMPT)
+    assert len((await short).outputs[0].token_ids) == 480
+    await closing
+    *_, output = [output async for output in endless]
+    assert output.finished, "the answer was complete when the engine ended"
+    await client.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid or 0, 0)
     assert not list(house.temporary.iterdir())

@@ -1,7 +1,6 @@
 """Two engines behind one front: the tokens of one, and what happens when one of them ends."""
 
 import asyncio
-import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -62,102 +61,59 @@ def idle(client: EngineClient) -> bool:
     return stats.running == stats.waiting == stats.blocks_used == 0 and not client._streams
 
 
-def test_the_tokens_of_one_engine(house: House, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_tokens_of_one_engine(house: House, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of the requests has a seed: those come from the order of arrival at the front, whoever computes them."""
     rng = Random(random_seed())
     prompts = [[rng.randrange(256), *PROMPT[: rng.randrange(20)]] for _ in range(40)]
     params = [SamplingParams(temperature=1.0, max_tokens=12, logprobs=1, n=rng.choice([1, 1, 2])) for _ in prompts]
     expected = make_llm(**OPTIONS).generate(prompts, params)
-
-    async def main() -> list[RequestOutput]:
-        return await asyncio.gather(
-            *(last(house.client, *one, tenant=rng.choice("ab")) for one in zip(prompts, params, strict=True))
-        )
-
     monkeypatch.setattr(house.client, "_arrivals", count())  # as if nobody had asked before
-    found = house.run(main())
+    asked = (last(house.client, *one, tenant=rng.choice("ab")) for one in zip(prompts, params, strict=True))
+    found = await asyncio.gather(*asked)
     assert {output.replica for output in found} == {0, 1}
     for i, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         assert list(map(essence, ours.outputs)) == list(map(essence, theirs.outputs)), f"request {i}"
     assert len({output.outputs[0].token_ids for output in found}) > 20
 
 
-def test_a_conversation_stays_with_its_cache(house: House) -> None:
-    async def main() -> None:
-        talks = [[i, *PROMPT] for i in range(100, 103)]
-        homes: list[set[int]] = [set() for _ in talks]
-        for turn in range(4):
-            for i, talk in enumerate(talks):
-                output = await last(house.client, talk, SHORT)
-                homes[i].add(output.replica)
-                if turn:
-                    assert output.metrics.cached_tokens >= (len(output.prompt_token_ids) - 24) // 16 * 16 > 0
-                talks[i] = [*talk, *output.outputs[0].token_ids, *range(20)]
-        assert [len(home) for home in homes] == [1, 1, 1]
-        assert set.union(*homes) == {0, 1}
-
-    house.run(main())
+async def test_a_conversation_stays_with_its_cache(house: House) -> None:
+    talks = [[i, *PROMPT] for i in range(100, 103)]
+    homes: list[set[int]] = [set() for _ in talks]
+    for turn in range(4):
+        for i, talk in enumerate(talks):
+            output = await last(house.client, talk, SHORT)
+            homes[i].add(output.replica)
+            if turn:
+                assert output.metrics.cached_tokens >= (len(output.prompt_token_ids) - 24) // 16 * 16 > 0
+            talks[i] = [*talk, *output.outputs[0].token_ids, *range(20)]
+    assert [len(home) for home in homes] == [1, 1, 1]
+    assert set.union(*homes) == {0, 1}
 
 
-def test_leaving_frees_blocks_wherever_they_are(house: House) -> None:
-    async def main() -> None:
-        async with begun(house.client, 4):
-            await until(lambda: min(r.stats.blocks_used for r in house.client.replicas) > 0)
-        await until(lambda: idle(house.client))
-        assert not any(replica.open for replica in house.client.replicas)
-
-    house.run(main())
-
-
-def test_a_killed_one_costs_its_own_requests(house: House) -> None:
+async def test_a_killed_one_costs_its_own_requests(house: House) -> None:
     client = house.client
     victim = client.replicas[1]
     pid, other = victim.pid, client.replicas[0].pid
     restarts = victim.restarts, client.restarts
     assert pid is not None
-
-    async def main() -> None:
-        async with begun(client, 6) as streams:
-            os.kill(pid, signal.SIGKILL)
-            for stream in streams[1]:
-                with pytest.raises(EngineDeadError, match="died and is being restarted; send the request again"):
-                    async for _ in stream:
-                        pass
-            assert (client.state, victim.state) == ("ready", "restarting")
-            assert (await last(client, PROMPT, SHORT)).replica == 0  # who serves meanwhile
-            for stream in streams[0]:
-                *_, output = [output async for output in stream]
-                assert len(output.outputs[0].token_ids) == 480
-        await until(lambda: victim.state == "ready")
-        async with begun(client, 4):  # both compute again
-            pass
-        await until(lambda: idle(client))
-
-    house.run(main())
+    async with begun(client, 6) as streams:
+        os.kill(pid, signal.SIGKILL)
+        for stream in streams[1]:
+            with pytest.raises(EngineDeadError, match="died and is being restarted; send the request again"):
+                async for _ in stream:
+                    pass
+        assert (client.state, victim.state) == ("ready", "restarting")
+        assert (await last(client, PROMPT, SHORT)).replica == 0  # who serves meanwhile
+        for stream in streams[0]:
+            *_, output = [output async for output in stream]
+            assert len(output.outputs[0].token_ids) == 480
+    await until(lambda: victim.state == "ready")
+    async with begun(client, 4):  # both compute again
+        pass
+    await until(lambda: idle(client))
     assert (victim.restarts, client.restarts) == (restarts[0] + 1, restarts[1] + 1)
     assert client.replicas[0].pid == other
     assert victim.pid not in (pid, None)
-
-
-def test_one_that_hangs_costs_its_own_requests(house: House) -> None:
-    client = house.client
-    restarts = client.restarts
-
-    async def main() -> None:
-        async with begun(client, 4) as streams:
-            os.kill(client.replicas[0].pid or 0, signal.SIGSTOP)
-            for stream in streams[1]:
-                *_, output = [output async for output in stream]
-                assert len(output.outputs[0].token_ids) == 480
-            for stream in streams[0]:
-                with pytest.raises(EngineDeadError, match="send the request again"):
-                    async for _ in stream:
-                        pass
-            assert client.state == "ready"
-        await until(lambda: client.replicas[0].state == "ready")
-
-    house.run(main())
-    assert client.restarts == restarts + 1
 
 
 # ----------------------------------------------------------------------------------------------------- who may serve
@@ -189,33 +145,28 @@ def otherwise(monkeypatch: pytest.MonkeyPatch) -> type[Otherwise]:
     return Otherwise
 
 
-def test_another_numerics_id_is_refused(models: dict[str, Pair], otherwise: type[Otherwise]) -> None:
+async def test_another_numerics_id_is_refused(models: dict[str, Pair], otherwise: type[Otherwise]) -> None:
     client = EngineClient(models["float32"].target, data_parallel_size=2, **OPTIONS)
     with pytest.raises(ConfigError, match=r"replica 1 would give other tokens .* kernels-of-its-own instead of \S+;"):
-        asyncio.run(asyncio.wait_for(client.start(), LIMIT))
+        await client.start()
     assert client.state == "closed"
     assert [replica.pid for replica in client.replicas] == [None, None]
 
 
-def test_one_that_comes_back_otherwise_is_kept_out(
+async def test_one_that_comes_back_otherwise_is_kept_out(
     models: dict[str, Pair], otherwise: type[Otherwise], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is tried again as one that does not start; once it is as it was, it serves."""
     otherwise.first = 2
-
-    async def main() -> None:
-        async with EngineClient(models["float32"].target, data_parallel_size=2, **OPTIONS) as client:
-            numerics = client.numerics_id
-            os.kill(client.replicas[1].pid or 0, signal.SIGKILL)
-            await until(lambda: otherwise.starts > 3)  # once in vain
-            otherwise.first = 10**9
-            await until(lambda: client.replicas[1].state == "ready")
-            assert client.state == "ready"
-            assert client.numerics_id == numerics
-            assert client.restarts == 2
-
-    with caplog.at_level(logging.ERROR, "parlay"):
-        asyncio.run(asyncio.wait_for(main(), LIMIT))
+    async with EngineClient(models["float32"].target, data_parallel_size=2, **OPTIONS) as client:
+        numerics = client.numerics_id
+        os.kill(client.replicas[1].pid or 0, signal.SIGKILL)
+        await until(lambda: otherwise.starts > 3)  # once in vain
+        otherwise.first = 10**9
+        await until(lambda: client.replicas[1].state == "ready")
+        assert client.state == "ready"
+        assert client.numerics_id == numerics
+        assert client.restarts == 2
     assert "replica 1 cannot be restarted: replica 1 would give other tokens" in caplog.text
 
 
@@ -232,41 +183,33 @@ def test_threads_and_memory_are_divided(monkeypatch: pytest.MonkeyPatch) -> None
     assert env.share(2, 2)["PARLAY_THREADS"] == "2"
 
 
-def test_a_replica_has_its_share_alone(models: dict[str, Pair], make_llm: MakeLLM, monkeypatch: Any) -> None:
+async def test_a_replica_has_its_share_alone(models: dict[str, Pair], make_llm: MakeLLM, monkeypatch: Any) -> None:
     """Memory that one engine can do with is too little for two, which is said."""
     target = models["float32"].target
     memory = make_llm(**OPTIONS).engine.memory
     monkeypatch.setenv("PARLAY_MEMORY", str((memory.weights + memory.cache) * 3 // 2))
-
-    async def start(replicas: int) -> None:
-        async with EngineClient(target, data_parallel_size=replicas, **OPTIONS):
-            pass
-
-    asyncio.run(asyncio.wait_for(start(1), LIMIT))
+    async with EngineClient(target, **OPTIONS):
+        pass
     with pytest.raises(CapacityError, match=r"each of 2 replicas may take as much: fewer \(data_parallel_size\)"):
-        asyncio.run(asyncio.wait_for(start(2), LIMIT))
+        await EngineClient(target, data_parallel_size=2, **OPTIONS).start()
 
 
-def test_replicas_stay_on_their_processors(models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_stay_on_their_processors(models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine with two memory nodes, a restart included; each has as many threads as processors at most."""
     first, *others = sorted(allowed_processors())
     nodes = [frozenset({first}), frozenset(others)]
     if not others:
         pytest.skip("one processor is one node")
     monkeypatch.setattr(client_module, "memory_nodes", lambda: nodes)
-
-    async def main() -> None:
-        async with EngineClient(models["float32"].target, data_parallel_size=2, **OPTIONS) as client:
-            assert client._shares[0]["PARLAY_THREADS"] == "1"
-            on = [os.sched_getaffinity(replica.pid or 0) for replica in client.replicas]
-            assert on == nodes
-            os.kill(client.replicas[1].pid or 0, signal.SIGKILL)
-            await until(lambda: client.restarts == 1 and client.replicas[1].state == "ready")
-            pid = client.replicas[1].pid
-            threads = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
-            assert all(os.sched_getaffinity(thread) == nodes[1] for thread in threads)
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT))
+    async with EngineClient(models["float32"].target, data_parallel_size=2, **OPTIONS) as client:
+        assert client._shares[0]["PARLAY_THREADS"] == "1"
+        on = [os.sched_getaffinity(replica.pid or 0) for replica in client.replicas]
+        assert on == nodes
+        os.kill(client.replicas[1].pid or 0, signal.SIGKILL)
+        await until(lambda: client.restarts == 1 and client.replicas[1].state == "ready")
+        pid = client.replicas[1].pid
+        threads = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+        assert all(os.sched_getaffinity(thread) == nodes[1] for thread in threads)
 
 
 def test_more_replicas_than_threads_are_warned_of(

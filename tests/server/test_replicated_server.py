@@ -1,8 +1,5 @@
 """`parlay serve --data-parallel-size 2`: what clients, probes and those who measure see of two engines."""
 
-import os
-import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,14 +11,7 @@ from parlay import LLM, ConfigError
 from parlay.cli.main import main
 
 LONG = {"max_tokens": 800, "ignore_eos": True, "temperature": 0.8, "seed": 1, "n": 4}
-SHORT = {"prompt": "def f(x):", "max_tokens": 4}
 PLAIN = ("--speculative-config", "none")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess("tiny-code", "--data-parallel-size", "2", *PLAIN) as server:
-        yield server
 
 
 def converse(server: ServerProcess, agents: int, turns: int) -> float:
@@ -75,26 +65,6 @@ def test_two_are_as_one() -> None:
         wait_for(lambda: not any(alive(pid) for pid in every))  # what multiprocessing started for itself
         assert not two.said("Traceback")
         assert one.stop() == 0
-
-
-def test_all_killed_is_red_until_one_is_back(server: ServerProcess) -> None:
-    for pid in server.engines:
-        os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: server.http.get("/health").status_code == 503)
-    assert "restarting" in server.post(SHORT).json()["error"]["message"]
-    wait_for(server.ready, 60)
-    assert server.http.get("/health").status_code == 200
-    assert server.post(SHORT).status_code == 200
-
-
-def test_a_front_that_is_killed_leaves_no_engine() -> None:
-    """It has said how many there were."""
-    with ServerProcess("tiny-code", "-dp", "2", *PLAIN, "--log-format", "text") as server:
-        engines = server.engines
-        assert len(engines) == 2
-        assert server.said("replicas     2, each as follows")
-        server.process.kill()
-        wait_for(lambda: not any(alive(pid) for pid in engines))
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "65", "1000000"])

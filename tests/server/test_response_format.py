@@ -293,6 +293,13 @@ def test_messages_name_what_the_client_sent() -> None:
     assert form(tools=tools).structured is None  # free calls are not held to their schema
 
 
+def test_objects_have_the_properties_that_are_listed() -> None:
+    for is_open in (False, True):
+        made = form(response_format=by(ANSWER), disable_additional_properties=not is_open)
+        assert permitted(made, '{"answer": "x"}')
+        assert permitted(made, '{"answer": "x", "b": 1}') is is_open
+
+
 def test_space_in_answers_is_bounded() -> None:
     for body in ({}, {"tools": TOOLS}):
         made = form(response_format=by(ANSWER), **body)

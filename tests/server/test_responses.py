@@ -106,38 +106,9 @@ def stream(live: Live, headers: Any = None, **body: Any) -> list[dict[str, Any]]
 
 
 CONVERSATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "text": ({"input": "Hello."}, {"messages": [{"role": "user", "content": "Hello."}]}),
     "instructions": (
         {"instructions": "Be brief.", "input": [{"role": "user", "content": "Hello."}]},
         {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]},
-    ),
-    "a tool's answer": (
-        {
-            "tools": [TOOL],
-            "input": [
-                {"role": "user", "content": [{"type": "input_text", "text": "Paris?"}]},
-                {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "Paris"}'},
-                {"type": "function_call_output", "call_id": "c", "output": "sun"},
-            ],
-        },
-        {
-            "tools": [CHAT_TOOL],
-            "messages": [
-                {"role": "user", "content": "Paris?"},
-                {
-                    "role": "assistant",
-                    "content": "",
-                    "tool_calls": [
-                        {
-                            "id": "c",
-                            "type": "function",
-                            "function": {"name": "weather", "arguments": '{"city": "Paris"}'},
-                        }
-                    ],
-                },
-                {"role": "tool", "tool_call_id": "c", "content": "sun"},
-            ],
-        },
     ),
     "a call": (
         {"input": "Rome?", "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay.server.errors import ApiError
-from parlay.server.openai.responses_fields import chat_fields, read_response
+from parlay.server.openai.fields import parse
+from parlay.server.openai.responses_fields import ResponseFields, chat_fields
 from parlay.server.openai.responses_input import messages_of
 from parlay.server.openai.responses_store import ResponseStore, StoredResponse
 from parlay.server.openai.responses_stream import ResponseOutput
@@ -152,7 +153,7 @@ def test_items_that_are_refused(item: Any, words: str) -> None:
 
 
 def asked(**body: Any) -> dict[str, Any]:
-    read = read_response({"input": "x", **body})[0]
+    read = parse(ResponseFields, {"input": "x", **body})[0]
     return chat_fields(read, functions_of(read.tools))
 
 
@@ -181,7 +182,7 @@ def test_fields_as_chat_completions_have_them() -> None:
 
 def test_keys_that_nobody_knows() -> None:
     body = {"input": "x", "reasoning": {"effort": "low", "wizardry": 1}, "text": {"x": 1, "y": 2}}
-    read, _, warnings = read_response(body)
+    read, _, warnings = parse(ResponseFields, body)
     assert chat_fields(read, Functions()) == asked(reasoning={"effort": "low"})
     assert warnings == (
         "unknown keys of reasoning were ignored: 'wizardry'",
@@ -189,7 +190,7 @@ def test_keys_that_nobody_knows() -> None:
     )
     for field in ("reasoning", "text"):
         with pytest.raises(ApiError, match=f"unknown key .* in {field}") as refused:
-            read_response({"input": "x", field: body[field]}, strict=True)
+            parse(ResponseFields, {"input": "x", field: body[field]}, strict=True)
         assert refused.value.param == field
 
 

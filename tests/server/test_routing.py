@@ -203,7 +203,6 @@ def test_a_tenant_meets_its_own_answers_again() -> None:
     assert {traffic.begin(tokens(400 + i), "a") for i in range(4)} == {0, 1}, "but none waits for that"
 
 
-SIZE = 4
 TALK = tuple(range(40))
 
 
@@ -333,11 +332,8 @@ OTHER = StatsSnapshot(
 )
 
 
-def test_one_is_itself() -> None:
-    assert total([ONE]) is ONE
-
-
 def test_all_that_is_counted_is_added() -> None:
+    assert total([ONE]) is ONE
     assert total([ONE, OTHER]) == StatsSnapshot(
         steps=7,
         forward=0.75,

@@ -216,21 +216,15 @@ def rendering(server: ServerProcess, pool: ThreadPoolExecutor, count: int = 8) -
     return asked
 
 
-def test_templates_of_clients_keep_nobody_else_waiting(model: str) -> None:
-    with ServerProcess(model, "--trust-request-chat-template") as server, ThreadPoolExecutor(8) as pool:
+def test_templates_of_clients_keep_nobody_else_waiting_and_end_with_the_server(model: str) -> None:
+    """The one that runs is ended, and no further one begins."""
+    more = ("--trust-request-chat-template", "--shutdown-timeout", "1")
+    with ServerProcess(model, *more) as server, ThreadPoolExecutor(8) as pool:
         asked = rendering(server, pool)
         for body in (HELLO, {**HELLO, "user": "x" * 5000}):
             assert server.post(body, "/v1/chat/completions").status_code == 200
         assert server.http.get("/health").status_code == server.post(SHORT).status_code == 200
         assert not any(one.done() for one in asked)
-        server.end()  # and nobody waits for them
-
-
-def test_sigterm_while_templates_are_rendered(model: str) -> None:
-    """The one that runs is ended, and no further one begins."""
-    more = ("--trust-request-chat-template", "--shutdown-timeout", "1")
-    with ServerProcess(model, *more) as server, ThreadPoolExecutor(8) as pool:
-        asked = rendering(server, pool)
         running = [*renderers(server.pid), server.engine]
         assert server.stop(seconds=20) == 0
         for pid in running:
@@ -261,6 +255,7 @@ def test_signals_under_load(model: str, number: signal.Signals) -> None:
         engine = server.engine
         server.process.send_signal(number)
         wait_for(lambda: server.http.get("/ready").status_code == 503)
+        assert server.post(SHORT).status_code == 503
         began = time.monotonic()
         assert server.stop(number) == 0
         assert time.monotonic() - began < 15
@@ -272,15 +267,17 @@ def test_signals_under_load(model: str, number: signal.Signals) -> None:
 
 
 def test_a_front_that_is_killed_leaves_nothing(model: str) -> None:
+    more = "-dp", "2", "--log-format", "text"
     with tempfile.TemporaryDirectory(prefix="p-", dir="/tmp") as folder:
-        with ServerProcess(model, under=["env", f"TMPDIR={folder}"]) as server:
-            engine = server.engine
-            assert engine is not None
+        with ServerProcess(model, *more, under=["env", f"TMPDIR={folder}"]) as server:
+            engines = server.engines
+            assert len(engines) == 2
+            assert server.said("replicas     2, each as follows")
             assert all(own.stat().st_mode & 0o777 == 0o700 for own in Path(folder).iterdir() if own.is_dir())
             watch = Watch(server.url, LONG)
             wait_for(lambda: watch.running)
             server.process.kill()
-            wait_for(lambda: not alive(engine))
+            wait_for(lambda: not any(map(alive, engines)))
             watch.join()
         wait_for(lambda: not list(Path(folder).iterdir()))
 

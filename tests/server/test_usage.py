@@ -9,7 +9,7 @@ import pytest
 from checkpoints import write_llama
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import GUESSING, Live, events_of
+from serving import GUESSING, Live
 
 from parlay import AsyncLLM
 from parlay.server.errors import ApiError
@@ -78,11 +78,11 @@ def test_a_request_asks_for_it(live: Live) -> None:
     assert found["num_accepted_draft_tokens"] == usage["completion_tokens_details"]["accepted_prediction_tokens"] > 4
     assert found["num_draft_tokens"] == usage["speculation"]["draft_tokens"]
     assert sum(found["acceptance_histogram"]) == usage["speculation"]["drafts"]
-    streamed = {**REPEATING, "return_metrics": True, "stream": True}
-    *chunks, last = events_of(live.post("/v1/completions", {**streamed, "stream_options": {"include_usage": True}}))
+    usage_too = {"include_usage": True}
+    *chunks, last = live.events("/v1/completions", **REPEATING, return_metrics=True, stream_options=usage_too)
     assert last["metrics"]["speculative_decoding"] == found
     assert all("metrics" not in chunk for chunk in chunks)
-    refused = live.post("/v1/completions", streamed)
+    refused = live.post("/v1/completions", {**REPEATING, "return_metrics": True, "stream": True})
     assert refused.status_code == 400
     assert "include_usage" in refused.json()["error"]["message"]
 
@@ -111,8 +111,7 @@ def test_of_a_file_its_name_and_its_stem_are_names_too() -> None:
 def test_each_step_of_a_detailed_answer(engine: AsyncLLM) -> None:
     with Live(engine, per_request_spec_decode_metrics="detailed") as server:
         found = server.post("/v1/completions", REPEATING).json()["metrics"]["speculative_decoding"]
-        streamed = {**REPEATING, "stream": True, "stream_options": {"include_usage": True}}
-        *_, last = events_of(server.post("/v1/completions", streamed))
+        *_, last = server.events("/v1/completions", **REPEATING, stream_options={"include_usage": True})
     assert last["metrics"]["speculative_decoding"] == found
     accepted, drafted = found["per_step_accepted"], found["per_step_drafted"]
     assert len(accepted) == len(drafted) == found["num_spec_steps"] > 4

@@ -5,13 +5,16 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Send
+from tokenizers import Tokenizer, models
 
 from parlay import AsyncLLM, RequestOutput, SamplingParams
 from parlay.config import ServerConfig
@@ -67,6 +70,14 @@ class Live:
     def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
         return self.http.post(path, json=body, **more)
 
+    def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """Return the events of a streamed answer, less the mark of its end, which streams of responses have not."""
+        answer = self.post(path, {**body, "stream": True})
+        assert answer.status_code == 200, answer.text
+        lines = [line[6:] for line in answer.text.split("\n") if line.startswith("data: ")]
+        assert path == "/v1/responses" or lines.pop() == "[DONE]"
+        return [json.loads(line) for line in lines]
+
 
 @contextmanager
 def live_and_guessing(**options: Any) -> Iterator[Live]:
@@ -79,18 +90,29 @@ def live_and_guessing(**options: Any) -> Iterator[Live]:
     asyncio.run(engine.close())
 
 
-def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
-    """Return the events of a stream, less the mark of its end, which streams of responses have not."""
-    lines = [line[6:] for line in answer.text.split("\n") if line.startswith("data: ")]
-    assert answer.url.path == "/v1/responses" or lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
-
-
 class NoEngine:
-    """An engine that is never asked for tokens."""
+    """An engine that has no tokens to give, unless a test's own says how."""
 
     model_name, model_names = "none", ("none",)
     numerics_id, max_model_len, state = "none", 8, "ready"
+    codec = SimpleNamespace(tokenizer=Tokenizer(models.WordLevel({"w": 0, "a": 1}, unk_token="w")))
+    sampling_defaults: Mapping[str, Any] = MappingProxyType({})
+
+
+async def complete(engine: NoEngine, send: Send, stream: bool = True, **options: Any) -> None:
+    """Ask an application for a completion, without a socket; its client stays until all is sent."""
+    asked = [{"type": "http.request", "body": json.dumps({"prompt": [1], "stream": stream}).encode()}]
+
+    async def receive() -> Any:
+        return asked.pop() if asked else await asyncio.Event().wait()
+
+    app = create_app(engine, **{"config": ServerConfig(), **options})  # type: ignore[arg-type]
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    await app(
+        {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""},
+        receive,
+        send,
+    )
 
 
 class House:

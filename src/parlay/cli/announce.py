@@ -47,7 +47,7 @@ def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, st
         if config.chat_template
         else "the model's chat template",
         "tools": "none without a chat template" if template is None else tools,
-        "reasoning": "none" if marks is None else f"between {marks.begin} and {marks.end}",
+        "reasoning": "none" if marks is None else f"between {marks.begins[0]} and {marks.ends[0]}",
         "numerics": engine.numerics_id,
         "page": url,
     }

@@ -176,6 +176,7 @@ class ReportError(ValueError):
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+decode_command, decode_report = _commands.decode, _reports.decode
 
 
 def encode(message: Command | Report) -> bytes:
@@ -198,24 +199,11 @@ def encode(message: Command | Report) -> bytes:
         raise RequestError("a text in the request is not valid Unicode; decode it with the right encoding") from None
 
 
-def decode_command(data: bytes) -> Command:
-    """Return the front's message."""
-    return _commands.decode(data)
-
-
-def decode_report(data: bytes) -> Report:
-    """Return a message of the engine's process."""
-    return _reports.decode(data)
-
-
 def plain_params(params: SamplingParams) -> dict[str, Any]:
     """Return parameters as data, such as `SamplingParams(**data)` takes; plain but for Python functions."""
-    values = ((name, getattr(params, name)) for name in _DEFAULTS)
-    return {name: _plain(value) for name, value in values if value != _DEFAULTS[name]}
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
+    values = {name: getattr(params, name) for name in _DEFAULTS}
+    changed = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in changed.items()}
 
 
 _metrics = attrgetter(*(f.name for f in fields(RequestMetrics)))

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from parlay.server.errors import ApiError
 
@@ -42,19 +43,20 @@ class Admission:
         Raises:
             ApiError: there is no room now.
         """
-        admitted = Admitted(self, key)
-        admitted.widen(1)
+        admitted = Admitted(key)
+        self.widen(admitted, 1)
         try:
             yield admitted
         finally:
             self._count(key, -admitted.count)
 
-    def take(self, key: str, count: int, more: int) -> None:
-        """Open `more` completions of a request that has `count` then.
+    def widen(self, admitted: "Admitted", count: int) -> None:
+        """Open as many completions as a request turns out to have.
 
         Raises:
             ApiError: there is no room now, or never will be.
         """
+        key, more = admitted.key, count - admitted.count
         room = min(self._most, self._most_per_key)
         if count > room:
             raise ApiError(400, f"the request asks for {count} completions and may for {room}; lower n or split it")
@@ -65,6 +67,7 @@ class Admission:
         if self._per_key[key] + more > self._most_per_key:
             raise ApiError(429, f"this key has its {self._most_per_key} completions open; wait for one of them")
         self._count(key, more)
+        admitted.count = count
 
     def _count(self, key: str, more: int) -> None:
         self.open += more
@@ -86,26 +89,12 @@ class Admission:
             self.cut.set()
 
 
+@dataclass(slots=True)
 class Admitted:
-    """A request's completions among those that are open.
+    """A request's completions among those that are open: whose they are, and how many."""
 
-    Attributes:
-        count: how many.
-    """
-
-    def __init__(self, admission: Admission, key: str) -> None:
-        """Begin with none."""
-        self._admission, self._key = admission, key
-        self.count = 0
-
-    def widen(self, count: int) -> None:
-        """Open as many completions as a request turns out to have.
-
-        Raises:
-            ApiError: there is no room now, or never will be.
-        """
-        self._admission.take(self._key, count, count - self.count)
-        self.count = count
+    key: str
+    count: int = 0
 
 
 class BodyBudget:

@@ -24,18 +24,16 @@ from parlay.server.keys import Keys
 from parlay.server.logs import Log, log_line
 from parlay.server.metrics import PrometheusMetrics
 from parlay.server.middleware import OPEN, AccessLayer, HeadLayer
-from parlay.server.openai.chat import chat
-from parlay.server.openai.completions import complete
+from parlay.server.openai.chat import chat_completions
+from parlay.server.openai.completions import completions
 from parlay.server.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, check_model
-from parlay.server.openai.responses import delete, respond, retrieve
+from parlay.server.openai.responses import forget, response, responses
 from parlay.server.openai.responses_fields import ResponseFields
 from parlay.server.openai.responses_store import ResponseStore
-from parlay.server.openai.tokens import detokenize, tokenize
-from parlay.server.openapi import Endpoint, document
+from parlay.server.openai.tokens import to_text, to_tokens
+from parlay.server.openapi import Endpoint, Handler, document
 from parlay.server.page import content_security_policy
 from parlay.server.reference import reference
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(
@@ -63,11 +61,10 @@ def create_app(
     """
     config = config or ServerConfig()
     admission = admission or Admission(config.max_open, config.max_open_per_key)
-    context = Context(engine, config, admission, tuple(methods), metrics)
-    endpoints = [*_completions(context), *_facts(context)]
-    if metrics is not None:
-        endpoints.append(_metrics(metrics))
-    routes = [Route(one.path, one.handler, methods=[one.method]) for one in endpoints]
+    store = ResponseStore(config.response_store)
+    context = Context(engine, config, admission, store, tuple(methods), metrics)
+    endpoints = [one for one in ENDPOINTS if one.path != "/metrics" or metrics is not None]
+    routes = [Route(one.path, _with_parts(one.handler, context), methods=[one.method]) for one in endpoints]
     routes += _documents(endpoints, engine.model_name, OPEN if keys else None, strict=config.strict_fields)
     if page is not None:
         routes.append(Route("/", _page(*page)))
@@ -99,107 +96,96 @@ async def _error(request: Request, error: Exception) -> Response:
     return answer.response()
 
 
-def _completions(context: Context) -> list[Endpoint]:
-    """Return the endpoints whose requests have a body, and those of stored responses."""
-    store = ResponseStore(context.config.response_store)
-
-    async def completions(request: Request) -> Response:
-        return await complete(context.of(request))
-
-    async def chat_completions(request: Request) -> Response:
-        return await chat(context.of(request))
-
-    async def responses(request: Request) -> Response:
-        return await respond(context.of(request), store)
-
-    async def response(request: Request) -> Response:
-        return await retrieve(context.of(request), store, request.path_params["name"])
-
-    async def forget(request: Request) -> Response:
-        return await delete(store, request, request.path_params["name"])
-
-    async def to_tokens(request: Request) -> Response:
-        return await tokenize(context.of(request))
-
-    async def to_text(request: Request) -> Response:
-        return await detokenize(context.of(request))
-
-    stored = "/v1/responses/{name}"
-    gone = {"404": "no such response of this key"}
-    malformed = {"400": "a parameter is malformed"}
-    return [
-        Endpoint("/v1/completions", completions, "Complete prompts", "POST", CompletionFields, "Completion"),
-        Endpoint(
-            "/v1/chat/completions", chat_completions, "Answer a conversation", "POST", ChatFields, "ChatCompletion"
-        ),
-        Endpoint("/v1/responses", responses, "Answer, and go on from there", "POST", ResponseFields, "Response"),
-        Endpoint(stored, response, "A stored response", answer="Response", errors=malformed | gone),
-        Endpoint(stored, forget, "Forget a stored response", "DELETE", answer="Deleted", errors=gone),
-        Endpoint("/tokenize", to_tokens, "Text to token ids", "POST", TokenizeFields, "Tokens"),
-        Endpoint("/detokenize", to_text, "Token ids to text", "POST", DetokenizeFields, "Text"),
-    ]
+async def models(context: Context) -> Response:
+    """Return the model under each of its names."""
+    names = context.engine.model_names
+    return json_response({"object": "list", "data": [_described(context, name) for name in names]})
 
 
-def _facts(context: Context) -> list[Endpoint]:
-    """Return the endpoints that say what is served, and whether it is."""
-    began, engine = context.now(), context.engine
+async def one_model(context: Context) -> Response:
+    """Return the model under one of its names.
 
-    def described(name: str) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": began,
-            "owned_by": "parlay",
+    Raises:
+        ApiError: it has another.
+    """
+    name = context.request.path_params["name"]
+    check_model(name, context.engine.model_names)
+    return json_response(_described(context, name))
+
+
+def _described(context: Context, name: str) -> dict[str, Any]:
+    engine = context.engine
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.began,
+        "owned_by": "parlay",
+        "max_model_len": engine.max_model_len,
+        "parlay": {
+            "numerics_id": engine.numerics_id,
+            "methods": context.methods,
             "max_model_len": engine.max_model_len,
-            "parlay": {
-                "numerics_id": engine.numerics_id,
-                "methods": context.methods,
-                "max_model_len": engine.max_model_len,
-                "prefers_chat": engine.codec.prefers_chat,
-                "sampling": engine.sampling_defaults,
-            },
-        }
-
-    async def models(request: Request) -> Response:
-        return json_response({"object": "list", "data": [described(name) for name in engine.model_names]})
-
-    async def one_model(request: Request) -> Response:
-        name = request.path_params["name"]
-        check_model(name, engine.model_names)
-        return json_response(described(name))
-
-    async def health(request: Request) -> Response:
-        state = engine.state
-        if state not in ("ready", "starting"):
-            raise ApiError(503, f"the engine is {state}")
-        return json_response({"status": "ok", "engine": state})
-
-    async def ready(request: Request) -> Response:
-        if context.admission.closing:
-            raise ApiError(503, "the server is shutting down; ask another one")
-        context.check_ready()
-        return json_response({"status": "ready"})
-
-    async def version(request: Request) -> Response:
-        return json_response({"version": __version__, "numerics_id": engine.numerics_id})
-
-    served = "The model that is served, by each of its names"
-    return [
-        Endpoint("/v1/models", models, served, answer="Models"),
-        # Names on the hub have slashes.
-        Endpoint("/v1/models/{name:path}", one_model, "One model", answer="Model", errors={"404": "no such model"}),
-        Endpoint("/health", health, "Whether the server lives", answer="Status", errors={"503": "it does not"}),
-        Endpoint("/ready", ready, "Whether requests are taken", answer="Status", errors={"503": "not now"}),
-        Endpoint("/version", version, "What computes", answer="Version"),
-    ]
+            "prefers_chat": engine.codec.prefers_chat,
+            "sampling": engine.sampling_defaults,
+        },
+    }
 
 
-def _metrics(metrics: PrometheusMetrics) -> Endpoint:
-    async def scrape(request: Request) -> Response:
-        content, kind = metrics.expose()
-        return Response(content, media_type=kind)
+async def health(context: Context) -> Response:
+    """Say that the server lives.
 
-    return Endpoint("/metrics", scrape, "Counters for Prometheus")
+    Raises:
+        ApiError: its engine does not.
+    """
+    state = context.engine.state
+    if state not in ("ready", "starting"):
+        raise ApiError(503, f"the engine is {state}")
+    return json_response({"status": "ok", "engine": state})
+
+
+async def ready(context: Context) -> Response:
+    """Say that requests are taken.
+
+    Raises:
+        ApiError: they are not.
+    """
+    if context.admission.closing:
+        raise ApiError(503, "the server is shutting down; ask another one")
+    context.check_ready()
+    return json_response({"status": "ready"})
+
+
+async def version(context: Context) -> Response:
+    """Say what computes."""
+    return json_response({"version": __version__, "numerics_id": context.engine.numerics_id})
+
+
+async def scrape(context: Context) -> Response:
+    """Return the counters."""
+    assert context.metrics is not None
+    content, kind = context.metrics.expose()
+    return Response(content, media_type=kind)
+
+
+_STORED = "/v1/responses/{name}"
+_GONE = {"404": "no such response of this key"}
+_REPLAY = {"400": "a parameter is malformed", **_GONE}
+ENDPOINTS = (
+    Endpoint("/v1/completions", completions, "Complete prompts", "POST", CompletionFields, "Completion"),
+    Endpoint("/v1/chat/completions", chat_completions, "Answer a conversation", "POST", ChatFields, "ChatCompletion"),
+    Endpoint("/v1/responses", responses, "Answer, and go on from there", "POST", ResponseFields, "Response"),
+    Endpoint(_STORED, response, "A stored response", answer="Response", errors=_REPLAY),
+    Endpoint(_STORED, forget, "Forget a stored response", "DELETE", answer="Deleted", errors=_GONE),
+    Endpoint("/tokenize", to_tokens, "Text to token ids", "POST", TokenizeFields, "Tokens"),
+    Endpoint("/detokenize", to_text, "Token ids to text", "POST", DetokenizeFields, "Text"),
+    Endpoint("/v1/models", models, "The model that is served, by each of its names", answer="Models"),
+    # Names on the hub have slashes.
+    Endpoint("/v1/models/{name:path}", one_model, "One model", answer="Model", errors={"404": "no such model"}),
+    Endpoint("/health", health, "Whether the server lives", answer="Status", errors={"503": "it does not"}),
+    Endpoint("/ready", ready, "Whether requests are taken", answer="Status", errors={"503": "not now"}),
+    Endpoint("/version", version, "What computes", answer="Version"),
+    Endpoint("/metrics", scrape, "Counters for Prometheus"),
+)
 
 
 def _documents(
@@ -218,7 +204,14 @@ def _documents(
     return [Route("/openapi.json", openapi), Route("/docs", docs)]
 
 
-def _page(html: str, policy: str) -> Handler:
+def _with_parts(handler: Handler, context: Context) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        return await handler(context.of(request))
+
+    return handle
+
+
+def _page(html: str, policy: str) -> Callable[[Request], Awaitable[Response]]:
     async def page(request: Request) -> Response:
         headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
         return Response(html, media_type="text/html", headers=headers)

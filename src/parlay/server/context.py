@@ -17,6 +17,7 @@ from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError
 from parlay.server.fair_queue import LONG, Threads
 from parlay.server.keys import ANYONE
 from parlay.server.metrics import PrometheusMetrics
+from parlay.server.openai.responses_store import ResponseStore
 from parlay.types.output import RequestOutput
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ class RequestState:
     Attributes:
         resources: what the request holds until it ends.
         body: the share of `resources` that its body takes, which may be given back earlier.
+        began: whether its answer has begun, so that the status is out.
         admitted: its open completions, if it was admitted.
     """
 
@@ -37,7 +39,7 @@ class RequestState:
         self.arrival = time.perf_counter()
         self.facts: dict[str, Any] = {}  # for the log
         self.outputs: dict[int, RequestOutput] = {}  # the newest of each prompt
-        self.status = CLIENT_LEFT
+        self.status, self.began = CLIENT_LEFT, False
         self.resources = ExitStack()
         self.body = self.resources.enter_context(ExitStack())
         self.admitted: Admitted | None = None
@@ -56,18 +58,22 @@ class Context:
         engine: computes.
         config: the server's options.
         admission: admits requests.
+        store: keeps responses.
         methods: speculative methods that the engine has loaded.
         metrics: counts, if given.
         threads: for what takes long.
+        began: when the server did, in seconds since 1970.
         current: the request that is served.
     """
 
     engine: AsyncEngine
     config: ServerConfig
     admission: Admission
+    store: ResponseStore
     methods: tuple[str, ...] = ()
     metrics: PrometheusMetrics | None = None
     threads: Threads = field(default_factory=Threads)
+    began: int = field(default_factory=lambda: int(time.time()))
     current: Request | None = None
 
     def of(self, request: Request) -> "Context":

@@ -6,7 +6,6 @@ continue from where the last one stopped. What the server itself observes is cou
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import prometheus_client as prometheus
@@ -14,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from parlay.config.verification import LOSSY, verification_of
+from parlay.metrics import COUNTERS, GAUGES
 from parlay.types.output import RequestMetrics, RequestOutput
 from parlay.types.stats import Stats, StatsSnapshot
 
@@ -55,35 +55,20 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "vllm:request_inference_time_seconds": ("From a request's first cache block to its end.", _REQUEST),
 }
 
-# What is read of an engine's counters: one value, or values by the last of the further labels.
-_Read = Callable[[Stats], float | Mapping[Any, float]]
+# What is read of an engine's counters: one value, or values by place or by the last of the further labels.
+_Read = Callable[[Stats], float | list[int] | Mapping[Any, float]]
 # Name to help text, further labels, and where it is read. Exposed with `_total` at the end.
 _COUNTERS: dict[str, tuple[str, tuple[str, ...], _Read]] = {
-    "vllm:prompt_tokens": ("Tokens of admitted prompts.", (), lambda now: now.prompt_tokens),
-    "vllm:generation_tokens": ("Tokens emitted.", (), lambda now: now.emitted),
-    "vllm:num_preemptions": (
-        "Requests that lost their cache blocks and were computed again.",
-        (),
-        lambda now: now.preemptions,
-    ),
+    **{
+        name: (text, ("position",) if name.endswith("_per_pos") else (), read)
+        for name, (text, read) in COUNTERS.items()
+    },
     "vllm:prefix_cache_queries": (
         "Prompt tokens that the prefix cache might have had.",
         (),
         lambda now: now.queried_tokens,
     ),
     "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", (), lambda now: now.cached_tokens),
-    "vllm:spec_decode_num_drafts": (
-        "Steps of requests that verified a draft.",
-        (),
-        lambda now: now.draft_stats.drafts,
-    ),
-    "vllm:spec_decode_num_draft_tokens": ("Draft tokens verified.", (), lambda now: now.draft_stats.drafted),
-    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens accepted.", (), lambda now: now.draft_stats.accepted),
-    "vllm:spec_decode_num_accepted_tokens_per_pos": (
-        "Draft tokens accepted, by position.",
-        ("position",),
-        lambda now: dict(enumerate(now.draft_stats.accepted_per_position)),
-    ),
     "parlay:forward_passes": ("Forward passes of the target.", ("method",), lambda now: now.steps),
     "parlay:steps_without_draft": (
         "Steps of requests without a draft, by the reason.",
@@ -122,12 +107,6 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...], _Read]] = {
     ),
 }
 
-_GAUGES = {
-    "vllm:num_requests_running": "Requests that hold cache blocks.",
-    "vllm:num_requests_waiting": "Requests that wait for cache blocks.",
-    "vllm:kv_cache_usage_perc": "Share of the cache blocks that requests hold, 0 to 1.",
-}
-
 _LABELS = ("model_name", "engine")  # of every series
 _INFO = "parlay:engine_info"
 _RESTARTS = "parlay:engine_restarts"
@@ -136,23 +115,6 @@ _HTTP = "parlay:http_requests"
 
 # A counter's name and the values of its further labels.
 _Key = tuple[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """One request's end.
-
-    Attributes:
-        endpoint: its path.
-        status: of the answer; 499 if the client left before it.
-        seconds: from its arrival until then.
-        outputs: the newest output of each prompt, of a stream the last delta; none for one that did not get so far.
-    """
-
-    endpoint: str
-    status: int
-    seconds: float
-    outputs: tuple[RequestOutput, ...] = ()
 
 
 class EngineCounters(Protocol):
@@ -209,18 +171,24 @@ class PrometheusMetrics:
         for _ in range(tokens):
             histogram.observe(seconds / tokens)
 
-    def observe_end(self, ended: Observation) -> None:
-        """Note a request's end: each completion the engine knew, or one error where the server is to blame."""
+    def observe_end(self, path: str, status: int, outputs: Sequence[RequestOutput] = ()) -> None:
+        """Note a request's end: each completion the engine knew, or one error where the server is to blame.
+
+        Args:
+            path: of the request.
+            status: of the answer; 499 if the client left before it.
+            outputs: the newest of each prompt, of a stream the last delta; none for one that did not get so far.
+        """
         for engine in self._engines:
             engine.refresh()
-        endpoint = ended.endpoint if ended.endpoint in ENDPOINTS else "other"
-        self._http.labels(*self._engines[0].labels, endpoint, str(ended.status)).inc()
-        completions = [(output.replica, one) for output in ended.outputs for one in output.outputs]
+        endpoint = path if path in ENDPOINTS else "other"
+        self._http.labels(*self._engines[0].labels, endpoint, str(status)).inc()
+        completions = [(output.replica, one) for output in outputs for one in output.outputs]
         for replica, one in completions:
             # A client that left has its request aborted without another output.
-            reason = "error" if ended.status >= 500 else one.finish_reason or "abort"
+            reason = "error" if status >= 500 else one.finish_reason or "abort"
             self._engines[replica].observe_request(reason, one.metrics)
-        if ended.status >= 500 and not completions and endpoint in _COMPLETIONS:  # of a probe it is the answer
+        if status >= 500 and not completions and endpoint in _COMPLETIONS:  # of a probe it is the answer
             self._engines[0].end("error")
 
     def expose(self) -> tuple[bytes, str]:
@@ -231,11 +199,10 @@ class PrometheusMetrics:
         """Yield every family, for prometheus_client."""
         for engine in self._engines:
             engine.refresh()
-        gauges = [(engine.labels, engine.gauges()) for engine in self._engines]
-        for place, (name, text) in enumerate(_GAUGES.items()):
+        for name, (text, read) in GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)
-            for labels, values in gauges:
-                gauge.add_metric(labels, values[place])
+            for engine in self._engines:
+                gauge.add_metric(engine.labels, read(engine.stats))
             yield gauge
         info = GaugeMetricFamily(
             _INFO,
@@ -283,17 +250,16 @@ class _Series:
     def restarts(self) -> int:
         return self._engine.restarts
 
+    @property
+    def stats(self) -> StatsSnapshot:
+        return self._engine.stats
+
     def refresh(self) -> None:
         """Read the engine's counters; if one fell, the engine was restarted, and earlier counts are carried."""
-        counts = _counts(self._engine.stats, self._method)
+        counts = _counts(self.stats, self._method)
         if any(counts.get(key, 0) < value for key, value in self._counts.items()):
             self._carried.update(self._counts)
         self._counts = counts
-
-    def gauges(self) -> tuple[float, ...]:
-        """Return the values of `_GAUGES`."""
-        now = self._engine.stats
-        return now.running, now.waiting, now.blocks_used / now.blocks if now.blocks else 0.0
 
     def total(self) -> Counter[_Key]:
         """Return the values of `_COUNTERS` as they were last read, and of all engines before."""
@@ -328,7 +294,7 @@ def names() -> set[str]:
     counters = {f"{name}_total" for name in (*_COUNTERS, _RESTARTS, _SUCCESS, _HTTP)}
     return (
         counters
-        | {*_GAUGES, _INFO}
+        | {*GAUGES, _INFO}
         | {f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "sum", "count")}
     )
 
@@ -348,6 +314,7 @@ def _counts(now: Stats, method: str) -> dict[_Key, float]:
     counts: dict[_Key, float] = {}
     for name, (_, labels, read) in _COUNTERS.items():
         found = read(now)
+        found = dict(enumerate(found)) if isinstance(found, list) else found
         by_label = {(str(key),): value for key, value in found.items()} if isinstance(found, Mapping) else {(): found}
         for own, value in by_label.items():
             counts[name, own if len(own) == len(labels) else (method, *own)] = value

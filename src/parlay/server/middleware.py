@@ -19,7 +19,7 @@ from parlay.server.context import RequestState
 from parlay.server.errors import ApiError, ClientLeftError, as_api_error
 from parlay.server.keys import Keys
 from parlay.server.logs import Log, log_line
-from parlay.server.metrics import Observation, PrometheusMetrics
+from parlay.server.metrics import PrometheusMetrics
 
 OPEN = frozenset({"/", "/docs", "/health", "/ready"})  # without a key
 _BODIES, _LEAST_BODIES = 16, 64 << 20  # the limit of all bodies together: times that of one, and at least, bytes
@@ -58,13 +58,10 @@ class AccessLayer:
         state = RequestState()
         state.request_id = _request_id(headers.get(b"x-request-id"))
         scope.setdefault("state", {})["request"] = state
-        began = False
 
         async def tell(message: Message) -> None:
-            nonlocal began
             if message["type"] == "http.response.start":
-                began = True
-                state.status = message["status"]
+                state.status, state.began = message["status"], True
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", state.request_id.encode("latin-1")),
@@ -81,7 +78,7 @@ class AccessLayer:
             limits = self._budget, self._large[state.client.name]
             await self._app(inner, _BodyReceiver(receive, headers, self._config, *limits, state), tell)
         except Exception as error:
-            if not began:
+            if not state.began:
                 answer = as_api_error(error)
                 state.facts["error"] = str(answer)
                 await answer.response()(scope, receive, tell)
@@ -103,7 +100,7 @@ class AccessLayer:
         seconds = time.perf_counter() - state.arrival
         path = scope["path"]
         if self._metrics is not None:
-            self._metrics.observe_end(Observation(path, state.status, seconds, tuple(state.newest)))
+            self._metrics.observe_end(path, state.status, state.newest)
         if path in OPEN and state.status < 400:
             return  # probes come every second
         self._log(

@@ -7,24 +7,28 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
 from parlay import __version__
 from parlay.config.docs import attribute_docs
+from parlay.server.context import Context
 from parlay.server.openai.fields import (
     SAMPLING,
+    BodyFields,
     ChatFields,
+    CommonFields,
     CompletionFields,
     DetokenizeFields,
+    RequestFields,
     TokenizeFields,
 )
-from parlay.server.openai.responses_fields import RESPONSE_SAMPLING, ResponseFields
+from parlay.server.openai.responses_fields import ResponseFields
 from parlay.server.openai.translate import objects_of
 from parlay.types.params import SamplingParams, SpeculationOverride
 from parlay.types.structured import StructuredOutputsParams
 
 _REF = "#/components/schemas/{name}"
+Handler = Callable[[Context], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +46,12 @@ class Endpoint:
     """
 
     path: str
-    handler: Callable[[Request], Awaitable[Response]]
+    handler: Handler
     summary: str
     method: str = "GET"
-    body: type | None = None
+    body: type[BodyFields] | None = None
     answer: str = ""
     errors: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """What the document says of a body beyond its dataclass.
-
-    Attributes:
-        example: of one.
-        needed: schemas of the fields that must be given.
-        sampling: names of the sampling parameters that it may have.
-        streamed: whether its answer may be a stream; with what asks for its usage.
-    """
-
-    example: dict[str, Any]
-    needed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    sampling: frozenset[str] = frozenset()
-    streamed: dict[str, Any] | None = None
 
 
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -103,22 +90,20 @@ _MESSAGES = {
     },
 }
 _INPUT = {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}
-_USAGE = {"stream_options": {"include_usage": True}}
-BODIES: dict[type, Body] = {
-    CompletionFields: Body(
-        {"prompt": "def add(a, b):", "max_tokens": 16, "temperature": 0}, {"prompt": _PROMPT}, SAMPLING, _USAGE
-    ),
-    ChatFields: Body(
-        {"messages": [{"role": "user", "content": "Write a loop."}], "max_tokens": 16},
-        {"messages": _MESSAGES},
-        SAMPLING,
-        _USAGE,
-    ),
-    ResponseFields: Body(
-        {"input": "Write a loop.", "max_output_tokens": 16}, {"input": _INPUT}, RESPONSE_SAMPLING, {}
-    ),
-    TokenizeFields: Body({"prompt": "def add(a, b):"}),
-    DetokenizeFields: Body({"tokens": [100, 101]}, {"tokens": _IDS}),
+# Schemas of the fields that a body must have.
+_NEEDED: dict[type[BodyFields], dict[str, dict[str, Any]]] = {
+    CompletionFields: {"prompt": _PROMPT},
+    ChatFields: {"messages": _MESSAGES},
+    ResponseFields: {"input": _INPUT},
+    TokenizeFields: {},
+    DetokenizeFields: {"tokens": _IDS},
+}
+_EXAMPLES: dict[type[BodyFields], dict[str, Any]] = {
+    CompletionFields: {"prompt": "def add(a, b):", "max_tokens": 16, "temperature": 0},
+    ChatFields: {"messages": [{"role": "user", "content": "Write a loop."}], "max_tokens": 16},
+    ResponseFields: {"input": "Write a loop.", "max_output_tokens": 16},
+    TokenizeFields: {"prompt": "def add(a, b):"},
+    DetokenizeFields: {"tokens": [100, 101]},
 }
 _BODY_ERRORS = {
     "400": "a field is wrong", "404": "no such model", "408": "too slow", "413": "too large", "415": "no JSON",
@@ -128,23 +113,6 @@ _REPLAYED = [
     {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
     {"name": "starting_after", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": 999_999_999}},
 ]
-_ERROR = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-            "required": ["message", "type", "param", "code"],
-        }
-    },
-    "required": ["error"],
-}
-
 _STRING = {"type": "string"}
 _COUNT = {"type": "integer", "minimum": 0}
 _ITEM = {"enum": ["message", "function_call", "custom_tool_call", "reasoning"]}
@@ -205,9 +173,7 @@ _ANSWERS: dict[str, dict[str, Any]] = {
         created_at=_COUNT,
         status={"enum": ["completed", "incomplete"]},
         model=_STRING,
-        output=_list(
-            _object(type={"enum": ["message", "function_call", "custom_tool_call", "reasoning"]}, id=_STRING)
-        ),
+        output=_list(_object(type=_ITEM, id=_STRING)),
         usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
     ),
     "Deleted": _object(id=_STRING, object={"const": "response"}, deleted={"const": True}),
@@ -217,6 +183,7 @@ _ANSWERS: dict[str, dict[str, Any]] = {
     "Models": _object(object={"const": "list"}, data=_list(_MODEL)),
     "Version": _object(version=_STRING, numerics_id=_STRING),
     "Status": _object(status=_STRING),
+    "Error": _object(error=_object(message=_STRING, type=_STRING, param=_MAYBE_STRING, code=_MAYBE_STRING)),
 }
 
 
@@ -249,20 +216,21 @@ def _operation(endpoint: Endpoint, path: str, model: str, *, keyed: bool) -> dic
         "summary": endpoint.summary,
         "operationId": re.sub(r"\W", "_", f"{name}{path}") + f"_{endpoint.method.lower()}",
     }
-    body = BODIES[endpoint.body] if endpoint.body is not None else None
+    body = endpoint.body
     replayed = endpoint.answer == "Response" and body is None
+    streamed = replayed or (body is not None and issubclass(body, RequestFields))
     if "{name}" in path:
         parameter = {"name": "name", "in": "path", "required": True, "schema": {"title": "Name", "type": "string"}}
         served = {"examples": {"served": {"value": model}}} if path.startswith("/v1/models") else {}
         operation["parameters"] = [{**parameter, **served}, *(_REPLAYED if replayed else ())]
-    if endpoint.body is not None and body is not None:
-        examples = {"whole": {"value": body.example}}
-        if body.streamed is not None:
-            examples["streamed"] = {"value": {**body.example, "stream": True, **body.streamed}}
-        content = {"schema": _reference(endpoint.body.__name__), "examples": examples}
+    if body is not None:
+        examples = {"whole": {"value": _EXAMPLES[body]}}
+        if streamed:
+            usage = {"stream_options": {"include_usage": True}} if issubclass(body, CommonFields) else {}
+            examples["streamed"] = {"value": {**_EXAMPLES[body], "stream": True, **usage}}
+        content = {"schema": _reference(body.__name__), "examples": examples}
         operation["requestBody"] = {"required": True, "content": {"application/json": content}}
     errors = {**(_BODY_ERRORS if body else {}), **endpoint.errors, **({"401": "no key"} if keyed else {})}
-    streamed = replayed or (body is not None and body.streamed is not None)
     operation["responses"] = {
         "200": _success(endpoint.answer, streamed=streamed),
         **{status: {"description": errors[status], "content": _json("Error")} for status in sorted(errors)},
@@ -290,7 +258,7 @@ def _reference(name: str) -> dict[str, str]:
 
 def schemas(*, strict: bool = False) -> dict[str, Any]:
     """Return the schemas of bodies and answers; where `strict`, unknown fields are refused instead of ignored."""
-    classes = [*BODIES]
+    classes = [*_NEEDED]
     names = sorted(SAMPLING)
     hints = get_type_hints(SamplingParams, include_extras=True)
     made, found = msgspec.json.schema_components(
@@ -310,10 +278,10 @@ def schemas(*, strict: bool = False) -> dict[str, Any]:
     for cls in classes:
         schema = found[cls.__name__]
         own = attribute_docs(cls)
-        needed, permitted = BODIES[cls].needed, BODIES[cls].sampling
+        needed = _NEEDED[cls]
         properties = schema["properties"] | needed
-        if permitted:
-            properties = {name: sampling[name] for name in names if name in permitted} | _GUIDED | properties
+        if cls.sampling:
+            properties = {name: sampling[name] for name in names if name in cls.sampling} | _GUIDED | properties
             own |= dict.fromkeys(_GUIDED, "An older name of a part of `structured_outputs`.")
         schema["properties"] = {
             name: {
@@ -326,7 +294,7 @@ def schemas(*, strict: bool = False) -> dict[str, Any]:
         # Null counts as left out, whatever the name.
         schema["additionalProperties"] = {"type": "null"} if strict else True
         schema.pop("description", None)
-    return found | _ANSWERS | {"Error": _ERROR}
+    return found | _ANSWERS
 
 
 def _in_json(hint: Any) -> Any:

@@ -107,19 +107,12 @@ class Answer(Response):
         """Compute and send, as an ASGI application."""
         state: RequestState = scope["state"]["request"]
         context = self._context
-        began = False
-
-        async def tell(message: Any) -> None:
-            nonlocal began
-            began = True
-            await send(message)
-
         try:
             context.check_ready()
             assert state.admitted is not None
-            state.admitted.widen(len(self._prompts) * self._params.candidates)
+            context.admission.widen(state.admitted, len(self._prompts) * self._params.candidates)
             state.body.close()  # it has become prompts and parameters
-            work = self._events(state, tell) if self._fields.stream else self._whole(state, scope, receive, tell)
+            work = self._events(state, send) if self._fields.stream else self._whole(state, scope, receive, send)
             async with asyncio.timeout(context.config.request_timeout + _GRACE):
                 await while_wanted(work, receive, context.admission.cut)
         except ClientLeftError:
@@ -127,7 +120,7 @@ class Answer(Response):
         except Exception as error:
             refusal = self._shape.named(as_api_error(error))
             state.facts["error"] = str(refusal)
-            if not began:
+            if not state.began:
                 await refusal.response()(scope, receive, send)
                 return
             # The status is out: the error can only be an event.

@@ -1,9 +1,9 @@
 """`/v1/chat/completions`: a conversation, and the answer to it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from parlay.errors import shown
 from parlay.server.body import read_json
@@ -13,7 +13,7 @@ from parlay.server.fair_queue import LONG
 from parlay.server.openai.answer import Answer
 from parlay.server.openai.choice import ChoicesShape, News
 from parlay.server.openai.completions import check_stream
-from parlay.server.openai.fields import SAMPLING, ChatFields, check_model, make_params, parse
+from parlay.server.openai.fields import ChatFields, check_model, make_params, parse
 from parlay.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from parlay.server.openai.prompts import chat_prompt, predicted
 from parlay.server.openai.reasoning import Marks, ReasoningReader, marks_of
@@ -29,37 +29,38 @@ _IGNORED = (
     "the model's chat template ignores tools: the system message describes them instead, and calls are expected "
     "between <tool_call> tags"
 )
+T = TypeVar("T")
 Read = tuple["ChatShape", list[dict[str, Any]], ChatOptions]
 
 
-async def chat(context: Context) -> Answer:
+async def chat_completions(context: Context) -> Answer:
     """Answer a request.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-
-    found = await read_json(context, partial(read_or_body, context))
-    shape, messages, options = await read_beside(context, found)
+    shape, messages, options = await read_conversation(context, read_chat)
     prompt = await chat_prompt(context, messages, options)
     shape.begin(prompt)
     return Answer([prompt], shape)
 
 
-def read_or_body(context: Context, body: dict[str, Any]) -> dict[str, Any] | Read:
-    """Return what `read_chat` does; the body itself if that takes a while, for which see `read_beside`."""
-    return body if _brings(context, body) or needs_compiling(body) else read_chat(context, body)
-
-
-async def read_beside(context: Context, found: dict[str, Any] | Read) -> Read:
-    """Return what `read_chat` makes of a body that `read_or_body` left as it is.
+async def read_conversation(
+    context: Context, read: Callable[[Context, dict[str, Any]], T], *, completes: bool = True
+) -> T:
+    """Return what `read` makes of a body: where it was decoded, or elsewhere if that takes a while.
 
     Raises:
         ApiError, RequestError: something in it cannot be served.
     """
+
+    def at_once(body: dict[str, Any]) -> dict[str, Any] | T:
+        return body if _brings(context, body) or needs_compiling(body) else read(context, body)
+
+    found = await read_json(context, at_once, completes=completes)
     if not isinstance(found, dict):
         return found
-    work = partial(read_chat, context, found)
+    work = partial(read, context, found)
     if _brings(context, found):
         return await context.beside(found["chat_template"], 0, work)
     return await context.run(LONG, work)
@@ -81,7 +82,7 @@ def read_chat(context: Context, body: dict[str, Any], names: Names = CHAT) -> Re
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    fields, sampling, warnings = parse(ChatFields, body, sampling=SAMPLING, strict=context.config.strict_fields)
+    fields, sampling, warnings = parse(ChatFields, body, strict=context.config.strict_fields)
     check_model(fields.model, context.engine.model_names)
     # Before anything reads it: it is run to see what a template does.
     given = fields.chat_template not in (None, *context.engine.codec.template_names)

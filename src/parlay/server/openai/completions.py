@@ -10,7 +10,7 @@ from parlay.server.context import Context
 from parlay.server.errors import ApiError
 from parlay.server.openai.answer import Answer
 from parlay.server.openai.choice import ChoicesShape, News
-from parlay.server.openai.fields import SAMPLING, CompletionFields, check_model, make_params, parse
+from parlay.server.openai.fields import CompletionFields, check_model, make_params, parse
 from parlay.server.openai.logprobs import Offsets, completion_logprobs, prompt_logprobs, prompt_offsets
 from parlay.server.openai.prompts import completion_prompts, predicted
 from parlay.types.output import RequestOutput
@@ -18,7 +18,7 @@ from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
 
 
-async def complete(context: Context) -> Answer:
+async def completions(context: Context) -> Answer:
     """Answer a request.
 
     Raises:
@@ -29,7 +29,7 @@ async def complete(context: Context) -> Answer:
 
 
 def _read(context: Context, body: dict[str, Any]) -> tuple["CompletionShape", list[Prompt]]:
-    fields, sampling, warnings = parse(CompletionFields, body, sampling=SAMPLING, strict=context.config.strict_fields)
+    fields, sampling, warnings = parse(CompletionFields, body, strict=context.config.strict_fields)
     check_model(fields.model, context.engine.model_names)
     without_output = fields.echo and sampling.get("max_tokens") == 0 and type(sampling["max_tokens"]) is not bool
     if without_output:

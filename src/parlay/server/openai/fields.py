@@ -1,6 +1,6 @@
 """The fields of requests: which there are, their types, and what they make of the engine's parameters."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from parlay.server.openai.foreign_fields import COUNTED, ForeignField
 from parlay.server.openai.translate import ignored_keys, nested_tool, objects_of, settled, translated
 from parlay.types.params import SamplingParams
 
-T = TypeVar("T")
+F = TypeVar("F", bound="BodyFields")
 
 # Functions cannot be sent, and a prediction has OpenAI's form.
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors", "prediction"}
@@ -42,12 +42,38 @@ class PredictedOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFields:
+@dataclass(frozen=True, kw_only=True)
+class BodyFields:
+    """What every body may have.
+
+    Attributes:
+        endpoint: whose body it is, a key of `RENAMED`.
+        sampling: names of the sampling parameters that it may have besides its own fields.
+        model: whom to ask; the one that is served where left out.
+    """
+
+    endpoint: ClassVar[str]
+    sampling: ClassVar[frozenset[str]] = frozenset()
+
+    model: str | None = None
+
+    def remarks(self, *, strict: bool) -> tuple[str, ...]:
+        """Return warnings for the client about its fields.
+
+        Args:
+            strict: whether unknown keys of objects are refused.
+
+        Raises:
+            ApiError: a key of an object is unknown and looks like a misspelling, or all of those are refused.
+        """
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestFields(BodyFields):
     """What every request for an answer may have besides sampling parameters.
 
     Attributes:
-        model: whom to ask; the one that is served where left out.
         stream: send the answer while it grows.
         stream_options: with `include_usage` true, the last chunk has the usage of the whole request; with
             `continuous_usage_stats` too, every chunk has the usage so far.
@@ -59,7 +85,8 @@ class RequestFields:
         service_tier: there is one for all.
     """
 
-    model: str | None = None
+    sampling: ClassVar[frozenset[str]] = SAMPLING
+
     stream: bool = False
     stream_options: dict[str, Any] | None = None
     user: str | None = None
@@ -76,7 +103,7 @@ class RequestFields:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CommonFields(RequestFields):
     """What completions and chat completions have in common.
 
@@ -96,7 +123,7 @@ class CommonFields(RequestFields):
     prediction: PredictedOutput | None = None
 
     def __post_init__(self) -> None:
-        RequestFields.__post_init__(self)
+        super().__post_init__()
         for name, wanted in (self.stream_options or {}).items():
             if name in _STREAM_OPTIONS and not isinstance(wanted, bool):
                 raise ConfigError(
@@ -109,14 +136,7 @@ class CommonFields(RequestFields):
             )
 
     def remarks(self, *, strict: bool) -> tuple[str, ...]:
-        """Return warnings for the client about its fields.
-
-        Args:
-            strict: whether unknown keys are refused.
-
-        Raises:
-            ApiError: a key of an object is unknown and looks like a misspelling, or all of those are refused.
-        """
+        """Return warnings for the client about its fields."""
         options = self.stream_options or {}
         found = [ignored_keys("stream_options", options, _STREAM_OPTIONS, strict=strict)]
         if options.get("include_obfuscation"):
@@ -136,7 +156,7 @@ class CommonFields(RequestFields):
         return self.include_usage and bool((self.stream_options or {}).get("continuous_usage_stats"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CompletionFields(CommonFields):
     """The body of `/v1/completions`, besides sampling parameters.
 
@@ -153,8 +173,35 @@ class CompletionFields(CommonFields):
     add_special_tokens: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatFields(CommonFields):
+@dataclass(frozen=True, kw_only=True)
+class TemplatedFields:
+    """What the chat template makes a prompt of, besides the messages.
+
+    Attributes:
+        tools: functions that the model may call, as `{"type": "function", "function": {"name", "parameters"}}`, and
+            tools whose calls have a text as input, as `{"type": "custom", "custom": {"name", "description"}}`.
+        tool_choice: `none`, `auto`, `required`, `{"type": "function", "function": {"name"}}`, likewise `custom`, or
+            `{"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}`.
+        chat_template: the name of one of the model's own, or where the server allows it another template.
+        add_generation_prompt: end the prompt with what begins an answer.
+        continue_final_message: go on with the last message.
+        chat_template_kwargs: further variables that the template reads.
+        reasoning_effort: a variable that the template reads, such as `low`; `none` also unsets `enable_thinking`.
+        verbosity: a variable that the template reads, such as `low`.
+    """
+
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFields(CommonFields, TemplatedFields):
     """The body of `/v1/chat/completions`, besides sampling parameters.
 
     Attributes:
@@ -164,18 +211,8 @@ class ChatFields(CommonFields):
         max_completion_tokens: another name of `max_tokens`.
         response_format: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema":
             {"name": ..., "schema": ...}}`.
-        tools: functions that the model may call, as `{"type": "function", "function": {"name", "parameters"}}`, and
-            tools whose calls have a text as input, as `{"type": "custom", "custom": {"name", "description"}}`.
-        tool_choice: `none`, `auto`, `required`, `{"type": "function", "function": {"name"}}`, likewise `custom`, or
-            `{"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}`.
         parallel_tool_calls: whether there may be several calls.
         modalities: `["text"]`.
-        chat_template: the name of one of the model's own, or where the server allows it another template.
-        add_generation_prompt: end the prompt with what begins an answer.
-        continue_final_message: go on with the last message.
-        chat_template_kwargs: further variables that the template reads.
-        reasoning_effort: a variable that the template reads, such as `low`; `none` also unsets `enable_thinking`.
-        verbosity: a variable that the template reads, such as `low`.
         include_reasoning: give what the model writes before its answer as `reasoning_content`.
         disable_additional_properties: objects of `response_format` and of tools have no properties but those that
             their schema lists, unless it says `additionalProperties`.
@@ -188,21 +225,15 @@ class ChatFields(CommonFields):
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
     response_format: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     modalities: list[str] | None = None
-    chat_template: str | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     include_reasoning: bool = True
     disable_additional_properties: bool = True
 
     def __post_init__(self) -> None:
-        CommonFields.__post_init__(self)
+        super().__post_init__()
         if self.tool_choice == "auto" and not self.tools:  # clients send it without tools too
             object.__setattr__(self, "tool_choice", None)
         if self.tools:
@@ -213,40 +244,22 @@ class ChatFields(CommonFields):
             raise ConfigError("top_logprobs needs logprobs; set logprobs to true", param="top_logprobs")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeFields:
+@dataclass(frozen=True, kw_only=True)
+class TokenizeFields(BodyFields, TemplatedFields):
     """The body of `/tokenize`.
 
     Attributes:
-        model: whose tokenizer.
         prompt: text; or give messages.
         messages: a conversation, put through the chat template as chat completions do.
         add_special_tokens: those that the tokenizer itself adds; None adds them to a prompt and not to messages.
-        add_generation_prompt: end a conversation with what begins an answer.
-        continue_final_message: go on with the last message.
-        tools: functions that the template shows.
-        tool_choice: as in chat completions.
-        chat_template: a template in place of the model's own, where the server allows it.
-        chat_template_kwargs: further variables that the template reads.
-        reasoning_effort: a variable that the template reads.
-        verbosity: a variable that the template reads.
         return_token_strs: give each token's text too.
     """
 
     endpoint: ClassVar[str] = "tokenize"
 
-    model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    reasoning_effort: str | None = None
-    verbosity: str | None = None
     return_token_strs: bool = False
 
     def __post_init__(self) -> None:
@@ -254,19 +267,17 @@ class TokenizeFields:
             raise ConfigError("give either prompt or messages", param="prompt")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetokenizeFields:
+@dataclass(frozen=True, kw_only=True)
+class DetokenizeFields(BodyFields):
     """The body of `/detokenize`.
 
     Attributes:
-        model: whose tokenizer.
         tokens: token ids.
     """
 
     endpoint: ClassVar[str] = "detokenize"
 
     tokens: list[int]
-    model: str | None = None
 
 
 _BODIES = (CompletionFields, ChatFields, TokenizeFields, DetokenizeFields)
@@ -287,30 +298,28 @@ def _others(cls: type) -> Mapping[str, ForeignField]:
 
 
 def parse(
-    cls: type[T], body: Mapping[str, Any], *, sampling: Collection[str] = (), strict: bool = False
-) -> tuple[T, dict[str, Any], tuple[str, ...]]:
+    cls: type[F], body: Mapping[str, Any], *, strict: bool = False
+) -> tuple[F, dict[str, Any], tuple[str, ...]]:
     """Return a body's own fields; apart, its sampling parameters; and warnings for the client.
 
     Args:
-        cls: one of the above, or another with an `endpoint`.
+        cls: whose body it is.
         body: what the client sent.
-        sampling: the sampling parameters that it may have.
         strict: refuse all unknown fields.
 
     Raises:
         ApiError: a field is refused, or of the wrong type.
     """
-    own = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-    endpoint: str = cls.endpoint  # type: ignore[attr-defined]
-    body, warnings = translated(endpoint, body, own.union(sampling), _others(cls), strict=strict)  # type: ignore[arg-type]
-    body = settled(body, objects_of(cls) | objects_of(SamplingParams))  # type: ignore[arg-type]
+    own = {f.name for f in fields(cls)}
+    kind: type = cls  # mypy takes the hash of a dataclass's objects for that of the class
+    body, warnings = translated(cls.endpoint, body, own | cls.sampling, _others(kind), strict=strict)
+    body = settled(body, objects_of(kind) | objects_of(SamplingParams))
     try:
         made = build(cls, {name: value for name, value in body.items() if name in own}, "field")
     except ConfigError as error:
         raise ApiError(400, str(error), param=error.param) from None
-    if isinstance(made, CommonFields):
-        warnings += made.remarks(strict=strict)
-    return made, {name: value for name, value in body.items() if name not in own}, warnings
+    sampling = {name: value for name, value in body.items() if name not in own}
+    return made, sampling, warnings + made.remarks(strict=strict)
 
 
 def make_params(values: Mapping[str, Any], config: ServerConfig) -> SamplingParams:
@@ -320,28 +329,20 @@ def make_params(values: Mapping[str, Any], config: ServerConfig) -> SamplingPara
         ApiError: a value is beyond a limit.
         RequestError: a value is out of range.
     """
-    _limit(values, "stop", config.max_stop)
-    _limit(values, "bad_words", config.max_stop)
-    _limit(values, "stop_token_ids", config.max_stop)
-    _limit(values, "logit_bias", config.max_logit_bias)
+    lists = dict.fromkeys(("stop", "bad_words", "stop_token_ids"), config.max_stop)
+    for name, most in {**lists, "logit_bias": config.max_logit_bias}.items():
+        if isinstance(value := values.get(name), list | dict) and len(value) > most:
+            raise _beyond(name, f"has {len(value)} entries", most)
     params = SamplingParams.parse(values)
-    for name, value in (("n", params.n), ("best_of", params.best_of)):
-        if (value or 0) > config.max_n:
-            raise _beyond(name, f"is {value}", config.max_n)
-    for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-        if (value or 0) > config.max_logprobs:
-            raise _beyond(name, f"is {value}", config.max_logprobs)
+    numbers = dict.fromkeys(("n", "best_of"), config.max_n)
+    for name, most in {**numbers, "logprobs": config.max_logprobs, "prompt_logprobs": config.max_logprobs}.items():
+        if (getattr(params, name) or 0) > most:
+            raise _beyond(name, f"is {getattr(params, name)}", most)
     for name in ("stop", "bad_words"):
         longest = max(map(len, getattr(params, name)), default=0)
         if longest > config.max_stop_chars:
             raise _beyond(name, f"has a string of {longest} characters", config.max_stop_chars)
     return params
-
-
-def _limit(values: Mapping[str, Any], name: str, most: int) -> None:
-    value = values.get(name)
-    if isinstance(value, list | dict) and len(value) > most:
-        raise _beyond(name, f"has {len(value)} entries", most)
 
 
 def _beyond(name: str, what: str, most: int) -> ApiError:

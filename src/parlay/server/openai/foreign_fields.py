@@ -100,22 +100,17 @@ def _part(name: str) -> Callable[[Any], Any]:
     return lambda value: {name: value} if value not in ("", []) else None
 
 
-# Parts of structured outputs by the names they had in vLLM before 0.12, and have at other servers.
-FORMS: dict[str, Renamed] = {
-    **{
-        f"guided_{part}": Renamed("structured_outputs", _part(part))
-        for part in ("json", "regex", "choice", "grammar")
-    },
+_GUIDED = ("json", "regex", "choice", "grammar")
+# Of sampling, wherever that is.
+SAMPLED: dict[str, Renamed] = {
+    # Parts of structured outputs by the names they had in vLLM before 0.12, and have at other servers.
+    **{f"guided_{part}": Renamed("structured_outputs", _part(part)) for part in _GUIDED},
     "json_schema": Renamed("structured_outputs", _part("json")),  # llama.cpp, SGLang
     "regex": Renamed("structured_outputs", _part("regex")),  # SGLang
     "regex_pattern": Renamed("structured_outputs", _part("regex")),  # TabbyAPI
     "ebnf": Renamed("structured_outputs", _part("grammar")),  # SGLang
     "grammar": Renamed("structured_outputs", _grammar),  # llama.cpp, TGI
     "grammar_string": Renamed("structured_outputs", _part("grammar")),  # text-generation-webui
-}
-
-# Of sampling, wherever that is.
-SAMPLED: dict[str, Renamed] = FORMS | {
     "repeat_penalty": Renamed("repetition_penalty"),  # llama.cpp, Ollama, LM Studio
     "rep_pen": Renamed("repetition_penalty"),  # KoboldCpp
     "min_new_tokens": Renamed("min_tokens"),  # transformers, SGLang
@@ -131,21 +126,14 @@ SAMPLED: dict[str, Renamed] = FORMS | {
     "no_stop_trim": Renamed("include_stop_str_in_output"),  # SGLang
     "do_sample": Renamed("temperature", lambda value: 0 if value is False else None),  # transformers
 }
-_LENGTHS = (
-    "n_predict",
-    "num_predict",
-    "max_new_tokens",
-    "max_generated_tokens",
-    "tokens_to_generate",
-    "max_tokens_to_sample",
-)
+_LENGTHS = "n_predict num_predict max_new_tokens max_generated_tokens tokens_to_generate max_tokens_to_sample"
 _SEVERAL = {"n_cmpl": Renamed("n"), "num_return_sequences": Renamed("n")}  # llama.cpp, transformers
 # llama.cpp, SGLang.
 _IDS = {"return_tokens": Renamed("return_token_ids"), "return_prompt_token_ids": Renamed("return_token_ids")}
 
 
 def _lengths(to: str, *more: str) -> dict[str, Renamed]:
-    return {name: Renamed(to, _limit) for name in (*_LENGTHS, *more)}
+    return {name: Renamed(to, _limit) for name in (*_LENGTHS.split(), *more)}
 
 
 _THINKING = {

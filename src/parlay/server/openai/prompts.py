@@ -113,29 +113,19 @@ def check_prompt(tokens: int, config: ServerConfig) -> None:
         )
 
 
-def check_prediction(tokens: int, config: ServerConfig) -> None:
-    """Refuse a prediction that is longer than the server's own limit for prompts.
-
-    Raises:
-        RequestError: it is.
-    """
-    most = config.max_prompt_tokens
-    if most is not None and tokens > most:
-        raise RequestError(f"prediction has {tokens} tokens and may have {most}; shorten it", param="prediction")
-
-
 def predicted(fields: CommonFields, codec: TextCodec, config: ServerConfig) -> list[int] | None:
     """Return the tokens of the prediction that a request has, if any.
 
     Raises:
-        RequestError: it is too long.
+        RequestError: it is longer than the server's own limit for prompts.
     """
     if fields.prediction is None:
         return None
-    text = fields.prediction.text
+    most = config.max_prompt_tokens
     with about("prediction"):
-        tokens = codec.encode(text, add_special_tokens=False)
-    check_prediction(len(tokens), config)
+        tokens = codec.encode(fields.prediction.text, add_special_tokens=False)
+        if most is not None and len(tokens) > most:
+            raise RequestError(f"prediction has {len(tokens)} tokens and may have {most}; shorten it")
     return tokens
 
 

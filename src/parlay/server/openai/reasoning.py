@@ -18,40 +18,25 @@ class Marks:
     """The marks around reasoning.
 
     Attributes:
-        begin, end: the marks.
+        begins, ends: their spellings, the usual one first.
         special: whether they are special tokens, which a text has only if asked for.
         begun: whether an answer begins with reasoning even where the first mark is missing.
-        variants: further spellings of both marks.
     """
 
-    begin: str
-    end: str
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
     special: bool = False
     begun: bool = False
-    variants: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        """All spellings of the first mark."""
-        return (self.begin, *(begin for begin, _ in self.variants))
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """All spellings of the last mark."""
-        return (self.end, *(end for _, end in self.variants))
 
 
-_THINK = Marks("<think>", "</think>")
 MARKS: dict[str, Marks | None] = {
     "none": None,
-    "deepseek_r1": Marks("<think>", "</think>", begun=True),
-    "granite": Marks(
-        "Here is my thought process:",
-        "Here is my response:",
-        variants=(("Here's my thought process:", "Here's my response:"),),  # quantised models write it so
+    "deepseek_r1": Marks(("<think>",), ("</think>",), begun=True),
+    "granite": Marks(  # quantised models write the second ones
+        ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:")
     ),
-    "mistral": Marks("[THINK]", "[/THINK]", special=True),
-    "qwen3": _THINK,
+    "mistral": Marks(("[THINK]",), ("[/THINK]",), special=True),
+    "qwen3": Marks(("<think>",), ("</think>",)),
 }
 assert {*MARKS, "auto"} == {*get_args(ReasoningParser)}
 
@@ -62,7 +47,7 @@ def marks_of(parser: ReasoningParser, template: str | None) -> Marks | None:
         return MARKS[parser]
     # Not every model whose template has the marks reasons.
     known = [marks for marks in MARKS.values() if marks is not None and not marks.begun]
-    return next((marks for marks in known if marks.begin in (template or "")), None)
+    return next((marks for marks in known if marks.begins[0] in (template or "")), None)
 
 
 _STRIDE = 256  # tokens that are searched for the last mark at once

@@ -4,26 +4,22 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from typing import Any
 from uuid import uuid4
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
 from parlay.errors import ParlayError, shown
-from parlay.server.body import read_json
 from parlay.server.context import Context
 from parlay.server.errors import ApiError, json_response
-from parlay.server.fair_queue import LONG
 from parlay.server.openai.answer import Answer, AnswerShape
-from parlay.server.openai.chat import ChatShape, read_chat
-from parlay.server.openai.fields import check_model
+from parlay.server.openai.chat import ChatShape, read_chat, read_conversation
+from parlay.server.openai.fields import check_model, parse
 from parlay.server.openai.prompts import chat_prompt
-from parlay.server.openai.response_format import RESPONSES, needs_compiling
-from parlay.server.openai.responses_fields import ResponseFields, chat_fields, read_response
+from parlay.server.openai.response_format import RESPONSES
+from parlay.server.openai.responses_fields import ResponseFields, chat_fields
 from parlay.server.openai.responses_input import Message, messages_of
 from parlay.server.openai.responses_store import ResponseStore, StoredResponse
 from parlay.server.openai.responses_stream import Event, ResponseOutput
@@ -36,39 +32,36 @@ _PARAMS = {
     "messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text",
     "verbosity": "text", "reasoning_effort": "reasoning",
 }  # fmt: skip
+# Fields that a response has as they were asked.
+_REPEATED = (
+    "instructions", "previous_response_id", "store", "max_output_tokens", "max_tool_calls", "parallel_tool_calls",
+    "tool_choice", "truncation", "user", "safety_identifier", "prompt_cache_key",
+)  # fmt: skip
 _encode = msgspec.json.Encoder().encode
 
 
-async def respond(context: Context, store: ResponseStore) -> Answer:
+async def responses(context: Context) -> Answer:
     """Answer a request.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    owner = context.state.client.owner
-
-    def read(body: dict[str, Any]) -> dict[str, Any] | tuple[ResponseShape, list[Message], ChatOptions]:
-        return body if needs_compiling(body) else _read(context, store, owner, body)
-
-    found = await read_json(context, read)
-    if isinstance(found, dict):
-        found = await context.run(LONG, partial(_read, context, store, owner, found))
-    shape, messages, options = found
+    shape, messages, options = await read_conversation(context, _read)
     with _own_params():
         prompt = await chat_prompt(context, messages, options)
     shape.chat.begin(prompt)
     return Answer([prompt], shape)
 
 
-async def retrieve(context: Context, store: ResponseStore, name: str) -> Response:
+async def response(context: Context) -> Response:
     """Return a stored response; with `stream=true` as the events of a stream, from `starting_after` on.
 
     Raises:
         ApiError: there is none, or a parameter is malformed.
     """
-    request = context.request
-    body = store.get(name, _owner(request)).body
-    wanted, after = request.query_params.get("stream", "false"), request.query_params.get("starting_after", "-1")
+    query = context.request.query_params
+    body = context.store.get(context.request.path_params["name"], context.state.client.owner).body
+    wanted, after = query.get("stream", "false"), query.get("starting_after", "-1")
     if wanted.lower() not in ("true", "false", "1", "0", ""):
         raise ApiError(400, f"stream is true or false, not {shown(wanted)}", param="stream")
     if wanted.lower() not in ("true", "1"):
@@ -95,13 +88,14 @@ def _event(event: Event) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), _encode(event))
 
 
-async def delete(store: ResponseStore, request: Request, name: str) -> Response:
+async def forget(context: Context) -> Response:
     """Forget a stored response.
 
     Raises:
         ApiError: there is none.
     """
-    store.delete(name, _owner(request))
+    name = context.request.path_params["name"]
+    context.store.delete(name, context.state.client.owner)
     return json_response({"id": name, "object": "response", "deleted": True})
 
 
@@ -115,14 +109,9 @@ def _own_params() -> Iterator[None]:
         raise
 
 
-def _owner(request: Request) -> str:
-    return str(request.scope["state"]["request"].client.owner)
-
-
-def _read(
-    context: Context, store: ResponseStore, owner: str, body: dict[str, Any]
-) -> tuple["ResponseShape", list[Message], ChatOptions]:
-    fields, sampling, warnings = read_response(body, strict=context.config.strict_fields)
+def _read(context: Context, body: dict[str, Any]) -> tuple["ResponseShape", list[Message], ChatOptions]:
+    store, owner = context.store, context.state.client.owner
+    fields, sampling, warnings = parse(ResponseFields, body, strict=context.config.strict_fields)
     check_model(fields.model, context.engine.model_names)
     given = _referred(fields.input, store, owner)
     functions = functions_of(fields.tools, _added(given))
@@ -145,8 +134,6 @@ def _read(
         params=shape.params,
         warnings=warnings,
         chat=shape,
-        store=store,
-        owner=owner,
         conversation=conversation,
         functions=functions,
     )
@@ -176,8 +163,6 @@ class ResponseShape(AnswerShape):
 
     fields: ResponseFields
     chat: ChatShape
-    store: ResponseStore
-    owner: str
     conversation: list[Message]
     functions: Functions
     output: ResponseOutput = field(init=False)
@@ -194,26 +179,16 @@ class ResponseShape(AnswerShape):
             "object": "response",
             "created_at": self.context.now(),
             "model": self.context.engine.model_name,
-            "instructions": fields.instructions,
-            "previous_response_id": fields.previous_response_id,
-            "store": fields.store,
+            **{name: getattr(fields, name) for name in _REPEATED},
             "metadata": fields.metadata or {},
-            "max_output_tokens": fields.max_output_tokens,
-            "max_tool_calls": fields.max_tool_calls,
-            "parallel_tool_calls": fields.parallel_tool_calls,
-            "tool_choice": fields.tool_choice,
             "tools": [_shown(tool) for tool in fields.tools],
             "text": {"format": form},
             "temperature": params.temperature,
             "top_p": params.top_p,
             "top_logprobs": 0,
-            "truncation": fields.truncation,
             "background": False,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
-            "user": fields.user,
-            "safety_identifier": fields.safety_identifier,
-            "prompt_cache_key": fields.prompt_cache_key,
         }
         if self.warnings:
             self.head["warnings"] = list(self.warnings)
@@ -302,8 +277,9 @@ class ResponseShape(AnswerShape):
         if self.fields.store:
             conversation = messages_of(self.output.items, self.conversation)
             items = tuple(item["id"] for item in self.output.items)
-            stored = StoredResponse(self.owner, _encode(response), _encode(conversation), items)
-            response["store"] = self.store.put(response["id"], stored)
+            owner = self.context.state.client.owner
+            stored = StoredResponse(owner, _encode(response), _encode(conversation), items)
+            response["store"] = self.context.store.put(response["id"], stored)
         return response
 
     def _numbered(self, event: Event) -> Event:

@@ -1,12 +1,11 @@
 """The fields of `/v1/responses`, and the same request as `/v1/chat/completions` has it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from parlay.errors import listed, shown
+from parlay.errors import ConfigError, listed, shown
 from parlay.server.errors import ApiError
-from parlay.server.openai.fields import SAMPLING, RequestFields, parse
+from parlay.server.openai.fields import SAMPLING, RequestFields
 from parlay.server.openai.responses_tools import Functions, choice_of
 from parlay.server.openai.translate import ignored_keys
 
@@ -22,10 +21,8 @@ _ENCRYPTED = "reasoning.encrypted_content"  # agents ask for it of every model; 
 _LOGPROBS = "message.output_text.logprobs"  # all else that may be included is of tools that OpenAI runs
 _STREAM_OPTIONS = ("include_obfuscation", "include_usage")
 
-RESPONSE_SAMPLING = SAMPLING - _NOT_HERE
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ResponseFields(RequestFields):
     """The body of `/v1/responses`, besides sampling parameters.
 
@@ -56,6 +53,7 @@ class ResponseFields(RequestFields):
     """
 
     endpoint: ClassVar[str] = "responses"
+    sampling: ClassVar[frozenset[str]] = SAMPLING - _NOT_HERE
     # Those of completions: a response has its usage at its end.
     include_usage: ClassVar[bool] = False
     continuous_usage: ClassVar[bool] = False
@@ -80,24 +78,15 @@ class ResponseFields(RequestFields):
     top_logprobs: int = 0
     prompt_cache_retention: str | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self)
 
-def read_response(
-    body: Mapping[str, Any], *, strict: bool = False
-) -> tuple[ResponseFields, dict[str, Any], tuple[str, ...]]:
-    """Return a body's own fields; apart, its sampling parameters; and warnings for the client.
-
-    Args:
-        body: what the client sent.
-        strict: refuse all unknown fields.
-
-    Raises:
-        ApiError: something in it is not served, or malformed.
-    """
-    asked, sampling, warnings = parse(ResponseFields, body, sampling=RESPONSE_SAMPLING, strict=strict)
-    _check(asked)
-    inner = {"reasoning": _REASONING, "text": _TEXT, "stream_options": _STREAM_OPTIONS}
-    found = [ignored_keys(name, getattr(asked, name) or {}, known, strict=strict) for name, known in inner.items()]
-    return asked, sampling, (*warnings, *filter(None, (*found, *_without_effect(asked))))
+    def remarks(self, *, strict: bool) -> tuple[str, ...]:
+        """Return warnings for the client about its fields."""
+        inner = {"reasoning": _REASONING, "text": _TEXT, "stream_options": _STREAM_OPTIONS}
+        found = [ignored_keys(name, getattr(self, name) or {}, known, strict=strict) for name, known in inner.items()]
+        return tuple(filter(None, (*found, *_without_effect(self))))
 
 
 def _without_effect(asked: ResponseFields) -> list[str]:
@@ -134,7 +123,7 @@ def _check(asked: ResponseFields) -> None:
     }
     for name, message in wrong.items():
         if message is not None:
-            raise ApiError(400, message, param=name)
+            raise ConfigError(message, param=name)
 
 
 def chat_fields(asked: ResponseFields, functions: Functions) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`/tokenize` and `/detokenize`: text to token ids and back."""
 
 from collections.abc import Sequence
+from dataclasses import fields as dataclass_fields
 from functools import partial
 from typing import Any
 
@@ -11,36 +12,24 @@ from parlay.server.body import read_json
 from parlay.server.context import Context
 from parlay.server.errors import json_response
 from parlay.server.openai.answer import warned
-from parlay.server.openai.chat import Read, read_beside, read_or_body
-from parlay.server.openai.fields import DetokenizeFields, TokenizeFields, check_model, parse
+from parlay.server.openai.chat import Read, read_chat, read_conversation
+from parlay.server.openai.fields import DetokenizeFields, TemplatedFields, TokenizeFields, check_model, parse
 from parlay.server.openai.prompts import chat_prompt
 from parlay.text.tokenizer import TextCodec
 
-# What chat completions make the prompt of.
-_TEMPLATED = (
-    "messages", "tools", "tool_choice", "add_generation_prompt", "continue_final_message", "chat_template",
-    "chat_template_kwargs", "reasoning_effort", "verbosity",
-)  # fmt: skip
+_TEMPLATED = ("messages", *(f.name for f in dataclass_fields(TemplatedFields)))
 
 
-async def tokenize(context: Context) -> Response:
+async def to_tokens(context: Context) -> Response:
     """Return the token ids of a text or a conversation.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-
-    def read(body: dict[str, Any]) -> tuple[TokenizeFields, dict[str, Any] | Read | None, tuple[str, ...]]:
-        fields, _, warnings = parse(TokenizeFields, body, strict=context.config.strict_fields)
-        check_model(fields.model, context.engine.model_names)
-        wanted = {name: getattr(fields, name) for name in _TEMPLATED}
-        chat = {name: value for name, value in wanted.items() if value is not None}
-        return fields, None if fields.messages is None else read_or_body(context, chat), warnings
-
-    fields, found, warnings = await read_json(context, read, completes=False)
+    fields, found, warnings = await read_conversation(context, _read, completes=False)
     codec = context.engine.codec
     if found is not None:
-        shape, messages, options = await read_beside(context, found)
+        shape, messages, options = found
         warnings = (*warnings, *shape.warnings)
         prompt = await chat_prompt(context, messages, options)
         assert isinstance(prompt, dict)
@@ -59,7 +48,16 @@ async def tokenize(context: Context) -> Response:
     return await context.run(len(text), answer)
 
 
-async def detokenize(context: Context) -> Response:
+def _read(context: Context, body: dict[str, Any]) -> tuple[TokenizeFields, Read | None, tuple[str, ...]]:
+    fields, _, warnings = parse(TokenizeFields, body, strict=context.config.strict_fields)
+    check_model(fields.model, context.engine.model_names)
+    if fields.messages is None:
+        return fields, None, warnings
+    chat = {name: value for name in _TEMPLATED if (value := getattr(fields, name)) is not None}
+    return fields, read_chat(context, chat), warnings
+
+
+async def to_text(context: Context) -> Response:
     """Return the text of token ids.
 
     Raises:

@@ -309,12 +309,18 @@ def _python_calls(text: str) -> list[tuple[str, str]]:
     return calls
 
 
-_llama = partial(_several, between=";")
+_llama, _bare_llama = partial(_several, between=";"), partial(rules.llama, bare=True)
 FORMATS = {
     "hermes": ToolFormat(("<tool_call>",), "{[", _tagged, _json),
     "qwen3_xml": ToolFormat(("<tool_call>",), "{[", _xml, _json, grammar=rules.xml),
     "llama3_json": ToolFormat(
-        ("<|python_tag|>",), "{[", _llama, _llama, special=True, grammar=rules.llama, bare=rules.llama_bare
+        ("<|python_tag|>",),
+        "{[",
+        _llama,
+        _llama,
+        special=True,
+        grammar=rules.llama,
+        bare=partial(rules.llama, bare=True),
     ),
     "mistral": ToolFormat(("[TOOL_CALLS]",), "{[", _mistral, _json, special=True, grammar=rules.mistral),
     "pythonic": ToolFormat((), "[<", _pythonic, _pythonic, special=True, grammar=rules.python),

@@ -43,16 +43,10 @@ def tagged(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str
     return [f"calls: {_repeated('one', several, 'S')}", f"one: {one}", *_objects(parameters), SPACE]
 
 
-def llama(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
-    """Return the rules of `<|python_tag|>{"name": ..., "parameters": ...}; ...`."""
-    calls = _repeated("call", several, '";" S')
-    return [f"calls: {mark(_PYTHON_TAG)} {calls}", *_objects(parameters, "parameters"), SPACE]
-
-
-def llama_bare(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
-    """Return the rules of `llama` without its mark."""
-    calls = _repeated("call", several, '";" S')
-    return [f"calls: {calls}", *_objects(parameters, "parameters"), SPACE]
+def llama(parameters: Mapping[str, Any], mark: Mark, several: bool, *, bare: bool = False) -> list[str]:
+    """Return the rules of `<|python_tag|>{"name": ..., "parameters": ...}; ...`, or of the same without its mark."""
+    begin, calls = "" if bare else mark(_PYTHON_TAG), _repeated("call", several, '";" S')
+    return [f"calls: {begin} {calls}", *_objects(parameters, "parameters"), SPACE]
 
 
 def mistral(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:

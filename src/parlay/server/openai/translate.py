@@ -1,8 +1,9 @@
 """From a body as any client sends it to one that has this server's fields alone."""
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from types import NoneType, UnionType
@@ -19,24 +20,7 @@ _LONGEST = 64  # characters of a name that may be one
 _ALIKE = 0.85  # of difflib; a letter more, less or exchanged in names of at least six
 
 
-@dataclass(slots=True)
-class _Remarks:
-    """What is said of fields: of each kind the first few, and how many."""
-
-    names: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, what: str, name: str) -> None:
-        self.names.setdefault(what, []).append(name)
-
-    def sentences(self) -> tuple[str, ...]:
-        found = []
-        for what, names in self.names.items():
-            some = _some(names)
-            kind = "field was" if len(names) == 1 else "fields were"
-            found.append(f"{what.format(kind)}: {some}" if "{}" in what else f"{some}: ignored, since {what}")
-        return tuple(found)
-
-
+_Remarks = defaultdict[str, list[str]]  # what is said of fields, and their names
 _UNKNOWN, _NEUTRAL = "unknown {} ignored", "of other servers, at values that change nothing, {} ignored"
 
 
@@ -66,7 +50,7 @@ def translated(
     """
     found = {name: value for name, value in body.items() if name in known}
     renamed, elsewhere = RENAMED.get(endpoint, {}), ELSEWHERE.get(endpoint, {})
-    remarks, unknown = _Remarks(), 0
+    remarks, unknown = _Remarks(list), 0
     for name, value in body.items():
         if name in known:
             continue
@@ -79,12 +63,17 @@ def translated(
             close = _meant(name, known) if unknown <= _NAMED else ""
             if strict or close:
                 raise _unknown(f"unknown field {shown(name)}", close, known, name)
-            remarks.add(_UNKNOWN, name)
+            remarks[_UNKNOWN].append(name)
         elif strict or not entry.ignores(value):
             raise _refused(name, value, entry)
         else:
-            remarks.add(entry.why if entry.only is None else _NEUTRAL, name)
-    return found, remarks.sentences()
+            remarks[entry.why if entry.only is None else _NEUTRAL].append(name)
+    return found, tuple(_sentence(what, names) for what, names in remarks.items())
+
+
+def _sentence(what: str, names: Sequence[str]) -> str:
+    kind = "field was" if len(names) == 1 else "fields were"
+    return f"{what.format(kind)}: {_some(names)}" if "{}" in what else f"{_some(names)}: ignored, since {what}"
 
 
 def _plain(name: str) -> str:
@@ -136,11 +125,11 @@ def _rename(found: dict[str, Any], name: str, to: str, value: Any, remarks: _Rem
     outer, _, inner = to.partition(".")
     given = found.get(outer, {}) if inner else found
     if value is None:
-        remarks.add("it says nothing here", name)
+        remarks["it says nothing here"].append(name)
     elif to == "structured_outputs" and isinstance(found.get(to), dict):
         raise ApiError(400, f"{name} is part of structured_outputs, which has one form; give one", param=name)
     elif not isinstance(given, dict) or given.get(inner or to, value) != value:
-        remarks.add(f"{to} was given too", name)
+        remarks[f"{to} was given too"].append(name)
     elif inner:
         found[outer] = {**given, inner: value}
     else:

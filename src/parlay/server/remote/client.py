@@ -88,7 +88,8 @@ class EngineClient(AsyncEngine):
         def replica(number: int) -> Replica:
             name = "the engine" if data_parallel_size == 1 else f"replica {number}"
             progress = ignore if number else on_progress
-            calls = Calls(partial(self._start_process, number), self._meet, self._take_outputs, progress, self._lost)
+            start, lost = partial(self._start_process, number), lambda replica: self._link.lost(replica)
+            calls = Calls(start, self._meet, self._take_outputs, progress, lost)
             return Replica(number, name, engine_timeout, calls)
 
         every = [replica(number) for number in range(data_parallel_size)]
@@ -179,9 +180,6 @@ class EngineClient(AsyncEngine):
         if self._facts is not None and any(other.facts is not None for other in self.replicas):
             check_alike(self._facts, facts, replica.number)
         self._facts = facts
-
-    def _lost(self, replica: Replica) -> None:
-        self._link.lost(replica)
 
 
 def _shares(places: Sequence[frozenset[int]]) -> list[dict[str, str]]:
