@@ -26,7 +26,7 @@ _SHORT = 0.005
 # count, less often.
 _BUSY, _SELDOM, _PAUSE = 8, 128, 4
 _SURPRISE = 0.85  # of the expected seconds of such a step: if it took less, they are as frequent as at first again
-_ASKS = 64  # of host proposers for one request, before anything is decided
+_ASKS = 64  # of host proposers for one request that are made on credit: before, nothing is known
 _STEPS = 16  # plain steps: what is saved for asking, or owed
 _NEWS = 0.1  # weight of a new time in a moving average
 _RUN = 6  # drafts of a device proposer that are saved up for: with fewer a trial tells little
@@ -75,10 +75,8 @@ class Asking(Budget):
 
     def spend(self, seconds: float, count: int) -> None:
         """Record how long it took to ask for so many requests."""
-        if self._free > 0:
-            self._free -= count
-        else:
-            self.add(-min(seconds, self.capacity))  # processes are stopped now and then
+        self._free -= count
+        self.add(-min(seconds, self.capacity / 4))  # processes are stopped now and then
 
     def gain(self, seconds: float) -> None:
         """Record the seconds that drafts have saved, or what their rows cost.
