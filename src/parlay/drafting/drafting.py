@@ -323,14 +323,16 @@ class Drafting:
             draft = chosen.cut(left) if chosen.tokens else chosen
             if device is not None and state.device:
                 limit = state.limit if known == request.gap else self.limit(request)
-                part = device.part(request, draft, limit, end, again, min(left - len(draft), catching), next_share)
+                part = device.part(
+                    request, draft, limit, end, again, min(left - len(draft.tokens), catching), next_share
+                )
                 further = max(len(part.catch_up.rerun) - again, 0)
                 left, catching = left - further, catching - further
             elif draft.tokens and request.table.grow(min(end + len(draft), request.longest)):
                 part = StepPart(draft)
             else:
                 part = PLAIN
-            left -= len(part.draft)
+            left -= len(part.draft.tokens)
             parts.append(part)
         return parts
 
