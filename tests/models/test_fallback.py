@@ -181,7 +181,6 @@ REFUSALS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("StableLm", "ForCausalLM", {"num_hidden_layers": 2}, "do not hand arguments of a call on to attention"),
     ("Olmo2", "ForCausalLM", {"num_hidden_layers": 2, "hidden_size": 40, "num_attention_heads": 4}, "10 columns"),
     ("DiffLlama", "ForCausalLM", {"num_hidden_layers": 2}, "several times in a layer"),
-    ("Qwen2VL", "ForConditionalGeneration", {}, "it is no decoder-only model"),
 )
 
 

@@ -41,8 +41,11 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     for i in range(config.num_layers):
-        own: dict[str, tuple[int, ...]] = {f"{name}.weight": (config.hidden_size,) for name in _norm_names(config)}
-        own |= attention_shapes(config) | mlp_shapes(config, i)
+        first, *others = ({f"{name}.weight": (config.hidden_size,)} for name in _norm_names(config))
+        own: dict[str, tuple[int, ...]] = {**first, **attention_shapes(config)}
+        for norm in others:
+            own |= norm
+        own |= mlp_shapes(config, i)
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in own.items()}
     return shapes
 
