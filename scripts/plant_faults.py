@@ -147,7 +147,7 @@ FAULTS = [
         "a developer's message that its template drops",
         "tests/text/test_adapt.py",
         "src/parlay/text/adapt.py",
-        '{**m, "role": "system"} if m["role"] == "developer" else m for m',
+        '{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]',
         "m for m in messages]",
     ),
     Fault(

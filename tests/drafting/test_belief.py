@@ -317,8 +317,8 @@ def test_reliability_is_counted_in_bins() -> None:
     assert found.judged == [1, 0, 2, 0, 0, 0, 0, 0, 0, 1]
     assert found.accepted == [0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
     assert found.error == pytest.approx((0.54 + 0.001 + 1e-9) / 4)
-    row = reported(found)
+    row = reported([found])
     assert row == {"nodes": 4, "expected": pytest.approx(1.459 / 4), "accepted": 0.5, "error": found.error}
     stats.reset()
     assert stats.reliability.error == 0
-    assert reported(stats.reliability) is None
+    assert reported([stats.reliability]) is None
