@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.common import start
 from benchmarks.replays import costs
-from benchmarks.replays.regret import LENGTHS, measure
+from benchmarks.replays.regret import measure
 from benchmarks.replays.traces import read_all
 from parlay.cli.report import Columns, count, progress, report
 
@@ -45,7 +45,9 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measure", metavar="MODEL", help="time the passes of a model here for a cost table")
     parser.add_argument("--batch-sizes", type=count, nargs="+", default=[1, 8], help="requests at once (1 and 8)")
     parser.add_argument("--methods", nargs="+", help="proposers (default: those on the host, and all recorded)")
-    parser.add_argument("--lengths", type=count, nargs="+", default=LENGTHS, help="fixed ones to compare with")
+    parser.add_argument(
+        "--lengths", type=count, nargs="+", default=[1, 2, 3, 4, 6, 8, 12, 16], help="fixed ones to compare with"
+    )
 
 
 def _replay(options: argparse.Namespace) -> int:

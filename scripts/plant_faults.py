@@ -98,8 +98,8 @@ FAULTS = [
         "a leaked abort",
         "tests/drafting",
         "src/parlay/drafting/drafting.py",
-        "        for host in request.drafting.hosts:\n            host.forget(request, learn=learn)",
-        "        for host in []:\n            host.forget(request, learn=learn)",
+        "        for host in request.drafting.hosts:\n            host.forget(request)",
+        "        for host in []:\n            host.forget(request)",
     ),
     Fault(
         "a wrong block of K",

@@ -42,10 +42,6 @@ class LookUps:
     asked: float = 0.0
     shown: float = 0.0
 
-    def seconds(self, asked: int, shown: int) -> float:
-        """Return the time of so many drafts and tokens."""
-        return self.asked * asked + self.shown * shown
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:

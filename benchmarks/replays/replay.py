@@ -6,12 +6,12 @@ the same figures everywhere.
 
 The time of prompts counts for the controller's clock and is left out of the result, since it is the same for all
 settings: tokens are those after each answer's first. The batch is full to the end, and a request waits: after the
-last the first is asked again, by another tenant, which earlier answers do not help.
+    last the first is asked again, by another tenant, which earlier answers do not help.
 """
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -85,38 +85,33 @@ QUIET = Noise()
 
 
 class _Counted(HostProposer):
-    """A host proposer that counts what it is asked for and given, and takes a given time for that."""
+    """A host proposer that counts how often it is asked, and takes a given time."""
 
-    def __init__(self, inner: HostProposer, costs: LookUps) -> None:
-        self._inner, self._costs = inner, costs
+    def __init__(self, inner: HostProposer, seconds: float) -> None:
+        self._inner, self._seconds = inner, seconds
         self.taken = 0.0  # seconds
         self.default_length, self.learns = inner.default_length, inner.learns
-        self._asked = self._shown = 0
+        self._count = 0
 
-    def take(self) -> tuple[int, int]:
-        """Return how many drafts it was asked for and how many tokens it was given since this was last called."""
-        counts, self._asked, self._shown = (self._asked, self._shown), 0, 0
-        return counts
+    def take(self) -> int:
+        count, self._count = self._count, 0
+        return count
 
     def admit(self, request_id: int, prompt: Sequence[int], tenant: str | None) -> None:
-        self._count(0, len(prompt))
         self._inner.admit(request_id, prompt, tenant)
 
     def observe(self, request_id: int, tokens: Sequence[int]) -> None:
-        self._count(0, len(tokens))
         self._inner.observe(request_id, tokens)
 
     def propose(self, request_id: int, budget: int) -> Draft:
-        self._count(1, 0)
+        self._count += 1
+        self.taken += self._seconds
         return self._inner.propose(request_id, budget)
 
     def branch(self, request_id: int, budget: int) -> Draft:
-        self._count(1, 0)
+        self._count += 1
+        self.taken += self._seconds
         return self._inner.branch(request_id, budget)
-
-    def _count(self, asked: int, shown: int) -> None:
-        self._asked, self._shown = self._asked + asked, self._shown + shown
-        self.taken += self._costs.seconds(asked, shown)
 
     def forget(self, request_id: int) -> None:
         self._inner.forget(request_id)
@@ -155,6 +150,12 @@ class _Looked(DeviceProposer):
         return Proposal(chains[known - 1].cut(length) if known <= len(chains) else NO_DRAFT, state)
 
 
+@dataclass(slots=True)
+class _Log:
+    steps: list[Step] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
 class Replay:
     """One replay, step by step.
 
@@ -171,6 +172,7 @@ class Replay:
         *,
         temperature: float = 0.0,
         noise: Noise = QUIET,
+        learn: bool = True,
     ) -> None:
         """Begin with nothing asked.
 
@@ -181,6 +183,7 @@ class Replay:
             costs: what steps take.
             temperature: that the answers were sampled at.
             noise: what makes steps longer.
+            learn: whether a controller begins with the passes that an engine times at start.
         """
         self._recorded, self._setting, self._costs = requests, setting, costs
         self._params = SamplingParams(temperature=temperature, ignore_eos=True)
@@ -189,14 +192,14 @@ class Replay:
         self._device = next((m.proposer for m in methods if isinstance(m.proposer, _Looked)), None)
         length = max((method.length for method in methods), default=0)
         name = setting.method if self._device is not None else ""
-        self.policy = _policy(costs, name) if setting.chosen else None
+        self.policy = _policy(costs, name, learn) if setting.chosen else None
         config = EngineConfig(max_num_seqs=batch, max_num_batched_tokens=_ROWS, enable_prefix_caching=False)
         longest = max(len(r.prompt) + len(r.output) for r in requests)
         pool = BlockPool(batch * (-(-(longest + length + 2) // config.block_size)), config.block_size)
         self._scheduler = Scheduler(config, pool, drafting(methods, self.policy, self._taken))
         self._asked = 0
         self._noise, self._rng, self._burst = noise, random.Random(noise.seed), 0
-        self._steps, self._seconds = list[Step](), list[float]()
+        self._log = _Log()
         for _ in range(batch + 1):  # one waits, as behind a server that is busy
             self._ask()
 
@@ -209,7 +212,7 @@ class Replay:
     @property
     def outcome(self) -> Outcome:
         """The result so far."""
-        return Outcome(tuple(self._steps), tuple(self._seconds))
+        return Outcome(tuple(self._log.steps), tuple(self._log.seconds))
 
     def step(self) -> Step:
         """Run one step, as `parlay.engine.step.drive` does."""
@@ -219,7 +222,8 @@ class Replay:
         proposals = [Proposal()] * len(plan.spans)
         if self._device is not None:
             proposals = self._device.propose(plan.spans, verdicts, torch.empty(0))
-        step = step_of(plan, verdicts, proposals, self._take())
+        asked = {name: host.take() for name, host in self._hosts.items()}
+        step = step_of(plan, verdicts, proposals, asked)
         factor = self._slower()
         own = factor * step.seconds(self._costs)
         drafting = 0.0
@@ -227,18 +231,12 @@ class Replay:
             drafting = factor * step.drafting_seconds(self._costs, self._setting.method)
         output = StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), StepTimes(own, 0.0, drafting))
         moved = scheduler.commit(plan, output, 0.0, own + drafting)
-        at_end = self._take()  # what proposers were then given of requests that have ended
         for request in moved:
             if request.finish_reason is not None:
                 self._ask()
-        step = step.also(at_end)
-        own = factor * step.seconds(self._costs)
-        self._steps.append(step)
-        self._seconds.append(own + drafting - factor * step.prompt_seconds(self._costs))
+        self._log.steps.append(step)
+        self._log.seconds.append(own + drafting - factor * step.prompt_seconds(self._costs))
         return step
-
-    def _take(self) -> dict[str, tuple[int, int]]:
-        return {name: host.take() for name, host in self._hosts.items()}
 
     def _taken(self) -> float:
         """Seconds that host proposers have taken: the clock that drafting reads."""
@@ -335,9 +333,10 @@ def priced(outcome: Outcome, setting: Setting, costs: Costs, weights: bool) -> O
     return Outcome(outcome.steps, tuple(seconds))
 
 
-def _policy(costs: Costs, device: str) -> Policy:
+def _policy(costs: Costs, device: str, learn: bool) -> Policy:
     cost, belief = StepCost(_ROWS, costs.key_share), Belief()
-    cost.learn([(rows, costs.seconds(rows)) for rows in TIMED])
+    if learn:
+        cost.learn([(rows, costs.seconds(rows)) for rows in TIMED])
     return Policy(cost, belief, Ahead(device, cost, belief) if device else None)
 
 
@@ -346,13 +345,13 @@ def _methods(setting: Setting, requests: Sequence[Recorded], costs: Costs) -> li
     if setting.method == PLAIN.method:
         return []
     found = {
-        name: _proposer(name, requests, costs.look_ups.get(name, LookUps()))
+        name: _proposer(name, requests, costs.look_ups.get(name, LookUps()).asked)
         for name in (automatic() if setting.method == AUTO else [setting.method])
     }
     return [Method(name, one, setting.length or one.default_length) for name, one in found.items()]
 
 
-def _proposer(method: str, requests: Sequence[Recorded], costs: LookUps) -> Proposer:
+def _proposer(method: str, requests: Sequence[Recorded], seconds: float) -> Proposer:
     """Return one that looks its chains up, or one on the host, which needs no model."""
     if requests and method in requests[0].chains:
         return _Looked(method, requests)
@@ -360,4 +359,4 @@ def _proposer(method: str, requests: Sequence[Recorded], costs: LookUps) -> Prop
     target = TargetInfo(embedded, torch.float32, embedded.max_position)
     proposer = make_proposer(SpeculativeConfig(method=method), target)
     assert isinstance(proposer, HostProposer)
-    return _Counted(proposer, costs)
+    return _Counted(proposer, seconds)

@@ -1,7 +1,7 @@
 """Steps of a replay: what their cost depends on, and their results."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from benchmarks.replays.costs import Costs, LookUps
 from parlay.types.plan import Plan, Proposal, Verdict
@@ -18,7 +18,8 @@ class Step:
         prompt: those of them of prompts.
         keys: that the known tokens read.
         turns: requests that emitted.
-        look_ups: by a host proposer's name, the drafts that it was asked for and the tokens that it was given.
+        asked: drafts that each proposer on the host was asked for, by its name.
+        shown: tokens that these were then given.
         longest: of the drafts that a proposer with weights then made; 0 for none.
         drafting: requests that these were for.
         behind: their tokens that it had not processed while it was off, and that the target runs once more for it.
@@ -30,7 +31,8 @@ class Step:
     prompt: int
     keys: int
     turns: int
-    look_ups: Mapping[str, tuple[int, int]]
+    asked: tuple[tuple[str, int], ...]
+    shown: int
     longest: int
     drafting: int
     behind: int
@@ -40,7 +42,10 @@ class Step:
     def seconds(self, costs: Costs) -> float:
         """Return the time of the step without a device proposer's part."""
         seconds = costs.seconds(self.rows) + costs.key * self.keys + costs.step + costs.turn * self.turns
-        return seconds + sum(costs.look_ups.get(name, _NONE).seconds(*own) for name, own in self.look_ups.items())
+        for name, count in self.asked:
+            taken = costs.look_ups.get(name, _NONE)
+            seconds += taken.asked * count + taken.shown * self.shown
+        return seconds
 
     def drafting_seconds(self, costs: Costs, method: str) -> float:
         """Return the time of a device proposer's part."""
@@ -58,11 +63,6 @@ class Step:
         if rest:
             return costs.seconds(self.rows) - costs.seconds(rest)
         return self.seconds(costs)
-
-    def also(self, more: Mapping[str, tuple[int, int]]) -> "Step":
-        """Return the step with further look-ups."""
-        own = {name: (asked + more[name][0], shown + more[name][1]) for name, (asked, shown) in self.look_ups.items()}
-        return replace(self, look_ups=own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +97,8 @@ class Outcome:
         return Outcome(self.steps[step:], self.seconds[step:])
 
 
-def step_of(
-    plan: Plan,
-    verdicts: Sequence[Verdict],
-    proposals: Sequence[Proposal],
-    look_ups: Mapping[str, tuple[int, int]],
-) -> Step:
-    """Return what of a step counts; see `Step` for `look_ups`."""
+def step_of(plan: Plan, verdicts: Sequence[Verdict], proposals: Sequence[Proposal], asked: Mapping[str, int]) -> Step:
+    """Return what of a step counts; see `Step` for `asked`."""
     prompt = {span.request_id for span in plan.spans if len(span.tokens) > 1 or not span.sample}
     lengths = [len(proposal.draft) for proposal in proposals if len(proposal.draft)]
     emitted: Mapping[int, int] = {
@@ -114,7 +109,8 @@ def step_of(
         prompt=sum(len(span.tokens) + len(span.draft) for span in plan.spans if span.request_id in prompt),
         keys=sum(span.end for span in plan.spans),
         turns=sum(span.sample for span in plan.spans),
-        look_ups=look_ups,
+        asked=tuple(asked.items()),
+        shown=sum(len(verdict.tokens) for verdict in verdicts),
         longest=max(lengths, default=0),
         drafting=len(lengths),
         behind=sum(len(span.catch_up.rerun) for span in plan.spans if span.catch_up.follow),

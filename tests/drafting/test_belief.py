@@ -212,7 +212,7 @@ def test_what_an_earlier_run_has_learnt_holds_at_first() -> None:
     belief = Belief()
     reached(belief.of("head"), 0.8, 2000)
     learn(belief, random.Random(6), (chain(2, "ngram") for _ in range(300)), lambda *_: 0.9)
-    later = Belief({name: belief.of(name).known for name in ("head", "ngram")})
+    later = Belief(belief.known)
     assert later.of("head").levels(3) == pytest.approx(belief.of("head").levels(3), abs=0.08)
     assert estimates(later, chain(1, "ngram"))[0] == pytest.approx(0.9, abs=0.1)
     assert later.of("head").enough

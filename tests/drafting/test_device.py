@@ -59,16 +59,16 @@ def taught(drafting: float) -> Policy:
 
 def rerun(policy: Policy, left: int = LEFT) -> int:
     device = Device(Method("pairs", Pairs(), 1), policy, Faults(), share_prefixes=False, vocab_size=None)
-    state = DraftState(device=True, layers=ProposerState(0), limit=1)
+    state = DraftState(device=True, layers=ProposerState(0))
     tokens = range(LACKING + 1)
     request: Any = SimpleNamespace(request_id=1, tokens=tokens, computed=LACKING, remaining=left, drafting=state)
-    device.choose([request] * BATCH, BATCH, 0)
+    device.choose([request] * BATCH, [1] * BATCH, BATCH, 0)
     return device.rerun(request)
 
 
 def test_what_saves_little_is_not_worth_the_rows() -> None:
     """A hundred rows take as long as 24 tokens, of 250 that are left."""
-    much, little = taught(0.0001), taught(0.0011)
+    much, little = taught(0.0001), taught(0.0015)
     savings = [policy.ahead.best(1, BATCH, BATCH, 0)[1] for policy in (much, little) if policy.ahead is not None]
     assert 0 < savings[1] < 0.06 < savings[0]
     assert rerun(much) == LACKING
@@ -96,12 +96,14 @@ def switched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The length of a device proposer's next drafts, as a list with one number that tests change."""
     length = [0]
     monkeypatch.setattr(Ahead, "choose", lambda self, most, *of, **more: min(most, length[0]))
-    monkeypatch.setattr(Ahead, "best", lambda self, *of: (0, 1e9, 0))
+    monkeypatch.setattr(Ahead, "best", lambda self, *of: (0, 1e9, 0, []))
     monkeypatch.setattr(DraftCost, "known", {1: [1.0] * 5})
     monkeypatch.setattr(Ahead, "affords", False)
     monkeypatch.setattr(Ahead, "gain", 9.0)
     monkeypatch.setattr(Policy, "hopeful", True)
-    monkeypatch.setattr(Policy, "choose", lambda self, chances, **more: [list(range(len(own))) for own in chances])
+    monkeypatch.setattr(
+        Policy, "choose", lambda self, chances, *of, **more: [list(range(len(own))) for own in chances]
+    )
     monkeypatch.setattr(Device, "admit", lambda self, request: None)
     return length
 

@@ -23,10 +23,12 @@ def test_a_plain_step_after_drafts_tells_nothing(
         return min(most, int(steps[0] % 4 == 0))
 
     monkeypatch.setattr(Ahead, "choose", sometimes)
-    monkeypatch.setattr(device, "EPOCH", 1)  # so that lengths are chosen in every step
+    monkeypatch.setattr(device, "THINKS", 1)  # so that lengths are chosen in every step
     monkeypatch.setattr(Measuring, "step", lambda self, **of: None)
     monkeypatch.setattr(Policy, "hopeful", True)
-    monkeypatch.setattr(Policy, "choose", lambda self, chances, **more: [[0] if verified else [] for _ in chances])
+    monkeypatch.setattr(
+        Policy, "choose", lambda self, chances, *of, **more: [[0] if verified else [] for _ in chances]
+    )
     options = proposer_options("draft_model", models["float32"])
     llm = make_llm(speculative_config={"method": "draft_model", "lengths": "goodput", "tree": "off", **options})
     worker, seen = llm.engine._worker, list[tuple[bool, bool, bool]]()

@@ -26,7 +26,7 @@ def every_method(pair: Pair, method: str | None = None, **more: Any) -> list[dic
 def choose_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
     """Let policies choose at random, anew in every step."""
 
-    def choose(self: Policy, chances: Sequence[Sequence[float]], **more: bool) -> list[list[int]]:
+    def choose(self: Policy, chances: Sequence[Sequence[float]], *of: int, **more: bool) -> list[list[int]]:
         # A parent is as likely as its child at least, so whatever is likely enough is a tree.
         least = [rng.choice([2.0, 0.0, *own]) for own in chances]
         return [
@@ -40,13 +40,13 @@ def choose_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Non
         self.trial = rng.random() < 0.3
         return rng.randint(0, most)
 
-    def best(self: Ahead, *of: int) -> tuple[int, float, int]:
-        return 0, rng.choice([0.0, 0.5, 1e9]), 0
+    def best(self: Ahead, *of: int) -> tuple[int, float, int, list[float]]:
+        return 0, rng.choice([0.0, 0.5, 1e9]), 0, []
 
     monkeypatch.setattr(Policy, "choose", choose)
     monkeypatch.setattr(Policy, "hopeful", property(lambda self: rng.random() < 0.8))
     monkeypatch.setattr(Policy, "branches", property(lambda self: rng.random() < 0.7))
-    monkeypatch.setattr(Asking, "affords", property(lambda self: rng.random() < 0.8))
+    monkeypatch.setattr(Asking, "affords", lambda self, count: rng.random() < 0.8)
     monkeypatch.setattr(Ahead, "choose", length)
     monkeypatch.setattr(Ahead, "best", best)
     monkeypatch.setattr(Ahead, "affords", property(lambda self: rng.random() < 0.5))

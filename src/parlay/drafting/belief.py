@@ -2,13 +2,14 @@
 
 Draft tokens are counted by source (greedy and sampled requests apart, and later siblings apart), by depth and by the
 proposer's own confidence. A cell with few counts leans on all depths of its confidence, and these on a prior: the
-proposer's confidence, tempered. For a device proposer, whose drafts are planned before they exist, the counts by
-depth alone say what a draft is worth.
+proposer's confidence, tempered, and scaled by how often the source has been right compared with it. For a device
+proposer, whose drafts are planned before they exist, the counts by depth alone say what a draft is worth.
 
 Tokens below a rejected one are never judged and not counted, so draft lengths do not bias the result, as they do
 accepted / drafted. The probabilities decide how much is drafted, never which tokens come out.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import exp, log
@@ -19,10 +20,12 @@ from parlay.types.params import DrawParams, SamplingParams
 from parlay.types.plan import Verdict
 
 DEPTHS = 8  # deeper tokens count as this one: few are reached, and their acceptance is much alike
-_SURE = 5  # largest log-odds that are told apart; a bin of confidence for each whole number up to it
-# The prior's log-odds where the proposer's are 0, as of one that gives no probabilities; a later sibling has to show
-# its use. vLLM's adaptive verification halves a proposer's log-odds too.
-_FIRST, _LATER = -0.2, -2.0
+# Log-odds that part the bins of confidence; 0 stands for proposers that give no probabilities.
+_EDGES = (-2.0, -1.0, -0.5, -0.01, 0.01, 0.5, 1.0, 1.6, 2.4, 3.4, 4.4)
+_CENTRES = (-2.7, -1.5, -0.75, -0.25, 0.0, 0.25, 0.75, 1.3, 2.0, 2.9, 3.9, 4.6)
+_BINS = len(_CENTRES)
+# The prior of a confidence: vLLM's adaptive verification halves log-odds too; a later sibling has to show its use.
+_SLOPE, _FIRST, _LATER = 0.5, -0.2, -2.0
 _FEW = 6.0  # draft tokens that a prior counts for
 _MANY = 160.0  # draft tokens after which earlier ones fade
 _DEEPER = 0.95  # of its parent's acceptance, for a depth that was never reached: the next often is too
@@ -58,10 +61,11 @@ class SourceBelief:
     """What is known of one source's draft tokens under one kind of request. Depths begin at 1."""
 
     def __init__(self, centre: float = _FIRST) -> None:
-        self._prior = [1 / (1 + exp(-odds / 2 - centre)) for odds in range(-_SURE, _SURE + 1)]
+        self._prior = [_sigmoid(_SLOPE * odds + centre) for odds in _CENTRES]
         self._depths = [_Count() for _ in range(DEPTHS)]
-        self._bins = [_Count() for _ in self._prior]
-        self._cells = [[_Count() for _ in self._prior] for _ in range(DEPTHS)]
+        self._bins = [_Count() for _ in range(_BINS)]
+        self._cells = [[_Count() for _ in range(_BINS)] for _ in range(DEPTHS)]
+        self._right = self._expected = 0.0  # tokens, by the counts and by the prior
 
     @property
     def enough(self) -> bool:
@@ -70,14 +74,19 @@ class SourceBelief:
 
     def estimate(self, odds: float, depth: int) -> float:
         """Return how likely a draft token is to be accepted, given its proposer's log-odds."""
-        place = round(odds) + _SURE
-        return self._cells[min(depth, DEPTHS) - 1][place].mean(self._bins[place].mean(self._prior[place]))
+        place = bisect_right(_EDGES, odds)
+        prior = min(self._prior[place] * (self._right + _FEW) / (self._expected + _FEW), 0.999)
+        chance = self._cells[min(depth, DEPTHS) - 1][place].mean(self._bins[place].mean(prior))
+        return min(max(chance, 0.001), 0.999)
 
     def judge(self, odds: float, depth: int, accepted: bool) -> None:
         """Count a draft token that was judged."""
-        place = round(odds) + _SURE
-        self._cells[min(depth, DEPTHS) - 1][place].add(accepted)
+        place, level = bisect_right(_EDGES, odds), min(depth, DEPTHS) - 1
+        self._cells[level][place].add(accepted)
         self._bins[place].add(accepted)
+        keep = 1 - 1 / _MANY
+        self._right = keep * self._right + accepted
+        self._expected = keep * self._expected + self._prior[place]
 
     def reach(self, levels: Sequence[bool]) -> None:
         """Count a draft by depth: whether its best path was accepted at depth 1, 2, ..., as far as it was judged."""
@@ -116,8 +125,14 @@ class Belief:
     def __init__(self, known: Mapping[str, Sequence[Sequence[float]]] | None = None) -> None:
         """Begin with an earlier run's counts by source."""
         self._sources: dict[tuple[str, bool, bool], SourceBelief] = {}
-        for source, counts in (known or {}).items():
-            self.of(source).recall(counts)
+        for name, counts in (known or {}).items():
+            source, sampled, later = (*name.split(" "), "", "")[:3]
+            self.of(source, bool(sampled), bool(later)).recall(counts)
+
+    @property
+    def known(self) -> dict[str, list[list[float]]]:
+        """The counts by source."""
+        return {f"{name} {'sampled' * s} {'later' * i}": own.known for (name, s, i), own in self._sources.items()}
 
     def of(self, source: str, sampled: bool = False, later: bool = False) -> SourceBelief:
         """Return what is known of a source."""
@@ -145,8 +160,9 @@ class Belief:
                 if survival < least and probs:
                     break
                 probs.append(chance)
-            draft = draft.cut(len(probs))
-            return Draft(draft.tokens, draft.parents, draft.source, tuple(probs), draft.q, odds[: len(probs)])
+            n = len(probs)
+            q = draft.q and draft.q[:n]
+            return Draft(draft.tokens[:n], draft.parents[:n], draft.source[:n], tuple(probs), q, odds[:n])
         return self.estimate(Draft(draft.tokens, draft.parents, draft.source, None, draft.q, odds), params)
 
     def estimate(self, draft: Draft, params: DrawParams | SamplingParams) -> Draft:
@@ -181,8 +197,13 @@ class Belief:
         if draft.odds is None:
             return []
         # The target chose a token after the root and each accepted node, unless the request ended at the last.
-        path, sampled = verdict.path, params.temperature > 0
-        judged, parents = list[tuple[int, bool]](), (ROOT, *path)[: len(verdict.tokens)]
+        path, tokens, sampled = verdict.path, len(verdict.tokens), params.temperature > 0
+        if draft.is_chain:
+            judged = [(node, node < len(path)) for node in range(min(len(draft), len(path) + 1, tokens))]
+            for node, accepted in () if joined else judged:
+                self.of(draft.source[node], sampled).judge(draft.odds[node], node + 1, accepted)
+            return judged
+        judged, parents = [], (ROOT, *path)[:tokens]
         settled: dict[int, bool] = {}  # whether one of the children so far was accepted
         for node, depth in enumerate(depths(draft)):
             parent = draft.parents[node]
@@ -200,9 +221,12 @@ def log_odds(prob: float) -> float:
     """Return the log-odds of a proposer's estimate, clipped; 0 for what is no probability."""
     if not 0 <= prob <= 1:  # broken weights may give anything
         return 0.0
-    least = 1 / (1 + exp(_SURE))
-    prob = min(max(prob, least), 1 - least)
+    prob = min(max(prob, 0.001), 0.999)
     return log(prob / (1 - prob))
+
+
+def _sigmoid(odds: float) -> float:
+    return 1 / (1 + exp(-odds))
 
 
 def survivals(draft: Draft) -> list[float]:

@@ -11,38 +11,40 @@ while the table, which decides how long drafts are, moves slowly.
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
+from typing import overload
 
-import numpy as np
-
-# Rows: every number up to 16, beyond which one more matters less, then four for each doubling.
-KNOTS: tuple[int, ...] = (*range(1, 16), *(rows << power for power in range(2, 10) for rows in range(4, 8)), 4096)
+KNOTS: tuple[int, ...] = (
+    *range(1, 17),
+    20,
+    24,
+    28,
+    32,
+    40,
+    48,
+    64,
+    96,
+    128,
+    192,
+    256,
+    384,
+    512,
+    1024,
+    2048,
+    4096,
+)  # rows
 _PACE = 0.2  # weight of a new step in the pace
-_TABLE = 0.02  # and in the table, for each step since the last of that number: old observations are doubtful
-_RISE, _FALL = 0.2, 0.5  # but at most so much, upwards and downwards, as for a number of rows that is not known yet
-_TRUSTED = 16  # steps of a number of rows after which it is known; and between updates of the table that is read
-_MOST = 2.0  # factor beyond which a time is clipped: clocks jump, processes are stopped
+_TABLE = 0.02  # and in the table, at a number of rows that is known
+_AGED = 1 / 400  # or this for each step since the last of that number, if that is more: old observations are doubtful
+_RISE, _FALL = 0.2, 0.5  # weights in the table at a number of rows that is not known yet, upwards and downwards
+_TRUSTED = 16  # steps of a number of rows after which it is known
+_MOST = 2.0  # factor beyond which a step's time is clipped: clocks jump, processes are stopped
 _FADES = 0.95  # weight of earlier drafts when one more was timed
 _LINE = 0.1  # square of the lengths' deviation from which on the slope of a draft's cost is the measured one
 _DOUBLED = 2**0.5  # by what factor drafts for twice as many requests are expected to take longer
-
-
-@dataclass(slots=True)
-class _Knot:
-    """What is known of a number of rows.
-
-    Attributes:
-        seconds: of a step, at the usual pace and without keys.
-        steps: from how many this is known.
-        passed: seconds of a pass alone that was timed at start, if it was.
-        seen: number of the last step.
-    """
-
-    seconds: float
-    steps: int = 1
-    passed: float = 0.0
-    seen: int = 0
+_LEAST = 1e-9  # seconds: no step is faster, but a clock may be wrong
+_EVERY = 16  # steps between two updates of the table as it is read
+_SOON = 0.08  # relative error from which on it is updated at once
 
 
 class StepCost:
@@ -62,11 +64,13 @@ class StepCost:
         """
         self._most_rows = most_rows
         self._key_share = key_share
-        self._knots: dict[int, _Knot] = {}
-        self._extra = 0.0  # seconds that a step takes beyond its pass
+        self._known: dict[int, float] = {}  # seconds by knot
+        self._timed: dict[int, float] = {}  # and of passes that were timed at start
+        self._weights: dict[int, int] = {}  # observations by knot
+        self._seen: dict[int, int] = {}  # and the number of the step in which it was last observed
         self._steps = self._news = 0
         self.pace = 1.0
-        self.table: Sequence[float] = [float(max(rows, 1)) for rows in range(most_rows + 1)]
+        self.table: Sequence[float] = Curve((1,), (1.0,), most_rows)
 
     @property
     def key(self) -> float:
@@ -80,21 +84,26 @@ class StepCost:
     @property
     def known(self) -> dict[int, tuple[float, int]]:
         """Seconds by number of rows, and from how many steps each is known."""
-        return {rows: (self._own(knot), knot.steps) for rows, knot in self._knots.items()}
+        extra = self._extra
+        return {knot: (self._own(knot, extra), weight) for knot, weight in self._weights.items()}
 
     def recall(self, known: Mapping[int, tuple[float, int]]) -> None:
         """Start from another run's times, with half the confidence in each."""
-        for rows, (seconds, steps) in known.items():
-            if rows in KNOTS and 0 < seconds < inf:
-                self._knots[rows] = _Knot(seconds, min(steps, _TRUSTED // 2))
-        self._unfold()
+        for knot, (seconds, weight) in known.items():
+            if knot in KNOTS and _LEAST < seconds < inf:
+                self._known[knot], self._weights[knot] = seconds, min(weight, _TRUSTED // 2)
+        if self._known:
+            self._unfold()
 
     def learn(self, timed: Sequence[tuple[int, float]]) -> None:
         """Take passes that were timed at start: their rows and seconds."""
         for rows, seconds in timed:
-            if 0 < seconds < inf:
-                self._knots[_nearest(rows)] = _Knot(seconds, passed=seconds)
-        self._unfold()
+            if _LEAST < seconds < inf:
+                knot = _knot(rows)
+                self._known[knot], self._weights[knot] = seconds, 1
+                self._timed[knot] = seconds
+        if self._known:
+            self._unfold()
 
     def observe(self, rows: int, keys: int, seconds: float) -> float:
         """Record a step of so many rows, which read so many keys and took `seconds`.
@@ -102,52 +111,56 @@ class StepCost:
         Returns:
             By what factor it took longer than expected; 1 if nothing was known.
         """
-        if not 0 < seconds < inf or not 1 <= rows <= self._most_rows:
+        if not _LEAST < seconds < inf or not 1 <= rows <= self._most_rows:
             return 1.0
+        knot, ratio = _knot(rows), 1.0
         self._steps += 1
-        place, usual, key = _nearest(rows), seconds / self.pace, keys * self.key
-        scale = self.table[rows] / self.table[min(place, self._most_rows)]
-        knot = self._knots.get(place)
-        if knot is None:
-            own = max(usual - key, usual / 2) / scale if self._knots else usual
-            self._knots[place] = _Knot(own, seen=self._steps)
-            self._unfold()
-            return 1.0
-        # Compared with what is known of this number of rows, not with the table: where more rows turn out cheaper,
-        # the two differ permanently, and each step would move them further apart.
-        own = self._own(knot)
-        ratio = min(max(usual / (own * scale + key), 1 / _MOST), _MOST)
-        # A step may be slow for reasons that have nothing to do with its rows, and is seldom too fast.
-        rate = _RISE if ratio > 1 else _FALL
-        age, knot.seen, knot.steps = self._steps - knot.seen, self._steps, knot.steps + 1
-        known = knot.steps >= _TRUSTED
-        if known:
-            self.pace *= ratio**_PACE
-            rate = min(_TABLE * age, rate)
-        knot.seconds = own * ratio**rate
-        self._news += 1
-        if not known or self._news >= _TRUSTED:
-            self._unfold()
+        age, self._seen[knot] = self._steps - self._seen.get(knot, self._steps), self._steps
+        if knot in self._known:
+            # Compared with what is known of this number of rows, not with the table: where more rows turn out
+            # cheaper, the two differ permanently, and each step would move them further apart.
+            self._known[knot] = self._own(knot, self._extra)
+            own = self._known[knot] * self.table[rows] / self.table[min(knot, self._most_rows)]
+            ratio = min(max(seconds / (self.pace * (own + keys * self.key)), 1 / _MOST), _MOST)
+            self._weights[knot] += 1
+            # A step may be slow for reasons that have nothing to do with its rows, and is seldom too fast.
+            rate = most = _RISE if ratio > 1 else _FALL
+            if self._weights[knot] >= _TRUSTED:
+                self.pace *= ratio**_PACE
+                rate = min(max(_TABLE, age * _AGED), most)
+            self._known[knot] *= ratio**rate
+            self._news += 1
+            if rate < _SOON and self._news < _EVERY:
+                return ratio
+        elif self._known:
+            own = max(seconds / self.pace - keys * self.key, seconds / self.pace / 2)
+            self._known[knot] = own * self.table[min(knot, self._most_rows)] / self.table[rows]
+            self._weights[knot] = 1
+        else:
+            self._known[knot], self._weights[knot] = seconds, 1
+        self._unfold()
         return ratio
 
-    def _own(self, knot: _Knot) -> float:
+    @property
+    def _extra(self) -> float:
+        """Seconds that a step takes beyond its pass, from the numbers of rows for which both are known."""
+        both = [(min(self._weights[k], _TRUSTED), self._known[k] - own) for k, own in self._timed.items()]
+        both = [(weight, more) for weight, more in both if weight > 1]
+        return (
+            max(sum(weight * more for weight, more in both) / sum(weight for weight, _ in both), 0.0) if both else 0.0
+        )
+
+    def _own(self, knot: int, extra: float) -> float:
         """Return what is known of a number of rows, for which so far only a pass may have been timed."""
-        return knot.passed + self._extra if knot.passed and knot.steps == 1 else knot.seconds
+        alone = self._weights[knot] == 1 and knot in self._timed
+        return self._timed[knot] + extra if alone else self._known[knot]
 
     def _unfold(self) -> None:
         """Compute the table anew from what is known."""
-        if not self._knots:
-            return
         self._news = 0
-        both = [(min(one.steps, _TRUSTED), one) for one in self._knots.values() if one.passed and one.steps > 1]
-        if both:
-            more = sum(weight * (one.seconds - one.passed) for weight, one in both)
-            self._extra = max(more / sum(weight for weight, _ in both), 0.0)
-        rows, knots = zip(*sorted(self._knots.items()), strict=True)
-        seconds = isotonic([self._own(one) for one in knots], [float(one.steps) for one in knots])
-        last = max(self._most_rows, rows[-1] + 1)  # beyond the knots in proportion to rows
-        at, times = (*rows, last), (*seconds, seconds[-1] * last / rows[-1])
-        self.table = np.interp(np.arange(self._most_rows + 1), at, times).tolist()
+        knots, extra = sorted(self._known), self._extra
+        seconds = isotonic([self._own(k, extra) for k in knots], [float(self._weights[k]) for k in knots])
+        self.table = Curve(knots, seconds, self._most_rows)
 
 
 class DraftCost:
@@ -173,7 +186,7 @@ class DraftCost:
     def observe(self, length: int, count: int, seconds: float, *, settled: bool = True) -> None:
         """Record drafts of one length for so many requests; `settled`: whether their step recorded no pass."""
         size = count.bit_length()
-        if not length or not 0 < seconds < inf:
+        if not length or not _LEAST < seconds < inf:
             return
         if (size, length) not in self._begun:
             self._begun.add((size, length))
@@ -204,10 +217,47 @@ class DraftCost:
         usual = seconds / (mean + 1)
         slope = (xy / weight - mean * seconds + _LINE * usual) / (xx / weight - mean * mean + _LINE)
         slope = min(max(slope, 0.0), seconds / mean)
-        return seconds + slope * (length - mean)
+        return max(seconds + slope * (length - mean), _LEAST)
 
 
-def _nearest(rows: int) -> int:
+class Curve(Sequence[float]):
+    """A table with an entry for every number of rows; only the entries that are read are computed."""
+
+    def __init__(self, knots: Sequence[int], seconds: Sequence[float], most_rows: int) -> None:
+        """Interpolate non-decreasing `seconds` at `knots`, ascending; beyond them in proportion to rows."""
+        self._knots, self._seconds, self._length = knots, seconds, most_rows + 1
+        self._asked: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, rows: int) -> float: ...
+    @overload
+    def __getitem__(self, rows: slice) -> list[float]: ...
+    def __getitem__(self, rows: int | slice) -> float | list[float]:
+        """Return seconds of a step of so many rows, or of several."""
+        if isinstance(rows, slice):
+            return [self[i] for i in range(*rows.indices(self._length))]
+        found = self._asked.get(rows)
+        if found is None:
+            if not 0 <= rows < self._length:
+                raise IndexError(rows)
+            found = self._asked[rows] = self._at(rows)
+        return found
+
+    def _at(self, rows: int) -> float:
+        knots, seconds = self._knots, self._seconds
+        place = bisect_left(knots, rows)
+        if place == 0:
+            return seconds[0]
+        if place == len(knots):
+            return seconds[-1] * rows / knots[-1]
+        share = (rows - knots[place - 1]) / (knots[place] - knots[place - 1])
+        return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
+
+
+def _knot(rows: int) -> int:
     """Return the nearest knot, by ratio."""
     place = bisect_left(KNOTS, rows)
     if place == len(KNOTS):

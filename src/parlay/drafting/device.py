@@ -9,15 +9,18 @@ For a trial it therefore follows a new request from its first token on.
 from collections.abc import Sequence
 
 from parlay.drafting.hosts import Faults, Method, check_draft
-from parlay.drafting.policy import EPOCH, MARGIN, Policy
+from parlay.drafting.policy import Policy
 from parlay.drafting.state import PLAIN, Drafted, StepPart
 from parlay.proposers.base import DeviceProposer
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, ProposerState
 
+THINKS = 8  # while it is off, a trial is considered once in so many steps
 _FAR = 256  # most tokens that an answer is expected to have left: many end early
+_NEAR = 16  # tokens that it may always be behind
 _TRIED = 4  # most requests of one trial: with several it tells as much as several trials, and costs less
-_LEFT = 1 - 1 / MARGIN  # assumed saving, in tokens for each that is left to emit, where drafts do not seem to pay
+_LEFT = 0.06  # assumed saving, in tokens for each that is left to emit, where drafts do not seem to pay
+_UNSEEN = 16  # tokens that a proposer may process for one that the target has to run once more
 _ROWS = 16  # of a level of drafts with branches, all requests together; beyond, drafts are chains
 _BRANCHING = 0.3  # price of a row beyond which a second child is hardly worth one
 # The further layer group whose keys and values blocks may hold besides the target's.
@@ -96,7 +99,7 @@ class Device:
 
     def thinks(self, step: int) -> bool:
         """Whether the next length is chosen anew in this step."""
-        return self._length > 0 or step % EPOCH == 0
+        return self._length > 0 or step % THINKS == 0
 
     def rerun(self, request: Drafted) -> int:
         """How many tokens the target is to run once more for their states: all that lack them, if that pays."""
@@ -105,34 +108,33 @@ class Device:
             return 0
         return lacking if self._worth(request, self._saving or _LEFT) else 0
 
-    def choose(self, requests: Sequence[Drafted], emitting: int, keys: int) -> None:
-        """Choose the next length from the cost and gain of drafting for requests that may have drafts."""
-        policy = self._policy
-        assert policy is not None
-        ahead = policy.ahead
+    def choose(self, requests: Sequence[Drafted], limits: Sequence[int], emitting: int, keys: int) -> None:
+        """Choose the next length from the cost and gain of drafting for requests with these limits."""
+        assert self._policy is not None
+        ahead = self._policy.ahead
         assert ahead is not None
-        if policy.measuring.left > 1:
+        if self._policy.measuring.left > 1:
             self.next_length = 0
             return
-        every = [request for request in requests if self._may_draft_for(request)]
-        most = min(self.length, max([request.drafting.limit for request in every], default=0))
+        pairs = zip(requests, limits, strict=True)
+        every = [(request, limit) for request, limit in pairs if self._may_draft_for(request)]
+        most = min(self.length, max((limit for _, limit in every), default=0))
         self._saving = 0.0
         if every and most > 0 and ahead.cost.known:
             self._saving = ahead.best(most, len(every), emitting, keys)[1]
-        ready = [request for request in every if self._worth(request, self._saving)]
-        free = ready or [request for request in every if self._worth(request, _LEFT)]
-        near: list[Drafted] = []
-        if not (ready and self._saving):  # then only a trial may be worth while, for those that lack little
-            near = sorted(free, key=self._price)[:_TRIED]
-            near = [one for one in near if self._price(one) <= self._price(near[0]) + policy.plain]
+        ready = [one for one in every if self._worth(one[0], self._saving)]
+        free = ready or [one for one in every if self._worth(one[0], _LEFT)]
+        nearest = sorted((self._distance(one[0]), place) for place, one in enumerate(free))[:_TRIED]
+        near = [free[place][0] for distance, place in nearest if distance <= nearest[0][0] + _NEAR]
         behind, again = sum(map(self._lag, near)), sum(map(self._lacking, near))
-        most = min(self.length, max([request.drafting.limit for request in free], default=0))
-        passed = 1 if self._length else EPOCH
-        rerun = policy.extra(emitting, again)
+        most = min(self.length, max((limit for _, limit in free), default=0))
+        passed = 1 if self._length else THINKS
+        rerun = self._policy.extra(emitting, again)
         steps = emitting, keys, len(near), behind, rerun, passed
         self.next_length = self._length = ahead.choose(most, len(free), *steps, ready=bool(ready))
         self._tried = near if ahead.trial else None
         if not self._shaped:
+            policy = self._policy
             worth = policy.branches and policy.price < _BRANCHING and self._width * len(free) <= _ROWS
             self._next_width = self._width if worth else 1
 
@@ -151,7 +153,7 @@ class Device:
             next_rows: most nodes of a draft in the next step.
         """
         state, budget, follow = request.drafting, 0, False
-        if limit > 0 and (state.scout or (self._length and self._drafts_for(request))):
+        if limit > 0 and (state.scout or (self._length and not state.predicted and self._drafts_for(request))):
             tried = self._tried is None or request in self._tried
             budget = max(min(limit, self.next_length, next_rows), 0) if tried else 0
             follow = self._follows and (budget > 0 or (self._pairs and (tried or state.scout)))
@@ -215,21 +217,24 @@ class Device:
 
     def _worth(self, request: Drafted, saving: float) -> bool:
         """Whether a request has enough left for drafts that save this share to be worth catching up for."""
-        policy, price = self._policy, self._price(request)
+        lacking = self._lacking(request)
+        behind = len(request.tokens) - request.drafting.layers.computed if self._follows else 0
+        policy = self._policy
+        if policy is None or (lacking <= 0 and behind <= _NEAR):
+            return True
+        assert policy.ahead is not None
         # All requests wait meanwhile: plain steps would emit so many tokens.
-        return policy is None or price * policy.requests <= saving * min(request.remaining, _FAR) * policy.plain
+        seconds = policy.extra(policy.rows, lacking) + policy.ahead.following(behind)
+        return seconds * policy.requests <= saving * min(request.remaining, _FAR) * policy.plain
 
     def _lag(self, request: Drafted) -> int:
         """How many tokens the proposer has to process before it can draft for a request."""
         layers = request.drafting.layers
         return max(request.computed - layers.computed - self._pairs, 0) if self._follows else 0
 
-    def _price(self, request: Drafted) -> float:
-        """Seconds of catching up before it can draft for a request."""
-        policy, lacking, lag = self._policy, self._lacking(request), self._lag(request)
-        if policy is None or policy.ahead is None or (lacking <= 0 and lag <= 0):
-            return 0.0
-        return policy.extra(policy.rows, max(lacking, 0)) + policy.ahead.following(lag)
+    def _distance(self, request: Drafted) -> int:
+        """The cost of catching up before it can draft for a request, in tokens to process."""
+        return self._lag(request) + _UNSEEN * self._lacking(request)
 
     def _drafts_for(self, request: Drafted) -> bool:
         """Whether it is to draft for a request, possibly after catching up."""

@@ -12,8 +12,9 @@ Drafts cost no request anything: an error in `plan` or `learn` costs the step's 
 eight such errors nothing is drafted.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from math import expm1, log1p
 from time import perf_counter
 
@@ -22,7 +23,7 @@ from parlay.config.speculative import PLAIN as NO_METHOD
 from parlay.drafting.belief import Belief, survivals
 from parlay.drafting.device import Device
 from parlay.drafting.hosts import Faults, Host, Method, Predictions
-from parlay.drafting.policy import EPOCH, Policy
+from parlay.drafting.policy import Policy
 from parlay.drafting.prediction import DEFAULT_LENGTH
 from parlay.drafting.shape import shape
 from parlay.drafting.state import PLAIN, Candidate, Drafted, HostSource, Outcome, Rows, StepDrafts, StepPart, Why
@@ -33,6 +34,8 @@ from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.params import SpeculationOverride
 from parlay.types.plan import Plan, ProposerState, StepOutput, Verdict
 
+_TIMED = 8  # a few plain steps tell enough of their cost: one in so many is timed
+_LEAST = 0.25  # of the price of a row: a host proposer's chain ends where it promises less
 _MOST_ERRORS = 8  # after which there are no more drafts
 _FORGIVEN = 10_000  # steps without an error after which those before do not count
 
@@ -80,7 +83,7 @@ class Drafting:
         self._tree = tree
         self._predictions = Predictions()
         hosts = (one for one in methods if isinstance(one.proposer, HostProposer))
-        self._hosts = [Host(one, vocab_size, self.faults, remember=remember) for one in hosts]
+        self._hosts = [Host(one, vocab_size, self.faults) for one in hosts]
         device = next((one for one in methods if isinstance(one.proposer, DeviceProposer)), None)
         self._device: Device | None = None
         if device is not None:
@@ -89,8 +92,9 @@ class Drafting:
         self._longest = max([*self._lengths.values(), predicted_length or DEFAULT_LENGTH])
         self._most_nodes, self._bound = most_nodes, most_nodes(1)
         self._longest_text = longest_text or 1 << 62
-        self._clock = clock
+        self._remember, self._clock = remember, clock
         self._eager = set[int]()  # requests with a prediction or a grammar, which cost nothing to ask
+        self._hit = False  # whether any draft token was accepted in the last step
         self._steps = self._errors = self._failed = 0  # `_failed`: the step of the last error
 
     # -------------------------------------------------------------------------------------- a request's life
@@ -100,9 +104,7 @@ class Drafting:
         state, names = request.drafting, _permitted(request, tuple(self._lengths))
         if names is None:
             state.prediction, names = None, ()
-        usual = max((self._lengths[name] for name in names), default=0)
-        longest = usual if state.prediction is None else self._longest
-        state.longest = min(longest, _own_bound(request) or longest)
+        state.longest = _within(request, max((self._lengths[name] for name in names), default=0))
         hosts: list[HostSource] = [host for host in self._hosts if host.name in names]
         state.hosts = tuple([self._predictions, *hosts] if state.prediction is not None else hosts)
         state.device = self._device is not None and self._device.name in names
@@ -113,7 +115,7 @@ class Drafting:
         """Register that a request runs for the first time."""
         for host in self._hosts:
             if host in request.drafting.hosts:
-                host.admit(request)
+                host.admit(request, request.tenant if self._remember else None)
         if self._device is not None:
             self._device.admit(request)
 
@@ -140,12 +142,8 @@ class Drafting:
         self._eager.discard(request.request_id)
         if self._device is not None:
             self._device.end(request)
-        asking, began = self.policy.asking if self.policy else None, self._clock()
-        learn = asking is None or asking.affords
         for host in request.drafting.hosts:
-            host.forget(request, learn=learn)
-        if asking is not None:
-            asking.spend(self._clock() - began, 0)
+            host.forget(request)
 
     def reach(self, request: Drafted) -> int:
         """Return how many tokens' slots a device proposer's layers use."""
@@ -162,7 +160,8 @@ class Drafting:
         """How many nodes a draft may have; 0 or less: none."""
         if self._errors >= _MOST_ERRORS:
             return 0
-        longest, bound = request.drafting.longest, self._bound
+        state, bound = request.drafting, self._bound
+        longest = state.longest if state.prediction is None else _within(request, self._longest)
         if bound is not None and _own_bound(request) is None:
             longest = min(longest, bound)
         return min(longest, request.remaining - 1, self._longest_text - len(request.tokens))
@@ -179,10 +178,10 @@ class Drafting:
             waiting: whether further requests are queued.
         """
         self._steps += 1
-        if self._rests():
+        if self._rests(len(rows)):
             for request, _ in rows:
                 request.drafting.why = Why.PAUSED if request.drafting.hosts else Why.NOT_ALLOWED
-            return StepDrafts([PLAIN] * len(rows), timed=not self._steps % EPOCH)
+            return StepDrafts([PLAIN] * len(rows), timed=not self._steps % _TIMED)
         try:
             return self._plan(rows, left, most, waiting=waiting)
         except Exception as error:
@@ -206,6 +205,7 @@ class Drafting:
             accepted.
         """
         judged: Sequence[Sequence[tuple[float, bool]]] = [()] * len(outcomes)
+        self._hit = False
         try:
             if self._device is not None or step.active:
                 judged = [self._judge(step, one) for one in outcomes]
@@ -214,14 +214,16 @@ class Drafting:
             self._recover(error, [one.request for one in outcomes if not one.ended])
         return judged
 
-    def _rests(self) -> bool:
-        """Whether a step has nothing to draft from, as is usual where drafts do not pay."""
-        if self._device is not None or self._eager:
+    def _rests(self, count: int) -> bool:
+        """Whether a step for so many requests has nothing to draft from, as is usual where drafts do not pay."""
+        if self._device is not None or self._eager or self._hit:
             return False
         policy = self.policy
         if policy is None or not self._hosts:
             return not self._hosts
-        if not policy.plain or policy.measuring.left or policy.asking.affords:
+        if not policy.plain or policy.measuring.left:
+            return False
+        if policy.asking.affords(count):
             return False
         policy.asking.save(policy.plain)
         return True
@@ -230,57 +232,77 @@ class Drafting:
         emits = [request for request, (known, _) in rows if known == request.gap]
         emitting = len(emits)
         self._bound = self._most_nodes(emitting)
+        limits = {request: self.limit(request) for request in emits}
+        requests = [request for request, limit in limits.items() if limit > 0]
         step = StepDrafts(emitting=emitting)
         policy = self.policy
         for request in emits:
             state = request.drafting
-            state.limit, state.why = self.limit(request), Why.NOT_ALLOWED
             if state.candidates:
                 state.clear()
-        requests = [request for request in emits if request.drafting.limit > 0]
+            if limits[request] < 1:
+                state.why = Why.NOT_ALLOWED
         if policy is None:
             room = left
             for place, request in enumerate(requests):
                 room -= self._take_all(step, request, room // (len(requests) - place))
         elif requests:
             keys = sum(request.computed + known for request, (known, _) in rows)
-            policy.begin(emitting, most - left, keys, waiting=waiting)
-            self._choose(step, policy, requests, left)
+            policy.begin(emitting, most - left, keys)
+            self._choose(step, policy, requests, most - left, keys, left, waiting=waiting)
             device = self._device
             if device is not None and (device.thinks(self._steps) or policy.measuring.left):
-                device.choose(requests, emitting, keys)
-        length = self._device.next_length if self._device is not None and requests else 0
-        if policy is not None and not (step.drafted or length or policy.measuring.left):
-            step.timed = not self._steps % EPOCH  # a few plain steps tell enough of their cost
-        step.parts = self._parts(rows, left, most, max(len(requests), 1))
+                device.choose(requests, [limits[request] for request in requests], emitting, keys)
+        if self._device is not None:
+            step.length = self._device.next_length
+        plain = policy is not None and not (step.drafted or (requests and step.length))
+        step.timed = not (plain and self._steps % _TIMED and not (policy and policy.measuring.left))
+        step.parts = self._parts(rows, limits, left, most, max(len(requests), 1))
         step.forgotten = self._forgotten()
         return step
 
-    def _choose(self, step: StepDrafts, policy: Policy, requests: Sequence[Drafted], room: int) -> None:
+    def _choose(
+        self,
+        step: StepDrafts,
+        policy: Policy,
+        requests: Sequence[Drafted],
+        rows: int,
+        keys: int,
+        room: int,
+        *,
+        waiting: bool,
+    ) -> None:
         """Gather drafts of at most `room` nodes, and choose those that are worth their rows."""
-        step.fair, step.plain = policy.fair, policy.plain
-        if policy.plain:
-            policy.asking.begin(policy.plain)
-        rich = not self._hosts or policy.asking.affords
+        step.fair, step.plain = policy.fair(waiting=waiting), policy.plain
+        rich, asked, began = True, 0, 0.0
+        if self._hosts:
+            policy.asking.save(policy.plain)
+            rich = policy.asking.affords(len(requests))
         why = Why.EXPENSIVE if not policy.hopeful else Why.NO_PROPOSAL if rich else Why.PAUSED
-        branches, asked, began = self._tree and policy.branches, 0, self._clock()
         some: list[Drafted] = []
+        branches = self._tree and policy.branches
         for request in requests:
             state = request.drafting
             state.why = why
-            # A prediction comes first of a request's sources, and costs as little to ask as a grammar.
-            asks = len(state.hosts) if rich else int(state.prediction is not None)
-            hosts = state.hosts[:asks] if policy.hopeful else ()
-            ask = bool(hosts) or (policy.hopeful and state.constraint is not None)
+            free = state.prediction is not None or state.constraint is not None
+            ask = policy.hopeful and (free or ((rich or state.hit) and bool(state.hosts)))
+            if not (ask or state.pending.tokens):
+                if state.layers.speculated:
+                    state.layers = replace(state.layers, speculated=0)
+                continue
+            if ask and not asked:
+                began = self._clock()
             asked += ask
-            if ask or state.pending.tokens:
-                step.active = True
-                state.candidates = self._candidates(request, room, hosts, policy.price, branch=branches)
-            if state.candidates and policy.hopeful:
+            hosts = (
+                () if not ask else state.hosts if rich or state.hit else state.hosts[:1] if state.prediction else ()
+            )
+            step.active = True
+            candidates = state.candidates = self._candidates(request, room, hosts, policy.price, branch=branches)
+            if candidates and policy.hopeful:
                 state.best, state.why = self._best(request, room, branches), Why.UNLIKELY
                 some.append(request)
-            else:
-                state.skip()
+            elif state.layers.speculated:
+                state.layers = replace(state.layers, speculated=0)
         if asked:
             step.asking = self._clock() - began
             self.seconds += step.asking
@@ -289,13 +311,13 @@ class Drafting:
         best = [one for one in drafts if one is not None]
         made = any(one.speculated for one in best)
         chances = [one.chances for one in best]
-        chosen = policy.choose(chances, from_device=made) if some else []
+        chosen = policy.choose(chances, step.emitting, rows, keys, waiting=waiting, from_device=made) if some else []
         hosted = 0
         for request, one, nodes in zip(some, best, chosen, strict=True):
             request.drafting.take(nodes)
             hosted += one.count_hosted(nodes)
         if hosted:
-            policy.asking.gain(-policy.extra(policy.rows, hosted))
+            policy.asking.gain(-policy.extra(rows, hosted))
         step.drafted = any(chosen)
 
     def _take_all(self, step: StepDrafts, request: Drafted, room: int) -> int:
@@ -306,12 +328,19 @@ class Drafting:
         if state.candidates:
             best = state.best = self._best(request, room, self._tree)
             state.take(range(len(best.draft)))
-        else:
-            state.skip()
+        elif state.layers.speculated:
+            state.layers = replace(state.layers, speculated=0)
         self.seconds += self._clock() - began
         return len(state.chosen)
 
-    def _parts(self, rows: Collection[tuple[Drafted, Rows]], left: int, most: int, drafting: int) -> list[StepPart]:
+    def _parts(
+        self,
+        rows: Collection[tuple[Drafted, Rows]],
+        limits: Mapping[Drafted, int],
+        left: int,
+        most: int,
+        drafting: int,
+    ) -> list[StepPart]:
         """Return each request's part in the step, as far as rows and blocks are left."""
         catching = max(2, most // 4)  # rows that run again: all requests wait for them
         next_share = most // drafting - 1  # the next step will have about as many requests
@@ -322,17 +351,15 @@ class Drafting:
             # Other requests may have taken rows to catch up.
             draft = chosen.cut(left) if chosen.tokens else chosen
             if device is not None and state.device:
-                limit = state.limit if known == request.gap else self.limit(request)
-                part = device.part(
-                    request, draft, limit, end, again, min(left - len(draft.tokens), catching), next_share
-                )
+                limit = limits[request] if request in limits else self.limit(request)
+                part = device.part(request, draft, limit, end, again, min(left - len(draft), catching), next_share)
                 further = max(len(part.catch_up.rerun) - again, 0)
                 left, catching = left - further, catching - further
             elif draft.tokens and request.table.grow(min(end + len(draft), request.longest)):
                 part = StepPart(draft)
             else:
                 part = PLAIN
-            left -= len(part.draft.tokens)
+            left -= len(part.draft)
             parts.append(part)
         return parts
 
@@ -341,6 +368,8 @@ class Drafting:
         state, span, verdict, policy = outcome.request.drafting, outcome.span, outcome.verdict, self.policy
         if self._device is not None and not outcome.ended:
             self._device.advance(outcome.request, outcome.proposal)
+        state.hit = bool(verdict.path)
+        self._hit = self._hit or state.hit
         if not (span.sample and state.candidates):
             return []
         best, taken = state.best, set(state.taken[: len(span.draft)])
@@ -415,7 +444,7 @@ class Drafting:
         for request in requests:
             state = request.drafting
             state.clear()
-            state.pending, state.layers = NO_DRAFT, ProposerState()
+            state.pending, state.layers, state.hit = NO_DRAFT, ProposerState(), False
             self.admit(request)
 
     def _begin_anew(self) -> None:
@@ -435,17 +464,17 @@ class Drafting:
             request: the one to draft for.
             room: most nodes, with those that a grammar forces.
             hosts: the proposers to ask. After a prediction that has a node, the others are not.
-            price: of a row, in tokens: a host proposer's chain ends where it promises less.
+            price: of a row, in tokens.
             branch: whether host proposers' drafts may have branches.
         """
-        state, limit = request.drafting, min(request.drafting.limit, room)
+        state, limit = request.drafting, min(self.limit(request), room)
         if limit < 1:
             return []
         try:
             found: list[Candidate] = []
             for host in hosts:
                 if draft := host.ask(request, limit, branch=branch):
-                    found.append(self._candidate(request, draft, room, price, hosted=True))
+                    found.append(self._candidate(request, draft, room, _LEAST * price, hosted=True))
                     if host is self._predictions:
                         break
             else:
@@ -462,13 +491,14 @@ class Drafting:
     def _candidate(
         self, request: Drafted, draft: Draft, room: int, least: float = 0.0, *, hosted: bool = False
     ) -> Candidate:
-        constraint, intact = request.drafting.constraint, len(draft)
+        constraint, intact, own = request.drafting.constraint, len(draft), True
         if constraint is not None:
             draft, intact = shape(draft, constraint, request.output_tokens, min(request.remaining - 1, room))
+            own = intact == len(draft)
         draft = self._belief.apply(draft, request.params, least)
         if hosted:
             return Candidate(draft, survivals(draft), frozenset(range(len(draft))))
-        return Candidate(draft, survivals(draft), speculated=intact)
+        return Candidate(draft, survivals(draft), speculated=intact, pending=own)
 
     def _best(self, request: Drafted, room: int, branches: bool) -> Candidate:
         """Return one draft: a tree of all candidates, or the one that promises most."""
@@ -476,7 +506,7 @@ class Drafting:
         if not branches:
             return best_of(candidates, self.policy.price if self.policy is not None else 0.0)
         # A grammar may have added tokens that cost nothing to draft.
-        most = max(min(request.drafting.limit, room), *(len(one.draft) for one in candidates), 0)
+        most = max(min(self.limit(request), room), *(len(one.draft) for one in candidates), 0)
         return union(candidates, most, lambda draft: self._belief.estimate(draft, params))
 
 
@@ -491,6 +521,11 @@ def _permitted(request: Drafted, loaded: Sequence[str]) -> Sequence[str] | None:
     if not own.enabled or own.method == NO_METHOD:
         return None
     return loaded if own.method is None else [name for name in loaded if name == own.method]
+
+
+def _within(request: Drafted, longest: int) -> int:
+    """Return how many nodes, at most `longest`, a request's parameters permit in a draft."""
+    return min(longest, _own_bound(request) or longest)
 
 
 def _own_bound(request: Drafted) -> int | None:

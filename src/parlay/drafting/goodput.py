@@ -9,8 +9,8 @@ Source: TurboSpec (arXiv 2406.14066) for the aim; pooling by survival is vLLM's 
 """
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from math import ceil, exp, log1p
-from operator import itemgetter
 
 
 def choose(
@@ -41,17 +41,18 @@ def choose(
     chosen: list[list[int]] = [[] for _ in chances]
     if not requests or rows >= len(table):
         return chosen
-    pool: list[tuple[float, int, int]] = []  # all nodes, each with what it adds
-    for draft, own in enumerate(chances):
-        tokens = 1.0
-        # Among equals the parent stays before its child.
-        for node, chance in sorted(enumerate(own), key=itemgetter(1), reverse=True):
-            pool.append((log1p(chance / tokens) if fair else chance, draft, node))
-            tokens += chance
-    pool.sort(key=itemgetter(0), reverse=True)
+    # Among equals the parent stays before its child.
+    pool = (
+        _by_share(chances)
+        if fair
+        else sorted(
+            ((chance, draft, node) for draft, own in enumerate(chances) for node, chance in enumerate(own)),
+            key=lambda candidate: -candidate[0],
+        )
+    )[: len(table) - 1 - rows]
     plain = table[rows] + more
     gained, best, rate = 0.0, 0, margin
-    for count, (gain, _, _) in enumerate(pool[: len(table) - 1 - rows], start=1):
+    for count, (gain, _, _) in enumerate(pool, start=1):
         gained += gain
         better = exp(gained / requests) if fair else 1 + gained / requests
         now = better * plain / (table[rows + count] + more)
@@ -60,6 +61,28 @@ def choose(
     for _, draft, node in pool[:best]:
         chosen[draft].append(node)
     return [sorted(nodes) for nodes in chosen]
+
+
+def _by_share(chances: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
+    """Return all nodes, each with what it adds to the logarithm of its request's tokens, largest first."""
+    tokens = [1.0] * len(chances)
+    orders = [sorted(range(len(own)), key=lambda node: -own[node]) for own in chances]
+    heap = [
+        (-log1p(own[order[0]]), draft, 0)
+        for draft, (own, order) in enumerate(zip(chances, orders, strict=True))
+        if own
+    ]
+    heapify(heap)
+    pool = []
+    while heap:
+        gain, draft, place = heappop(heap)
+        node = orders[draft][place]
+        pool.append((-gain, draft, node))
+        tokens[draft] += chances[draft][node]
+        if place + 1 < len(orders[draft]):
+            chance = chances[draft][orders[draft][place + 1]]
+            heappush(heap, (-log1p(chance / tokens[draft]), draft, place + 1))
+    return pool
 
 
 def best_draft(

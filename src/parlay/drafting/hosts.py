@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from parlay.drafting.prediction import SOURCE as PREDICTION
 from parlay.drafting.state import Drafted
 from parlay.errors import brief
 from parlay.log import logger
@@ -57,6 +58,15 @@ class Faults:
         )
 
 
+@dataclass(slots=True, eq=False)
+class _Shown:
+    """What a host proposer knows of one request: `tenant` may use what it learns, None for nobody."""
+
+    tenant: str | None
+    tokens: int = 0
+    failed: bool = False
+
+
 class Host:
     """One host proposer and the requests that it drafts for.
 
@@ -68,29 +78,31 @@ class Host:
         length: most nodes of its chains.
     """
 
-    def __init__(self, method: Method, vocab_size: int | None, faults: Faults, *, remember: bool = True) -> None:
+    def __init__(self, method: Method, vocab_size: int | None, faults: Faults) -> None:
         """Begin without requests.
 
         Args:
             method: with a host proposer.
             vocab_size: draft tokens have ids below this; None skips the check.
             faults: counts and logs failures.
-            remember: whether it may learn from one request for another of the same tenant.
         """
         assert isinstance(method.proposer, HostProposer)
         self.name, self.length, self._most = method.name, method.length, method.most
         self._proposer: HostProposer = method.proposer
-        self._vocab_size, self._faults, self._remember = vocab_size, faults, remember
-        self._shown: dict[int, int] = {}  # how many of a request's tokens it was given; no entry: it has failed
+        self._vocab_size, self._faults = vocab_size, faults
+        self._shown: dict[int, _Shown] = {}
 
-    def admit(self, request: Drafted) -> None:
-        """Register a request that runs for the first time."""
-        self._shown[request.request_id] = 0
+    def admit(self, request: Drafted, tenant: str | None) -> None:
+        """Register a request that runs for the first time; tenant None if nothing of it is to be remembered."""
+        self._shown[request.request_id] = _Shown(tenant)
 
-    def forget(self, request: Drafted, *, learn: bool = True) -> None:
-        """Drop a request; if it is to learn, after giving it the tokens that may help others."""
-        if learn and self._proposer.learns and self._remember:
-            self._show(request)
+    def forget(self, request: Drafted) -> None:
+        """Drop a request, after giving the proposer tokens that may help others; unknown requests are ignored."""
+        shown = self._shown.get(request.request_id)
+        if shown is None:
+            return
+        if self._proposer.learns and shown.tenant is not None:
+            self._show(request, shown)
         self._drop(request.request_id)
 
     def reset(self) -> None:
@@ -100,33 +112,34 @@ class Host:
 
     def ask(self, request: Drafted, budget: int, *, branch: bool) -> Draft:
         """Return its draft of at most `budget` nodes to follow a request's tokens; if `branch`, a tree."""
-        own = request.request_id
-        self._show(request)
-        if own not in self._shown:
+        shown = self._shown.get(request.request_id)
+        if shown is None or shown.failed:
+            return NO_DRAFT
+        self._show(request, shown)
+        if shown.failed:
             return NO_DRAFT
         try:
             if branch:
-                draft = self._proposer.branch(own, min(budget, self._most)).cut(budget)
+                draft = self._proposer.branch(request.request_id, min(budget, self._most)).cut(budget)
             else:
-                draft = self._proposer.propose(own, min(budget, self.length)).cut(budget)
+                draft = self._proposer.propose(request.request_id, min(budget, self.length)).cut(budget)
             if draft.tokens:
                 check_draft(draft, self._vocab_size)
         except Exception as error:
-            self._fail(own, error)
+            self._fail(request.request_id, error)
             return NO_DRAFT
         return draft
 
-    def _show(self, request: Drafted) -> None:
+    def _show(self, request: Drafted, shown: _Shown) -> None:
         """Give it the tokens that it has not seen."""
-        own, tokens = request.request_id, request.tokens
-        first = self._shown.get(own, len(tokens))
-        if first == len(tokens):
+        first, tokens, own = shown.tokens, request.tokens, request.request_id
+        if first == len(tokens) or shown.failed:
             return
-        self._shown[own] = len(tokens)
+        shown.tokens = len(tokens)
         try:
             if not first:
                 first = len(request.prompt_tokens)
-                self._proposer.admit(own, tokens[:first], request.tenant if self._remember else None)
+                self._proposer.admit(own, tokens[:first], shown.tenant)
             if first < len(tokens):
                 self._proposer.observe(own, tokens[first:])
         except Exception as error:
@@ -134,10 +147,14 @@ class Host:
 
     def _fail(self, request_id: int, error: Exception) -> None:
         self._faults.add(self.name, request_id, error)
-        self._drop(request_id)
+        shown = self._shown.get(request_id)
+        if shown is not None:
+            shown.failed = True
+            self._drop(request_id)
 
     def _drop(self, request_id: int) -> None:
-        if self._shown.pop(request_id, 0):
+        shown = self._shown.pop(request_id, None)
+        if shown is not None and shown.tokens:
             try:
                 self._proposer.forget(request_id)
             except Exception as error:
@@ -147,6 +164,8 @@ class Host:
 class Predictions:
     """The predictions of all requests, as a proposer on the host."""
 
+    name = PREDICTION
+
     def ask(self, request: Drafted, budget: int, *, branch: bool) -> Draft:
         """Return the next tokens of a request's prediction, at most `budget`; it has no branches."""
         follower = request.drafting.prediction
@@ -155,7 +174,7 @@ class Predictions:
         follower.observe(request.output_tokens)
         return follower.propose(budget)
 
-    def forget(self, request: Drafted, *, learn: bool = True) -> None:
+    def forget(self, request: Drafted) -> None:
         """Drop what a request had predicted."""
         request.drafting.prediction = None
 

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-from parlay.drafting.belief import DEPTHS, Belief
+from parlay.drafting.belief import Belief
 from parlay.drafting.budget import Budget
 from parlay.drafting.cost import DraftCost, StepCost
 from parlay.drafting.goodput import best_draft, choose
 
-# Factor in goodput for which drafting is begun: a smaller expected gain may as well be a loss, since neither costs
-# nor probabilities are known that exactly. What a device proposer has drafted is verified if it gains anything.
-MARGIN = 1.05
+# Factors in goodput for which drafting is begun, and continued: a smaller expected gain may as well be a loss, since
+# neither costs nor probabilities are known that exactly.
+_BEGIN, _GO_ON = 1.06, 1.04
+_AHEAD = 1.03  # for which a device proposer begins; what it has drafted is verified if it gains anything
+_NODES = (1, 2, 4, 8, 16)  # draft sizes whose price is computed
 _HOPELESS = 0.95  # tokens: no draft token is that likely to be accepted
 # Seconds of a step without drafts below which drafts are chains of one proposer: joining several drafts and judging
 # every branch takes a tenth of a millisecond.
@@ -26,11 +28,15 @@ _SHORT = 0.005
 # count, less often.
 _BUSY, _SELDOM, _PAUSE = 8, 128, 4
 _SURPRISE = 0.85  # of the expected seconds of such a step: if it took less, they are as frequent as at first again
-_ASKS = 64  # of host proposers for one request that are made on credit: before, nothing is known
-_STEPS = 16  # plain steps: what is saved for asking, or owed
-_NEWS = 0.1  # weight of a new time in a moving average
-_RUN = 6  # drafts of a device proposer that are saved up for: with fewer a trial tells little
-EPOCH = 8  # steps after which a device proposer's length is chosen anew, and in which one plain step is timed
+_ASKS = 256  # of a host proposer for one request: before anything is decided, and what is saved for
+_STEPS = 8  # plain steps: losses that drafts which have paid may cause before asking ends
+_OWED = 32  # times asking for one request
+_NEWS = 0.05  # weight of a new time in the moving average of asking
+_MOST = 4.0  # longest time that counts, as a factor of the usual one: processes are stopped now and then
+_RUN = 6.0  # drafts of a device proposer that are saved up for: with fewer a trial tells little
+_LOST = 0.1  # least share of a trial's seconds that is counted as lost, however likely it is to be accepted
+_EPOCH = 8  # steps after which a device proposer's length is chosen anew, though nothing else has changed
+_FOLLOW = 0.3  # weight of a new time in that of processing tokens
 _KEPT = 64  # steps after which costs are saved for the first time; then after each doubling
 
 
@@ -56,34 +62,39 @@ class Measuring:
         self._stamina = _BUSY
 
 
-class Asking(Budget):
-    """Whether host proposers are asked: while what they save covers the time it takes, and as the budget allows."""
+class Asking:
+    """Whether host proposers are asked: while what they save covers the time it takes, and as the budget allows.
+
+    Attributes:
+        seconds: spent on asking since start.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.balance, self._free = 0.0, _ASKS
+        self.seconds = 0.0
+        self._each = 0.0  # seconds for one request
+        self._asked = 0
+        self._budget = Budget()
 
-    @property
-    def affords(self) -> bool:
-        """Whether host proposers may draft in this step, for all requests: what pays may do so only together."""
-        return self._free > 0 or self.balance > 0
+    def affords(self, count: int) -> bool:
+        """Whether host proposers may draft for so many requests: at first always, since nothing is known."""
+        return self._asked < _ASKS or self._budget.balance >= count * self._each
 
-    def begin(self, plain: float) -> None:
-        """Begin a step that would take so long without drafts."""
-        self.hold(_STEPS * plain)
-        self.save(plain)
+    def save(self, plain: float) -> None:
+        """Save a share of a step's seconds."""
+        self._budget.hold(max(_ASKS * self._each, _STEPS * plain), _OWED * self._each)
+        self._budget.save(plain)
 
     def spend(self, seconds: float, count: int) -> None:
-        """Record how long it took to ask for so many requests."""
-        self._free -= count
-        self.add(-min(seconds, self.capacity / 4))  # processes are stopped now and then
+        """Record how long it took to ask for so many requests, one or more."""
+        self.seconds += seconds
+        self._asked += count
+        each = seconds / count
+        self._each += (_NEWS * (min(each, _MOST * self._each) - self._each)) if self._each else each
+        self._budget.add(-count * min(each, _MOST * self._each))
 
     def gain(self, seconds: float) -> None:
-        """Record the seconds that drafts have saved, or what their rows cost.
-
-        That takes only what is saved: losses long ago must not outweigh a draft that pays now.
-        """
-        self.add(max(seconds, -max(self.balance, 0.0)))
+        """Record the seconds that drafts have saved; negative where their rows cost more."""
+        self._budget.add(seconds)
 
 
 class Ahead:
@@ -98,16 +109,16 @@ class Ahead:
         """Begin with what is known of `name`'s acceptance and times."""
         self.cost = cost or DraftCost()
         self.trial = False
-        self._run = 0.0  # seconds of a run of trials, as last computed
+        self._run = 0.0  # seconds that a run of trials may lose, as last computed
         self._steps, self.belief = steps, belief.of(name)
         self._budget, self._running = Budget(), False
         self._pays = False
-        self._answers = dict[tuple[int, int, int], tuple[int, float, int]]()
+        self._answers = dict[tuple[int, int, int], tuple[int, float, int, list[float]]]()
         self._age = 0
         self._branching = 1.0  # verified tokens for each level of a draft
         self._follow = 0.0  # seconds of processing a token that the proposer is behind
 
-    def best(self, most: int, count: int, requests: int, keys: int) -> tuple[int, float, int]:
+    def best(self, most: int, count: int, requests: int, keys: int) -> tuple[int, float, int, list[float]]:
         """Return the best length of drafts, and what it is based on.
 
         Args:
@@ -117,16 +128,17 @@ class Ahead:
             keys: that these read.
 
         Returns:
-            The length; the share of the time that it saves; the best length if acceptance is a standard error higher.
+            The length; the share of the time that it saves; the best length if acceptance is a standard error
+            higher; seconds of drafting by length.
         """
         found = self._answers.get((most, count, requests))
         if found is None:
             times = self.cost.by_length(most, count)
             nodes = [self._branching * length for length in range(most + 1)]
-            step = self._steps.table, times, keys * self._steps.key, 1.0 if self._pays else MARGIN, nodes
+            step = self._steps.table, times, keys * self._steps.key, 1.0 if self._pays else _AHEAD, nodes
             length, saving = best_draft(self.belief.levels(most), count, requests, *step)
             hoped = length or best_draft(self.belief.levels(most, 1.0), count, requests, *step)[0]
-            found = self._answers[most, count, requests] = length, saving, hoped
+            found = self._answers[most, count, requests] = length, saving, hoped, times
         return found
 
     def choose(
@@ -155,8 +167,9 @@ class Ahead:
             passed: steps since the last call.
             ready: whether any request is worth catching up for; if not, only trials are made.
         """
-        plain = self._steps.table[min(requests, len(self._steps.table) - 1)] + keys * self._steps.key
-        self._budget.save(plain * passed)
+        steps, budget = self._steps, self._budget
+        plain = steps.table[min(requests, len(steps.table) - 1)] + keys * steps.key
+        budget.save(plain * passed)
         self.trial = False
         if most < 1 or count < 1:
             return 0
@@ -164,29 +177,40 @@ class Ahead:
             self.trial = True
             return 1
         self._age += 1
-        if self._age >= EPOCH or not self._pays:
+        if self._age >= _EPOCH or not self._pays:
             self._answers, self._age = {}, 0
-        length, _, hoped = self.best(most, count, requests, keys)
-        pays = length > 0 and ready
-        if self._pays != pays:
-            self._pays, self._answers = pays, {}
-        if pays:
-            return length
-        self.trial, length = True, hoped or 1
+        best, _, hoped, times = self.best(most, count, requests, keys)
+        best *= ready
+        if self._pays != (best > 0):
+            self._pays, self._answers = best > 0, {}
+        further = min(max(best + 1, hoped), most)
+        if best:
+            price = times[further] - times[best]
+            budget.hold(2 * price, 0.0)
+            if further > best and budget.balance >= price:
+                budget.add(-price)
+                return further
+            return best
+        self.trial = True
         self.belief.doubt()
         if not self.belief.enough:
-            return length
-        rows = self._steps.table[min(requests + near * length, len(self._steps.table) - 1)] + keys * self._steps.key
-        price = self.cost.by_length(length, near)[length] + rows - plain
-        return length if self._buys(price, self._follow * behind + rerun) else 0
+            return further
+        worth = near * sum(accumulate(self.belief.levels(further), mul)) * plain / requests
+        cost = self.cost.by_length(further, near)[further]
+        rows = steps.table[min(requests + near * further, len(steps.table) - 1)] + keys * steps.key - plain
+        price = max(cost + rows - worth, _LOST * cost)
+        return further if self._buys(price, self._follow * behind + rerun) else 0
 
     def _buys(self, price: float, catching_up: float) -> bool:
         """Whether a trial may be made; then it is paid.
 
         A run of them begins when all are saved for, as the first may have to catch up, and ends with the savings.
         """
-        budget, self._run = self._budget, catching_up + _RUN * price
-        budget.hold(self._run + price)
+        budget = self._budget
+        budget.hold(catching_up + (_RUN + 1) * price, 0.0)
+        first, self._run = not self._run, catching_up + _RUN * price
+        if first:
+            budget.fill()
         self._running = self.affords or (self._running and budget.balance >= catching_up + price)
         if self._running:
             budget.add(-catching_up - price)
@@ -214,7 +238,7 @@ class Ahead:
         seconds /= self._steps.pace
         if behind and self.cost.known:
             own = self.cost.by_length(length, count)[length]
-            self._follow += _NEWS * (max(seconds - own, 0.0) / behind - self._follow)
+            self._follow += _FOLLOW * (max(seconds - own, 0.0) / behind - self._follow)
         elif not behind:
             self.cost.observe(length, count, seconds, settled=settled)
 
@@ -225,7 +249,7 @@ class Ahead:
     @property
     def gain(self) -> float:
         """Expected tokens that the longest draft adds."""
-        return sum(accumulate(self.belief.levels(DEPTHS), mul), 0.0)
+        return sum(accumulate(self.belief.levels(8), mul), 0.0)
 
 
 class Policy:
@@ -240,7 +264,6 @@ class Policy:
         plain: seconds of the latest step that had room for drafts, without drafts and prompts.
         requests: that emit in the step.
         rows: that it runs without drafts.
-        fair: whether requests count by the geometric mean of their speeds.
         measuring: when steps run without drafts.
     """
 
@@ -259,38 +282,38 @@ class Policy:
             cost: of steps.
             belief: of acceptance.
             ahead: of a device proposer.
-            fair: whether choices are fair, see `goodput.choose`, also while further requests wait.
+            fair: see `goodput.choose`; otherwise choices are fair only while no request waits.
             keep: is called now and then, to save for the next run what is known.
         """
         self.cost, self.belief, self.asking, self.ahead = cost, belief or Belief(), Asking(), ahead
         self.price = self.plain = 0.0
-        self.requests = self.rows = self._keys = 0
-        self.fair = self._always_fair = fair
+        self.requests = self.rows = 0
         self.measuring = Measuring(1 if ahead is None else _PAUSE)
-        self._keep, self._steps, self._drafted = keep, 0, False
+        self._fair, self._keep = fair, keep
+        self._steps = 0
+        self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
+        self._verifies = self._drafted = False
 
-    def begin(self, requests: int, rows: int, keys: int, *, waiting: bool = False) -> None:
+    def begin(self, requests: int, rows: int, keys: int) -> None:
         """Begin a step: find the price of a row.
-
-        While requests are queued, a request that ends early makes room for another, so the total of tokens counts.
-        Otherwise a request's long draft helps no other and its rows slow all of them down, so each request counts by
-        its own relative speed.
 
         Args:
             requests: number of requests that emit in this step.
             rows: number of rows without drafts.
             keys: number of keys that these rows read.
-            waiting: whether further requests are queued.
         """
         self.measuring.step(drafted=self._drafted)
-        self.requests, self.rows, self._keys = requests, rows, keys
-        self.fair = self._always_fair or not waiting
+        self.requests, self.rows = requests, rows
         self._drafted, table = False, self.cost.table
         if not requests or rows + 1 >= len(table):
             self.price = _HOPELESS
             return
-        ends = [rows + nodes for nodes in (1, 2, 4, 8, 16) if rows + nodes < len(table)]
-        slope = min([(table[end] - table[rows]) / (end - rows) for end in ends])
+        if table is not self._priced:
+            self._priced, self._slopes = table, {}
+        slope = self._slopes.get(rows)
+        if slope is None:
+            ends = [rows + nodes for nodes in _NODES if rows + nodes < len(table)]
+            slope = self._slopes[rows] = min((table[end] - table[rows]) / (end - rows) for end in ends)
         self.plain = table[min(requests, rows)] + keys * self.cost.key
         self.price = slope * requests / self.plain
 
@@ -304,26 +327,47 @@ class Policy:
         """Whether the step takes long enough for drafts with branches to pay."""
         return self.plain >= _SHORT
 
+    def fair(self, *, waiting: bool) -> bool:
+        """Whether requests count by the geometric mean of their speeds; `waiting`: whether others are queued."""
+        return self._fair or not waiting
+
     def extra(self, rows: int, nodes: int) -> float:
         """Return the seconds that `nodes` rows add to a step of so many rows without them."""
         table = self.cost.table
         return table[min(rows + nodes, len(table) - 1)] - table[min(rows, len(table) - 1)]
 
-    def choose(self, chances: Sequence[Sequence[float]], *, from_device: bool = False) -> list[list[int]]:
+    def choose(
+        self,
+        chances: Sequence[Sequence[float]],
+        requests: int,
+        rows: int,
+        keys: int,
+        *,
+        waiting: bool = False,
+        from_device: bool = False,
+    ) -> list[list[int]]:
         """Return for each draft the nodes that are worth verifying, ascending.
+
+        While requests are queued, a request that ends early makes room for another, so the total of tokens counts.
+        Otherwise a request's long draft helps no other and its rows slow all of them down, so each request counts by
+        its own relative speed.
 
         Args:
             chances: for each draft the probabilities that its nodes are accepted, see `belief.survivals`.
+            requests: number of requests that emit in this step.
+            rows: number of rows without drafts.
+            keys: number of keys that these rows read.
+            waiting: whether further requests are queued.
             from_device: whether a device proposer made some of the drafts, whose cost is already paid.
         """
         if not from_device and self.measuring.left:
             return [[] for _ in chances]
-        requests, rows = self.requests, self.rows
+        margin = 1.0 if from_device else _GO_ON if self._verifies else _BEGIN
         # Prompts take their time with or without drafts, and must not make a draft's row look cheap in comparison.
-        more = self._keys * self.cost.key - self.extra(min(requests, rows), max(rows - requests, 0))
-        margin = 1.0 if from_device else MARGIN
-        chosen = choose(chances, requests, rows, self.cost.table, more, margin, fair=self.fair)
-        self._drafted = any(chosen)
+        more = keys * self.cost.key - self.extra(min(requests, rows), max(rows - requests, 0))
+        fair = self.fair(waiting=waiting)
+        chosen = choose(chances, requests, rows, self.cost.table, more, margin, fair=fair)
+        self._verifies = self._drafted = any(chosen)
         return chosen
 
     def timed(self, rows: int, keys: int, seconds: float, *, settled: bool = True) -> None:

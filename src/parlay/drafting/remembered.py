@@ -4,24 +4,23 @@ Each target, machine and number of threads has an entry. What is missing or dama
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
-
-import msgspec
-from msgspec import Meta, field
+from typing import Any
 
 from parlay import env
 from parlay.cache_file import CacheFile
 from parlay.log import logger
 
-_VERSION = 6
-_Number = Annotated[float, Meta(ge=0, lt=1e6)]  # no step takes as many seconds, and no count is as large
-_Pair = Annotated[list[_Number], Meta(min_length=2, max_length=2)]
+_VERSION = 5
+_MOST = 1e6  # no step takes as many seconds, and no count is as large
 
 
-class Costs(msgspec.Struct):
+@dataclass(slots=True)
+class Costs:
     """What is known.
 
     Attributes:
@@ -30,9 +29,9 @@ class Costs(msgspec.Struct):
         acceptance: by its name, what `belief.SourceBelief` knows.
     """
 
-    steps: dict[int, tuple[_Number, Annotated[int, Meta(ge=1)]]] = field(default_factory=dict)
-    drafting: dict[str, dict[int, list[_Number]]] = field(default_factory=dict)
-    acceptance: dict[str, list[_Pair]] = field(default_factory=dict)
+    steps: dict[int, tuple[float, int]] = field(default_factory=dict)
+    drafting: dict[str, Mapping[int, Sequence[float]]] = field(default_factory=dict)
+    acceptance: dict[str, Sequence[Sequence[float]]] = field(default_factory=dict)
 
 
 class CostFile:
@@ -66,7 +65,31 @@ class CostFile:
 
     def _of(self, entries: Mapping[str, Any]) -> Costs:
         try:
-            return msgspec.convert(entries.get(self._name, {}), Costs, str_keys=True)
-        except msgspec.ValidationError as error:
+            raw = entries[self._name]
+            return Costs(
+                {int(rows): (_number(own), max(int(times), 1)) for rows, (own, times) in raw["steps"].items()},
+                {
+                    str(name): {int(size): [_number(one) for one in sums] for size, sums in sizes.items()}
+                    for name, sizes in raw["drafting"].items()
+                },
+                {
+                    str(name): [[_number(accepted), _number(judged)] for accepted, judged in counts]
+                    for name, counts in raw["acceptance"].items()
+                },
+            )
+        except KeyError:
+            return Costs()
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
             logger.debug("costs: an entry cannot be used and is made anew (%s)", error)
             return Costs()
+
+
+def _number(value: object) -> float:
+    """Return a time or a count.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, int | float) or not isfinite(value) or not 0 <= value < _MOST:
+        raise ValueError(f"{value!r} is no time or count")
+    return float(value)

@@ -34,6 +34,7 @@ class Candidate:
         chances: of each node that it and all nodes on its path to the root are accepted.
         hosted: the nodes that proposers on the host drafted.
         speculated: how many of the first nodes are a device proposer's, in the order in which its layers hold them.
+        pending: whether it is a device proposer's, with nothing added or removed.
         joined: whether it is a union of several.
     """
 
@@ -41,12 +42,8 @@ class Candidate:
     chances: list[float]
     hosted: frozenset[int] = frozenset()
     speculated: int = 0
+    pending: bool = False
     joined: bool = False
-
-    @property
-    def pending(self) -> bool:
-        """Whether it is a device proposer's alone."""
-        return 0 < self.speculated == len(self.draft.tokens)
 
     def count_hosted(self, nodes: Iterable[int]) -> int:
         """Return how many of some nodes proposers on the host drafted."""
@@ -56,8 +53,10 @@ class Candidate:
 class HostSource(Protocol):
     """A source of drafts that needs nothing but a request's tokens."""
 
+    @property
+    def name(self) -> str: ...  # noqa: D102
     def ask(self, request: "Drafted", budget: int, *, branch: bool) -> Draft: ...  # noqa: D102
-    def forget(self, request: "Drafted", *, learn: bool = True) -> None: ...  # noqa: D102
+    def forget(self, request: "Drafted") -> None: ...  # noqa: D102
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -69,12 +68,12 @@ class DraftState:
         prediction: how far the output has followed the one that its user predicts; None where there is none, or none
             that may be used, and when the request has ended.
         longest: most nodes that its parameters and the loaded proposers allow.
-        limit: most nodes of its draft in this step, and in the next; 0 or less: none.
         hosts: the proposers on the host that may draft for it.
         device: whether a device proposer may draft for it.
         scout: whether a device proposer that is off follows it from its first token on, for a trial.
         layers: how far a device proposer's cache layers have come.
         pending: the device proposer's draft for the next step.
+        hit: whether a node of its last draft was accepted.
         candidates: all drafts that were made for this step.
         best: one tree of them all; None if there are none.
         taken: those of its nodes that are worth verifying.
@@ -85,12 +84,12 @@ class DraftState:
     constraint: Constraint | None = None
     prediction: Follower | None = None
     longest: int = 0
-    limit: int = 0
     hosts: tuple[HostSource, ...] = ()
     device: bool = False
     scout: bool = False
     layers: ProposerState = field(default_factory=ProposerState)
     pending: Draft = NO_DRAFT
+    hit: bool = False
     candidates: list[Candidate] = field(default_factory=list)
     best: Candidate | None = None
     taken: Sequence[int] = ()
@@ -112,11 +111,6 @@ class DraftState:
             # A device proposer's layers hold its nodes in order, up to the first that is left out.
             intact = min(sum(node == place for place, node in enumerate(nodes)), self.best.speculated)
             self.layers = replace(self.layers, speculated=min(self.layers.speculated, intact))
-
-    def skip(self) -> None:
-        """Verify no node: what a device proposer's layers hold of its draft is void."""
-        if self.layers.speculated:
-            self.layers = replace(self.layers, speculated=0)
 
     def clear(self) -> None:
         """Forget the drafts of a step."""
@@ -189,6 +183,7 @@ class StepDrafts:
         gained: sum over its requests of what drafts have gained them, by the mean that counts.
         timed: whether its time is to be learnt.
         asking: seconds of asking host proposers, which are no part of its cost.
+        length: most nodes in a row that a device proposer makes at its end.
     """
 
     parts: Sequence[StepPart] = ()
@@ -201,6 +196,7 @@ class StepDrafts:
     gained: float = 0.0
     timed: bool = True
     asking: float = 0.0
+    length: int = 0
 
 
 class Outcome(NamedTuple):
