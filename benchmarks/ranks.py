@@ -180,10 +180,10 @@ def measure_drafts(options: argparse.Namespace, tick: Tick) -> list[dict[str, An
             for drafters, llm in llms.items():
                 tick(f"{size} ranks, draft on {drafters}: repetition {repetition + 1}")
                 stats = llm.engine.stats
-                before = stats.propose, stats.guesses.drafted
+                before = stats.propose, stats.draft_stats.drafted
                 _complete(options, llm, options.batch_sizes[0], repetition)
                 if repetition:  # the first records passes
-                    times[drafters].append((stats.propose - before[0]) / (stats.guesses.drafted - before[1]))
+                    times[drafters].append((stats.propose - before[0]) / (stats.draft_stats.drafted - before[1]))
         for drafters, llm in llms.items():
             llm.engine.close()
             rows.append({"ranks": size, "draft_ranks": drafters, "us_per_token": 1e6 * median(times[drafters])})

@@ -52,7 +52,9 @@ class ModelHead(DraftHead):
         self.ids = ids_of(config.vocab_size, vocab_size)
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
         self._every = torch.arange(MOST_ROWS)
-        self._expander = Expander(self, runtime, MOST_LEVELS, vocab_size, records=runner.recordable())
+        self._expander = Expander(
+            self, runtime, MOST_LEVELS, vocab_size, records=self._recorded and runner.recordable()
+        )
         self._slots = DraftSlots(self._expander.tokens, runtime.num_blocks, runtime.block_size, newest=newest)
 
     def embeddable(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
