@@ -43,7 +43,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, inspected: Any) -> None:
 def test_the_embedded_model(kinds: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     junit = tmp_path / "verify.xml"
     quick = ["--quick"] if kinds == same_tokens.QUICK else []
-    assert main(["verify", *quick, "--max-tokens", "8", "--draws", "150", "--json", "--junit", str(junit)]) == 0
+    assert main(["verify", *quick, "--max-tokens", "8", "--draws", "300", "--json", "--junit", str(junit)]) == 0
     text, _, line = capsys.readouterr().out.rstrip().rpartition("\n")
     result = json.loads(line)
     numerics = LLM(max_model_len=64).numerics_id
