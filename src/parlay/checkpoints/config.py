@@ -55,7 +55,8 @@ def read_raw(path: Path) -> dict[str, Any]:
 def text_model(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the config of the text model in a multimodal model's `config.json`; any other is returned as it is.
 
-    It has the key `TOWER`, which no file has, and of the outer config what it lacks and both have.
+    It is marked by the key `TOWER`. Keys that may stand in either config, such as `eos_token_id`, are taken from the
+    outer one where the inner one has none.
     """
     inner = raw.get("text_config")
     if not isinstance(inner, dict) or not architecture_of(raw).endswith(_MULTIMODAL):

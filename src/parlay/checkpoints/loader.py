@@ -36,7 +36,8 @@ _LOOKED_UP = ("embed_positions.weight",)  # and added
 _NEVER_QUANTISED = (*_LOOKED_UP, ".gate.weight")  # and a router's
 _OUTERMOST = ("embed_tokens.weight", "lm_head.weight")  # eight bits at least: every token passes through them
 
-# How names of a multimodal checkpoint's text model begin, in files of several ages, and what its output layer's are.
+# Prefixes of the text model's tensors in a multimodal checkpoint, of several versions of transformers; then the names
+# that its output layer may have.
 _TOWERS = ("model.language_model.", "language_model.model.", "model.text_model.", "model.")
 _TOWER_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 

@@ -98,7 +98,7 @@ def _for_blocks(kernels: Kernels) -> int:
 def _best(choices: Sequence[Callable[[], float]], usual: int) -> int:
     """Return which choice takes the least time; `usual` unless another one is clearly faster in every round.
 
-    The choice is remembered for good, and the machine may be busy when it is made: one lucky round proves nothing.
+    The choice is stored for later starts, and other programs may run while it is measured: one round proves nothing.
     """
     rounds = [[run() for run in choices] for _ in range(_ROUNDS)]
     faster = [i for i in range(len(choices)) if all(times[i] < _GAIN * times[usual] for times in rounds)]

@@ -39,7 +39,7 @@ def as_saved(config: ModelConfig) -> ModelConfig:
     As in transformers, an output layer that is saved beside the embedding is used where the two differ, and one that
     is saved alone is the embedding too (`safetensors.torch.save_model` keeps only one name of a shared tensor).
     """
-    tower = TOWER in config.raw  # of which two configs speak, and the files tell
+    tower = TOWER in config.raw  # its two configs may contradict each other, so the files decide
     if not (config.tie_embeddings or tower) or not config.path.is_dir():
         return config
     try:
