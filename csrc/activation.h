@@ -1,6 +1,8 @@
 // Activations, and activation(gate) * up.
 #pragma once
 
+#include <type_traits>
+
 #include "elementary.h"
 #include "table.h"
 
@@ -52,6 +54,24 @@ struct Relu {  // max(x, 0); NaN stays NaN
   }
 };
 
+constexpr float kSwigluLimit = 7.f;
+
+struct ClampedSwiglu {  // x / (1 + e^(-1.702 x)) of x, at most the limit; the factor beside it lies between both limits
+  PARLAY_INLINE static Vec of(const Vec& gate) {
+    const Vec x = smaller(gate, splat(kSwigluLimit));
+    return x / (splat(1.f) + exp(x * splat(-1.702f)));
+  }
+};
+
+// What an activation is multiplied with, given `up`.
+template <class T, class Activation>
+PARLAY_INLINE Vec factor(const Vec& up) {
+  if constexpr (std::is_same_v<Activation, ClampedSwiglu>)
+    return rounded<T>(larger(smaller(up, splat(kSwigluLimit)), splat(-kSwigluLimit)) + splat(1.f));
+  else
+    return up;
+}
+
 template <class T, class Activation>
 void activate_mul(const ActivationArgs& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
@@ -60,7 +80,7 @@ void activate_mul(const ActivationArgs& a, int64_t begin, int64_t end) {
     T* out = (T*)a.out + row * a.width;
     const auto multiply = [&](int64_t first, int64_t n) __attribute__((always_inline)) {
       const Vec active = rounded<T>(Activation::of(load_at(gate, first, n)));
-      store_at(out, active * load_at(up, first, n), first, n);
+      store_at(out, active * factor<T, Activation>(load_at(up, first, n)), first, n);
     };
     const int64_t whole = a.width / kLanes * kLanes;
     for (int64_t first = 0; first < whole; first += kLanes) multiply(first, kLanes);
@@ -80,8 +100,10 @@ void act_mul(const ActivationArgs& a, int64_t begin, int64_t end) {
     activate_mul<Gelu>(a, begin, end);
   else if (a.activation == kGeluTanh)
     activate_mul<GeluTanh>(a, begin, end);
-  else
+  else if (a.activation == kRelu)
     activate_mul<Relu>(a, begin, end);
+  else
+    activate_mul<ClampedSwiglu>(a, begin, end);
 }
 
 }  // namespace

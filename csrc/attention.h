@@ -310,7 +310,13 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
   float *totals = (float*)memory.totals, *lanes = (float*)memory.lanes, *most = (float*)memory.most;
   memset((void*)totals, 0, n * padded * 4);
   memset((void*)lanes, 0, n * kLanes * 4);
-  for (int64_t i = 0; i < n; ++i) most[i] = -__builtin_inff();
+  for (int64_t i = 0; i < n; ++i) {
+    most[i] = -__builtin_inff();
+    if (a.sinks) {  // a key without a value, seen first
+      most[i] = a.sinks[(kv_head + i / (rows * group)) * group + i % group];
+      lanes[i * kLanes] = 1;
+    }
+  }
   // A head's queries lie together, those of a row beside each other.
   const int64_t head_size = few ? kFew<T> * padded : rows * group * stride;
   const auto place = [&](int64_t h, int64_t r) { return ((row + r) * a.heads + (kv_head + h) * group) * dim; };

@@ -154,7 +154,7 @@ void attend(const AttentionArgs& a, int64_t rows) {
 }
 
 void attention(const Tensor& q, const Tensor& key_cache, const Tensor& value_cache, const View& view, float scale,
-               const Tensor& out, int64_t window, float cap) {
+               const Tensor& out, int64_t window, float cap, const std::optional<Tensor>& sinks) {
   const int64_t rows = q.size(0), heads = q.size(1), head_dim = q.size(2);
   const int64_t blocks = key_cache.size(0), kv_heads = key_cache.size(1), block_size = key_cache.size(2);
   const bool bf16 = all_bf16({&q, &key_cache, &value_cache, &out});
@@ -170,6 +170,7 @@ void attention(const Tensor& q, const Tensor& key_cache, const Tensor& value_cac
                            view.last.as<int32_t>({rows}),
                            view.extra_offsets.as<int32_t>({rows + 1}),
                            view.extra_slots.as<int32_t>(),
+                           sinks ? sinks->as<float>({heads}) : nullptr,
                            out.memory(),
                            view.tables.size(1),
                            heads,
@@ -219,21 +220,27 @@ void soft_cap(const Tensor& x, float cap) {
   pointwise(&Table::soft_cap, x, nullptr, nullptr, cap);
 }
 
-void route(const Tensor& scores, const Tensor& experts, const Tensor& weights, bool normalise) {
+void route(const Tensor& scores, const Tensor& experts, const Tensor& weights, bool normalise, bool sigmoid,
+           const std::optional<Tensor>& bias, int64_t groups, int64_t kept_groups, float factor) {
   const int64_t rows = scores.size(0), count = scores.size(1), chosen = weights.size(1);
+  if (groups < 1 || count % groups || kept_groups < 1 || kept_groups > groups || chosen > count / groups * kept_groups)
+    throw std::invalid_argument("a row is to choose among whole groups of as many experts at least");
   by_rows(&Table::route,
-          RouteArgs{scores.as<float>(), experts.as<int32_t>({rows, chosen}), weights.as<float>({rows, chosen}), count,
-                    chosen, normalise},
+          RouteArgs{scores.as<float>(), bias ? bias->as<float>({count}) : nullptr, experts.as<int32_t>({rows, chosen}),
+                    weights.as<float>({rows, chosen}), count, chosen, groups, kept_groups, factor, normalise, sigmoid},
           rows, rows * count * (chosen + 1));
 }
 
-void mix_experts(const Tensor& x, const Tensor& weights, const Tensor& out) {
+void mix_experts(const Tensor& x, const Tensor& weights, const Tensor& out, const std::optional<Tensor>& shared,
+                 const std::optional<Tensor>& gate) {
   const int64_t rows = x.size(0), chosen = x.size(1), width = x.size(2);
-  const bool bf16 = all_bf16({&x, &out});
+  const bool bf16 = all_bf16({&x, &out, shared ? &*shared : &x});
   out.expect({rows, width});
+  if (shared) shared->expect({rows, width});
   by_rows(&Table::mix_experts,
-          MixArgs{x.memory(), weights.as<float>({rows, chosen}), out.memory(), chosen, width, bf16}, rows,
-          rows * chosen * width / 4);
+          MixArgs{x.memory(), weights.as<float>({rows, chosen}), shared ? shared->memory() : nullptr,
+                  gate ? gate->as<float>({rows, 1}) : nullptr, out.memory(), chosen, width, bf16},
+          rows, rows * chosen * width / 4);
 }
 
 // Until the machine was asked.
@@ -281,6 +288,48 @@ void logits(const Tensor& x, const PackedWeight& weight, const Tensor& out) {
   product(x, weight, out, all_bf16({&x}));
 }
 
+// Memory of the thread that calls, which is kept from one call to the next.
+struct ExpertMemory {
+  std::vector<char> gathered, answered;
+  std::vector<LinearArgs> products;
+  std::vector<Shares> shares;
+};
+thread_local ExpertMemory expert_memory;
+
+// Does several products at once. Each thread begins with a stretch of all their tasks, so that it reads most weights
+// of a product alone, and then takes what others have left.
+void multiply_all(const std::vector<LinearArgs>& products, std::vector<Shares>& shares) {
+  const auto tasks_of = [](const LinearArgs& a) {
+    return (a.outputs + kPanel - 1) / kPanel * ((a.rows + kLinearRows - 1) / kLinearRows);
+  };
+  const int64_t count = static_cast<int64_t>(products.size()), threads = std::min(get_threads(), kMostShares);
+  int64_t tasks = 0, cost = 0;
+  for (const LinearArgs& a : products) {
+    tasks += tasks_of(a);
+    cost += a.outputs * a.inputs * (2 + a.rows) / (a.kind == kF32 ? 25 : 50);
+  }
+  std::vector<int64_t> first(threads, count);
+  shares.clear();
+  int64_t begin = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t end = begin + tasks_of(products[i]);
+    shares.emplace_back(threads);
+    for (int64_t t = 0; t < threads; ++t) {
+      const int64_t from = std::max(tasks * t / threads, begin), to = std::min(tasks * (t + 1) / threads, end);
+      if (from >= to) continue;
+      shares.back().set(t, from - begin, to - begin);
+      first[t] = std::min(first[t], i);
+    }
+    begin = end;
+  }
+  deal(tasks, cost, [&](int64_t thread, int64_t) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t product = (first[std::min(thread, threads - 1)] + i) % count;
+      table->linear(products[product], shares[product], thread);
+    }
+  });
+}
+
 // Rows out[i] = weights[experts[i]] x[i / copies]: each expert's rows are gathered and go through `linear`.
 void multiply_experts(const char* x, const int32_t* expert, const std::vector<const void*>& weights, char* out,
                       int64_t rows, int64_t copies, int64_t inputs, int64_t outputs, int64_t stride, int kind,
@@ -291,17 +340,20 @@ void multiply_experts(const char* x, const int32_t* expert, const std::vector<co
   std::partial_sum(starts.begin(), starts.end(), starts.begin());
   std::vector<int64_t> next(starts.begin(), starts.end() - 1);
   for (int64_t i = 0; i < rows; ++i) order[next[expert[i]]++] = i;
-  std::vector<char> gathered(rows * inputs * size), answered(rows * outputs * size);
+  ExpertMemory& memory = expert_memory;
+  memory.gathered.resize(std::max<size_t>(memory.gathered.size(), rows * inputs * size));
+  memory.answered.resize(std::max<size_t>(memory.answered.size(), rows * outputs * size));
+  memory.products.clear();
+  char *gathered = memory.gathered.data(), *answered = memory.answered.data();
   for (int64_t i = 0; i < rows; ++i)
-    std::memcpy(&gathered[i * inputs * size], x + order[i] / copies * inputs * size, inputs * size);
-  for (size_t e = 0; e < weights.size(); ++e) {
-    const int64_t from = starts[e], count = starts[e + 1] - from;
-    if (count)
-      multiply({&gathered[from * inputs * size], weights[e], &answered[from * outputs * size], count, inputs, outputs,
-                outputs, kind, bf16, !bf16, prefetching});
-  }
+    std::memcpy(gathered + i * inputs * size, x + order[i] / copies * inputs * size, inputs * size);
+  for (size_t e = 0; e < weights.size(); ++e)
+    if (const int64_t from = starts[e], count = starts[e + 1] - from; count)
+      memory.products.push_back({gathered + from * inputs * size, weights[e], answered + from * outputs * size, count,
+                                 inputs, outputs, outputs, kind, bf16, !bf16, prefetching});
+  multiply_all(memory.products, memory.shares);
   for (int64_t i = 0; i < rows; ++i)
-    std::memcpy(out + order[i] * stride * size, &answered[i * outputs * size], outputs * size);
+    std::memcpy(out + order[i] * stride * size, answered + i * outputs * size, outputs * size);
 }
 
 void expert_linear(const Tensor& x, const Tensor& experts, const std::vector<PackedWeight>& weights,
@@ -493,16 +545,19 @@ void bind_operations(nb::module_& m) {
       .def_static("rotary_store", &rotary_store, arg("qkv"), arg("positions"), arg("slots"), arg("cos_sin"),
                   arg("q_out"), arg("key_cache"), arg("value_cache"))
       .def_static("attention", &attention, arg("q"), arg("key_cache"), arg("value_cache"), arg("view"), arg("scale"),
-                  arg("out"), arg("window") = 0, arg("cap") = 0.0)
+                  arg("out"), arg("window") = 0, arg("cap") = 0.0, arg("sinks") = none)
       .def_static("act_mul", &act_mul, arg("gate_up"), arg("activation"), arg("out"))
       .def_static("activate", &activate, arg("x"), arg("activation"))
       .def_static("add_bias", &add_bias, arg("x"), arg("bias"))
       .def_static("add_embedding", &add_embedding, arg("x"), arg("weight"), arg("index"))
       .def_static("scale", &scale, arg("x"), arg("factor"))
       .def_static("soft_cap", &soft_cap, arg("x"), arg("cap"))
-      .def_static("route", &route, arg("scores"), arg("experts"), arg("weights"), arg("normalise"))
+      .def_static("route", &route, arg("scores"), arg("experts"), arg("weights"), arg("normalise"),
+                  arg("sigmoid") = false, arg("bias") = none, arg("groups") = 1, arg("kept_groups") = 1,
+                  arg("factor") = 1.0)
       .def_static("expert_linear", &expert_linear, arg("x"), arg("experts"), arg("weights"), arg("out"))
-      .def_static("mix_experts", &mix_experts, arg("x"), arg("weights"), arg("out"))
+      .def_static("mix_experts", &mix_experts, arg("x"), arg("weights"), arg("out"), arg("shared") = none,
+                  arg("gate") = none)
       .def_static("linear", &linear, arg("x"), arg("weight"), arg("out"))
       .def_static("logits", &logits, arg("x"), arg("weight"), arg("out"))
       .def_static("process", &process, arg("scores"), arg("temperatures"), arg("filters").none())

@@ -37,6 +37,7 @@ PARLAY_POINTWISE(silu, Silu::of(x))
 PARLAY_POINTWISE(gelu, Gelu::of(x))
 PARLAY_POINTWISE(gelu_tanh, GeluTanh::of(x))
 PARLAY_POINTWISE(relu, Relu::of(x))
+PARLAY_POINTWISE(clamped_swiglu, ClampedSwiglu::of(x))
 
 void activate(const PointwiseArgs& a, int64_t begin, int64_t end) {
   if (a.activation == kSilu)
@@ -45,8 +46,10 @@ void activate(const PointwiseArgs& a, int64_t begin, int64_t end) {
     gelu(a, begin, end);
   else if (a.activation == kGeluTanh)
     gelu_tanh(a, begin, end);
-  else
+  else if (a.activation == kRelu)
     relu(a, begin, end);
+  else
+    clamped_swiglu(a, begin, end);
 }
 
 }  // namespace

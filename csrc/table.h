@@ -58,6 +58,7 @@ struct AttentionArgs {
   const int32_t* last;
   const int32_t* extra_offsets;
   const int32_t* extra_slots;
+  const float* sinks;  // [heads], or null
   void* out;
   int64_t max_blocks, heads, kv_heads, head_dim, block_size;
   int64_t window;    // most keys that a row sees
@@ -65,7 +66,7 @@ struct AttentionArgs {
   bool bf16;
 };
 
-enum Activation : int { kSilu, kGelu, kGeluTanh, kRelu };  // in the order of tensor.h
+enum Activation : int { kSilu, kGelu, kGeluTanh, kRelu, kClampedSwiglu };  // in the order of tensor.h
 
 struct ActivationArgs {
   const void* gate_up;
@@ -87,15 +88,19 @@ struct PointwiseArgs {  // x is read and written
 
 struct RouteArgs {
   const float* scores;  // [T, experts]
+  const float* bias;    // [experts], or null
   int32_t* chosen_experts;
   float* weights;  // [T, chosen]
-  int64_t experts, chosen;
-  bool normalise;
+  int64_t experts, chosen, groups, kept_groups;
+  float factor;
+  bool normalise, sigmoid;
 };
 
 struct MixArgs {
   const void* x;  // [T, chosen, width]
   const float* weights;
+  const void* shared;  // [T, width], or null
+  const float* gate;   // [T, 1], or null
   void* out;
   int64_t chosen, width;
   bool bf16;
@@ -138,9 +143,15 @@ struct Shares {
   int64_t count;
   Stretch stretches[kMostShares];
 
-  Shares(int64_t tasks, int64_t threads) : count(threads < kMostShares ? threads : kMostShares) {
-    for (int64_t i = 0; i < count; ++i)
-      stretches[i].left = (uint64_t)(tasks * i / count) << 32 | (uint64_t)(tasks * (i + 1) / count);
+  // None yet.
+  explicit Shares(int64_t threads) : count(threads < kMostShares ? threads : kMostShares) {
+    for (int64_t i = 0; i < count; ++i) stretches[i].left = 0;
+  }
+  Shares(int64_t tasks, int64_t threads) : Shares(threads) {
+    for (int64_t i = 0; i < count; ++i) set(i, tasks * i / count, tasks * (i + 1) / count);
+  }
+  void set(int64_t thread, int64_t begin, int64_t end) {
+    stretches[thread].left = (uint64_t)begin << 32 | (uint64_t)end;
   }
   // A task for the thread with this number; -1 if there are none.
   int64_t take(int64_t thread) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <exception>
 #include <initializer_list>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -226,8 +227,8 @@ inline std::optional<Kept> convert(nb::handle source) {
 
 template <>
 inline Activation convert(nb::handle source) {
-  constexpr const char* names[] = {"silu", "gelu", "gelu_tanh", "relu"};  // in the order of `Activation`
-  for (int i = 0; i < 4; ++i)
+  constexpr const char* names[] = {"silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"};
+  for (int i = 0; i < static_cast<int>(std::size(names)); ++i)  // in the order of `Activation`
     if (PyUnicode_Check(source.ptr()) && PyUnicode_CompareWithASCIIString(source.ptr(), names[i]) == 0)
       return static_cast<Activation>(i);
   throw nb::type_error("no such activation");

@@ -113,6 +113,7 @@ ONE_EACH += (
     "ernie4_5",
 )
 ONE_EACH += ("glm", "glm4", "exaone4-windows", "ministral3")
+ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gptoss")
 
 
 @pytest.mark.parametrize("name", ONE_EACH)

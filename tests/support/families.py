@@ -163,6 +163,78 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             mscale_all_dim=1.0,
         ),
     ),
+    "qwen2moe": (
+        "Qwen2Moe",
+        {
+            "head_dim": None,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 56,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            "head_dim": None,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "granitemoeshared": (
+        "GraniteMoeShared",
+        {
+            "head_dim": None,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 56,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "glm4moe": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 9,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "n_group": 3,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 7, "moe_k": 2, "moe_intermediate_size": 40, "moe_layer_start_index": 1},
+    ),
+    "mellum": (
+        "Mellum",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 9,
+        },
+    ),
+    "gptoss": (
+        "GptOss",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+            **rope("yarn", factor=8.0, original_max_position_embeddings=64, truncate=False),
+        },
+    ),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "head_dim": None, "tie_word_embeddings": True}),
     "qwen3moe-weights-as-they-are": (
         "Qwen3Moe",
@@ -230,6 +302,9 @@ def write_family(
                 ("o_proj.weight", "down_proj.weight", "down_proj", "out_proj.weight", "fc2.weight")
             ):
                 parameter *= calm
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer += 0.3 * torch.randn(buffer.shape, generator=generator)
     model.save_pretrained(path)
     write_byte_tokenizer(path, VOCAB)
     return path

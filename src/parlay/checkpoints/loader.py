@@ -16,6 +16,7 @@ from parlay.checkpoints.files import dtype_of, read_json
 from parlay.checkpoints.gguf.tensors import GGUFWeights
 from parlay.checkpoints.headers import open_safetensors, weight_files
 from parlay.checkpoints.pickled import Pickled
+from parlay.checkpoints.pieces import Piece, Pieces
 from parlay.checkpoints.quantised.bitsandbytes import BitsAndBytesLayers
 from parlay.checkpoints.quantised.compressed_tensors import ScaledLayers
 from parlay.checkpoints.quantised.config import read_quantisation
@@ -52,7 +53,7 @@ class Checkpoint:
         head: bool = False,
         storage: Storage = "plain",
         on_read: OnRead = ignore,
-        renamed: Mapping[str, str] | None = None,
+        renamed: Mapping[str, str | Piece] | None = None,
         tower: bool = False,
     ) -> None:
         """Open the weights in directory `path`, safetensors or else `.bin`, or GGUF file `path`.
@@ -64,7 +65,8 @@ class Checkpoint:
             head: those of a draft head are wanted, beside which its target's may lie; they become the target's dtype.
             storage: how `read_weight` gives matrices.
             on_read: called with every tensor that was read.
-            renamed: the files' own names of tensors that are known under other names here.
+            renamed: the files' own names of tensors that are known under other names here, or the stacks that have
+                them; those that are not there are no matter.
             tower: only the text model's tensors are wanted, under the names that it has alone.
 
         Raises:
@@ -94,7 +96,13 @@ class Checkpoint:
         if tower:
             self._rename(_tower_names(path, self._where))
             self._where = {name: file for name, file in self._where.items() if name in self._stored}
-        self._rename(renamed or {})
+        renamed = renamed or {}
+        self._rename({name: own for name, own in renamed.items() if isinstance(own, str)})
+        pieces = {name: p for name, p in renamed.items() if isinstance(p, Piece) and p.name in self._where}
+        stacks = {piece.name: self._where[piece.name] for piece in pieces.values()}
+        self._pieces = Pieces(path, pieces, {name: self._files[file] for name, file in stacks.items()})
+        self._where |= {name: stacks[piece.name] for name, piece in pieces.items()}
+        self._where = {name: file for name, file in self._where.items() if name not in stacks}
 
     def _rename(self, names: Mapping[str, str]) -> None:
         """Have tensors known under other names, each of which stands for the one that it has had so far."""
@@ -127,6 +135,8 @@ class Checkpoint:
 
     def _file(self, name: str) -> tuple[Any, str]:
         """Return the open file that has a tensor, and its name there."""
+        if name in self._pieces:
+            return self._pieces, name
         return self._files[self._where[name]], self._stored.get(name, name)
 
     def equal(self, one: str, other: str) -> bool:
@@ -275,6 +285,10 @@ class TensorReader:
     def __call__(self, name: str) -> Tensor:
         """Return a tensor of plain numbers."""
         return self._weights.read(self._full(name), self._dtype)
+
+    def exact(self, name: str) -> Tensor:
+        """Return a tensor of plain numbers as float32, whatever the others become."""
+        return self._weights.read(self._full(name), torch.float32)
 
     def weight(self, name: str) -> Weight:
         """Return a matrix as the kernels multiply with it."""

@@ -25,7 +25,7 @@ from parlay.weights.weight import Weight
 
 __all__ = ["Activation", "AttentionView", "Filters", "Kernels"]
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
 
 
 class Kernels(Drawing, Protocol):
@@ -197,6 +197,7 @@ class Kernels(Drawing, Protocol):
         out: Tensor,
         window: int = 0,
         cap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> None:
         """Softmax attention of each row over the keys that its view shows.
 
@@ -214,6 +215,8 @@ class Kernels(Drawing, Protocol):
             out: T `[rows, H * D]`.
             window: a row sees only the last so many of the keys that its view shows; 0 is all of them.
             cap: a scaled score s becomes `cap * tanh(s / cap)`; 0 leaves it.
+            sinks: float32 `[H]`, scores of a key without a value that each head sees first, beside the others; a row
+                that sees no other gets zeros. Source: Xiao et al. 2023 (arXiv 2309.17453); gpt-oss (OpenAI 2025).
         """
         ...
 
@@ -221,7 +224,9 @@ class Kernels(Drawing, Protocol):
         """`out = rounded(rounded(activation(gate)) * up)`.
 
         "silu" is `x / (1 + e^-x)`; "gelu" is `x Phi(x)` with the normal distribution function Phi; "gelu_tanh" is
-        its approximation `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`; "relu" is `max(x, 0)`.
+        its approximation `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`; "relu" is `max(x, 0)`;
+        "clamped_swiglu" is `x / (1 + e^(-1.702 x))` of `min(x, 7)`, and takes `rounded(clamp(up, -7, 7) + 1)` for
+        `up`, as gpt-oss does.
 
         Source: Shazeer 2020 (arXiv 2002.05202); Hendrycks and Gimpel 2016 (arXiv 1606.08415).
 
@@ -280,14 +285,34 @@ class Kernels(Drawing, Protocol):
         """
         ...
 
-    def route(self, scores: Tensor, experts: Tensor, weights: Tensor, normalise: bool) -> None:
+    def route(
+        self,
+        scores: Tensor,
+        experts: Tensor,
+        weights: Tensor,
+        normalise: bool,
+        sigmoid: bool = False,
+        bias: Tensor | None = None,
+        groups: int = 1,
+        kept_groups: int = 1,
+        factor: float = 1.0,
+    ) -> None:
         """Choose each row's experts: the highest scores, best first, ties to the lowest id.
+
+        An expert's share is its e^score over the sum of all of them, or the sigmoid of its score.
+
+        Source of sigmoids, bias and groups: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.1.2.
 
         Args:
             scores: float32 `[rows, E]`.
             experts: int32 `[rows, chosen]`, written.
-            weights: float32 `[rows, chosen]`, written: each chosen expert's e^score over the sum of all of them.
-            normalise: over the sum of the chosen ones instead.
+            weights: float32 `[rows, chosen]`, written: the shares of the chosen ones.
+            normalise: over their own sum.
+            sigmoid: which of the two a share is.
+            bias: float32 `[E]`, added to shares where experts are chosen, but not in `weights`.
+            groups: neighbouring experts form so many groups, each worth the sum of its best two.
+            kept_groups: a row chooses among so many of them, which have at least `chosen` experts.
+            factor: on the weights.
         """
         ...
 
@@ -302,13 +327,17 @@ class Kernels(Drawing, Protocol):
         """
         ...
 
-    def mix_experts(self, x: Tensor, weights: Tensor, out: Tensor) -> None:
-        """`out[i] = rounded(sum of weights[i, j] * x[i, j] over j)`, in order of j.
+    def mix_experts(
+        self, x: Tensor, weights: Tensor, out: Tensor, shared: Tensor | None = None, gate: Tensor | None = None
+    ) -> None:
+        """`out[i] = rounded(sum of weights[i, j] * x[i, j] over j + sigmoid(gate[i]) * shared[i])`, in this order.
 
         Args:
             x: T `[rows, chosen, H]`.
             weights: float32 `[rows, chosen]`.
-            out: T `[rows, H]`.
+            out: T `[rows, H]`; it may be `shared`.
+            shared: T `[rows, H]`; None is nothing.
+            gate: float32 `[rows, 1]`; with None `shared` is added as it is.
         """
         ...
 

@@ -40,6 +40,15 @@ def _relu(x: FloatArray) -> FloatArray:
     return np.maximum(x, np.float32(0))
 
 
+_LIMIT = np.float32(7)  # of "clamped_swiglu"
+
+
+def _clamped_swiglu(x: FloatArray) -> FloatArray:
+    x = np.minimum(x, _LIMIT)
+    power: FloatArray = np.exp(np.float32(-1.702) * x)
+    return x / (np.float32(1) + power)
+
+
 def _cap(x: FloatArray, cap: float) -> FloatArray:
     # numpy's float32 tanh may take another way through a tail; float64 leaves nothing of that.
     return (cap * np.tanh(x.astype(np.float64) / cap)).astype(np.float32)
@@ -63,6 +72,7 @@ _ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
+    "clamped_swiglu": _clamped_swiglu,
 }
 
 
@@ -158,6 +168,7 @@ class ReferenceKernels(ReferenceDrawing):
         out: Tensor,
         window: int = 0,
         cap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> None:
         rows, heads, head_dim = q.shape
         _, kv_heads, block_size, _ = key_cache.shape
@@ -178,8 +189,14 @@ class ReferenceKernels(ReferenceDrawing):
             scores = (query * keys).sum(axis=-1) * np.float32(scale)
             if cap > 0:
                 scores = _cap(scores, cap)
-            weights: FloatArray = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            most, sink = scores.max(axis=-1, keepdims=True), None
+            if sinks is not None:
+                sink = sinks.view(kv_heads, heads // kv_heads, 1).numpy()
+                most = np.maximum(most, sink)
+            weights: FloatArray = np.exp(scores - most)
             total = weights.sum(axis=-1, keepdims=True)
+            if sink is not None:
+                total = total + np.exp(sink - most)
             mixed = (weights[..., None] * values).sum(axis=-2) / total
             out[row] = torch.from_numpy(mixed).reshape(-1).to(out.dtype)
 
@@ -188,6 +205,8 @@ class ReferenceKernels(ReferenceDrawing):
         values = gate.float().contiguous().numpy()
         with np.errstate(over="ignore", invalid="ignore"):
             active = _ACTIVATIONS[activation](values)
+        if activation == "clamped_swiglu":
+            up = up.clamp(-float(_LIMIT), float(_LIMIT)) + 1
         out.copy_(torch.from_numpy(active).to(out.dtype) * up)
 
     def activate(self, x: Tensor, activation: Activation) -> None:  # noqa: D102
@@ -207,15 +226,38 @@ class ReferenceKernels(ReferenceDrawing):
     def soft_cap(self, x: Tensor, cap: float) -> None:  # noqa: D102
         x.copy_(torch.from_numpy(_cap(x.numpy(), cap)))
 
-    def route(self, scores: Tensor, experts: Tensor, weights: Tensor, normalise: bool) -> None:  # noqa: D102
+    def route(  # noqa: D102
+        self,
+        scores: Tensor,
+        experts: Tensor,
+        weights: Tensor,
+        normalise: bool,
+        sigmoid: bool = False,
+        bias: Tensor | None = None,
+        groups: int = 1,
+        kept_groups: int = 1,
+        factor: float = 1.0,
+    ) -> None:
+        chosen = weights.shape[1]
         for row, values in enumerate(scores.numpy()):
-            order = np.argsort(-values, kind="stable")
-            chosen = order[: weights.shape[1]]
+            known: FloatArray = np.where(np.isnan(values), np.float32(-np.inf), values)
             with np.errstate(invalid="ignore"):  # infinities, and what is not a number
-                powers: FloatArray = np.exp(values - values[chosen[0]])
-            total = powers[chosen].sum() if normalise else powers.sum()
-            experts[row] = torch.from_numpy(chosen)
-            weights[row] = torch.from_numpy(powers[chosen] / total)
+                most = known.max() if known.max() > -np.inf else values[0]
+                shares: FloatArray = 1 / (1 + np.exp(-values)) if sigmoid else np.exp(values - most)
+            total = np.float32(1) if sigmoid else shares.sum()
+            choice = known
+            if sigmoid or bias is not None:
+                choice = shares / total + (0 if bias is None else bias.numpy())
+            if groups > 1:
+                by_group = choice.reshape(groups, -1)
+                best_two = np.sort(by_group, axis=1)[:, -2:].sum(axis=1)
+                left = np.argsort(-best_two, kind="stable")[:kept_groups]
+                choice = np.where(np.isin(np.arange(groups), left)[:, None], by_group, -np.inf).reshape(-1)
+            best = np.argsort(-choice, kind="stable")[:chosen]
+            if normalise:
+                total = shares[best].sum() + np.float32(1e-20 if sigmoid else 0)
+            experts[row] = torch.from_numpy(best)
+            weights[row] = torch.from_numpy(shares[best] / total * np.float32(factor))
 
     def expert_linear(  # noqa: D102
         self, x: Tensor, experts: Tensor, weights: Sequence[LinearWeight], out: Tensor
@@ -228,10 +270,15 @@ class ReferenceKernels(ReferenceDrawing):
                 self.linear(x[rows // copies], weight, answer)
                 out[rows] = answer
 
-    def mix_experts(self, x: Tensor, weights: Tensor, out: Tensor) -> None:  # noqa: D102
+    def mix_experts(  # noqa: D102
+        self, x: Tensor, weights: Tensor, out: Tensor, shared: Tensor | None = None, gate: Tensor | None = None
+    ) -> None:
         total = torch.zeros(out.shape)
         for j in range(x.shape[1]):
             total = total + weights[:, j, None] * x[:, j].float()
+        if shared is not None:
+            share = 1 if gate is None else torch.from_numpy(1 / (1 + np.exp(-gate.numpy())))
+            total = total + share * shared.float()
         out.copy_(total)
 
     def pack_linear(self, weight: Tensor | Weight) -> LinearWeight:  # noqa: D102

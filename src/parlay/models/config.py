@@ -8,6 +8,7 @@ from typing import Any
 
 from parlay.checkpoints.config import architecture_of, read_ids
 from parlay.checkpoints.files import config_file, dtype_of
+from parlay.checkpoints.pieces import Piece
 from parlay.errors import ModelError, brief, shown
 from parlay.models.rope import longest, read_rotary
 from parlay.models.style import Experts, LibraryModel, Rotary, Style
@@ -28,7 +29,8 @@ class ModelConfig:
 
     `raw` is that file's content, for what only one family asks; `style` is what came of it. `foreign` is there where
     no family of parlay's but a class of another library computes the model. `storage` says what becomes of matrices
-    when they are read. `renamed` has the files' own names of tensors that a family calls otherwise. `most_tokens` is
+    when they are read. `renamed` has the files' own names of tensors that a family calls otherwise, or the stacks that
+    have them. `most_tokens` is
     there where the last rows of a draft model's vocabulary are left out.
     """
 
@@ -51,7 +53,7 @@ class ModelConfig:
     style: Style = field(default_factory=Style)
     foreign: LibraryModel | None = None
     storage: Storage = "stored"
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str | Piece] = field(default_factory=dict)
     most_tokens: int | None = None
 
     @property
@@ -110,10 +112,29 @@ class ModelConfig:
             raise ModelError(f"{config_file(self.path)}: {key} must be an object, not {shown(inner)}")
         return replace(self, raw=inner)
 
-    def in_layers(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Return what `renamed` holds where some tensors of every layer have other names in the files."""
-        layers = [f"model.layers.{i}." for i in range(self.num_layers)]
-        return {layer + name: layer + own for layer in layers for name, own in names.items()}
+    def in_layers(self, names: Mapping[str, str], experts: int = 0) -> dict[str, str | Piece]:
+        """Return what `renamed` holds where some tensors of every layer have other names in the files.
+
+        `{}` in a name stands for the number of each of so many experts.
+        """
+        found: dict[str, str | Piece] = {}
+        for layer in (f"model.layers.{i}." for i in range(self.num_layers)):
+            for name, own in names.items():
+                numbers = range(experts) if "{}" in name else (0,)
+                found |= {layer + name.format(e): layer + own.format(e) for e in numbers}
+        return found
+
+    def stacked(self, names: Mapping[str, Piece]) -> dict[str, str | Piece]:
+        """Return what `renamed` holds where the files may have experts' tensors stacked.
+
+        `{}` in a name stands for the number of each of the experts, which the pieces leave open.
+        """
+        return {
+            f"model.layers.{i}.{name.format(e)}": replace(piece, name=f"model.layers.{i}.{piece.name}", index=e)
+            for i in range(self.num_layers)
+            for name, piece in names.items()
+            for e in range(piece.count)
+        }
 
     def windows(self, sliding: Callable[[int], bool], default: int | None = None) -> tuple[int, ...]:
         """Return how many keys each layer sees at most, 0 for all.
@@ -149,10 +170,15 @@ class ModelConfig:
                 f"{config_file(self.path)}: {experts.count} experts in each of {self.num_layers} layers are more "
                 f"than the {_MOST_EXPERTS} that are served"
             )
-        if experts.chosen > experts.count:
+        if experts.count % experts.groups or experts.kept_groups > experts.groups:
             raise ModelError(
-                f"{config_file(self.path)}: num_experts_per_tok={experts.chosen} is more than all "
-                f"{experts.count} experts"
+                f"{config_file(self.path)}: {experts.count} experts do not divide into {experts.groups} groups of "
+                f"which {experts.kept_groups} are kept"
+            )
+        if experts.chosen > experts.count // experts.groups * experts.kept_groups:
+            raise ModelError(
+                f"{config_file(self.path)}: num_experts_per_tok={experts.chosen} is more than the "
+                f"{experts.count // experts.groups * experts.kept_groups} experts that a token can go to"
             )
 
     def products(self) -> list[tuple[str, tuple[int, int], int]]:
@@ -171,6 +197,9 @@ class ModelConfig:
             times = sparse * experts.chosen
             products.append(("experts' gate up", (2 * experts.width, hidden), times))
             products.append(("experts' down", (hidden, experts.width), times))
+            if experts.shared:
+                products.append(("shared gate up", (2 * experts.shared, hidden), sparse))
+                products.append(("shared down", (hidden, experts.shared), sparse))
         return products
 
 

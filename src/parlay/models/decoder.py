@@ -22,7 +22,7 @@ from parlay.models.layers import (
     OutputLayer,
     whole_linear,
 )
-from parlay.models.moe import MixtureOfExperts
+from parlay.models.moe import ExpertBiases, MixtureOfExperts
 from parlay.models.rotary import RotaryTables, halves, layer_tables
 from parlay.models.stages import own_layers
 from parlay.models.stored import open_weights
@@ -30,6 +30,8 @@ from parlay.models.style import Experts
 from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
 from parlay.weights.weight import Weight
+
+_SELECTION_BIAS = "mlp.gate.e_score_correction_bias"
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -58,7 +60,7 @@ def further_tensors(config: ModelConfig) -> tuple[str, ...]:
     keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
     count = sum(config.count(key, None) for key in keys if config.raw.get(key))
     layers = range(config.num_layers, config.num_layers + min(count, MOST_LAYERS))
-    return (*(f"model.layers.{i}." for i in layers), "model.mtp_layers.", "mtp.") if count else ()
+    return (*(f"model.layers.{i}." for i in layers), "model.mtp_", "mtp.") if count else ()
 
 
 def _norm_names(config: ModelConfig) -> tuple[str, ...]:
@@ -85,27 +87,46 @@ def attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["self_attn.o_proj.bias"] = (h,)
     if style.head_norms:
         shapes |= {f"self_attn.{x}_norm.weight": (config.head_dim,) for x in "qk"}
+    if style.sinks:
+        shapes["self_attn.sinks"] = (config.num_heads,)
     return shapes
 
 
 def mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor of layer `index`'s feed-forward network or experts."""
-    style, h, inner = config.style, config.hidden_size, config.intermediate_size
-    experts = style.experts
-    if experts and experts.sparse[index]:
-        shapes: dict[str, tuple[int, ...]] = {f"{experts.prefix}.gate.weight": (experts.count, h)}
-        gate, up, down = experts.names
-        for e in range(experts.count):
-            expert = f"{experts.prefix}.experts.{e}."
-            shapes |= {f"{expert}{name}.weight": (experts.width, h) for name in (gate, up)}
-            shapes[f"{expert}{down}.weight"] = (h, experts.width)
-        return shapes
+    experts, h = config.style.experts, config.hidden_size
+    if not experts or not experts.sparse[index]:
+        return _network_shapes(config, "mlp", config.intermediate_size)
+    shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts.count, h)}
+    if experts.biases:
+        shapes["mlp.gate.bias"] = (experts.count,)
+    if experts.selection_bias:
+        shapes[_SELECTION_BIAS] = (experts.count,)
+    for name in (f"mlp.experts.{e}." for e in range(experts.count)):
+        for part, (outputs, inputs) in _expert_shapes(config, experts).items():
+            shapes[f"{name}{part}.weight"] = outputs, inputs
+            if experts.biases:
+                shapes[f"{name}{part}.bias"] = (outputs,)
+    if experts.shared:
+        shapes |= _network_shapes(config, "mlp.shared_expert", experts.shared)
+    if experts.shared_gate:
+        shapes["mlp.shared_expert_gate.weight"] = (1, h)
+    return shapes
+
+
+def _expert_shapes(config: ModelConfig, experts: Experts) -> dict[str, tuple[int, int]]:
+    up, down = (experts.width, config.hidden_size), (config.hidden_size, experts.width)
+    return {"gate_proj": up, "up_proj": up, "down_proj": down}
+
+
+def _network_shapes(config: ModelConfig, prefix: str, inner: int) -> dict[str, tuple[int, ...]]:
+    style, h = config.style, config.hidden_size
     widths = {"gate_up_proj": 2 * inner} if style.fused_mlp else {"gate_proj": inner, "up_proj": inner}
-    shapes = {f"mlp.{name}.weight": (width, h) for name, width in widths.items()}
-    shapes["mlp.down_proj.weight"] = (h, inner)
+    shapes: dict[str, tuple[int, ...]] = {f"{prefix}.{name}.weight": (width, h) for name, width in widths.items()}
+    shapes[f"{prefix}.down_proj.weight"] = (h, inner)
     if style.mlp_bias:
-        shapes |= {f"mlp.{name}.bias": (width,) for name, width in widths.items()}
-        shapes["mlp.down_proj.bias"] = (h,)
+        shapes |= {f"{prefix}.{name}.bias": (width,) for name, width in widths.items()}
+        shapes[f"{prefix}.down_proj.bias"] = (h,)
     return shapes
 
 
@@ -160,32 +181,41 @@ def make_attention(
         scale=config.head_dim**-0.5 if style.score_scale is None else style.score_scale,
         window=style.windows[index] if style.windows else 0,
         cap=style.score_cap,
+        sinks=read.exact("self_attn.sinks")[begin // config.head_dim : end // config.head_dim]
+        if style.sinks
+        else None,
     )
 
 
 def make_mlp(config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group) -> GatedMLP:
     """Read the feed-forward network of a layer."""
+    return _network(config, read, kernels, group, "mlp", config.intermediate_size)
+
+
+def _network(
+    config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group, prefix: str, inner: int
+) -> GatedMLP:
     style = config.style
 
     def weights() -> list[Weight]:
         if style.fused_mlp:
-            fused, width = read.weight("mlp.gate_up_proj.weight"), config.intermediate_size
-            return [fused.outputs(0, width), fused.outputs(width, 2 * width)]
-        return [read.weight("mlp.gate_proj.weight"), read.weight("mlp.up_proj.weight")]
+            fused = read.weight(f"{prefix}.gate_up_proj.weight")
+            return [fused.outputs(0, inner), fused.outputs(inner, 2 * inner)]
+        return [read.weight(f"{prefix}.{name}_proj.weight") for name in ("gate", "up")]
 
     def biases() -> list[Tensor]:
         if style.fused_mlp:
-            return list(read("mlp.gate_up_proj.bias").tensor_split(2))
-        return [read("mlp.gate_proj.bias"), read("mlp.up_proj.bias")]
+            return list(read(f"{prefix}.gate_up_proj.bias").tensor_split(2))
+        return [read(f"{prefix}.{name}_proj.bias") for name in ("gate", "up")]
 
     return GatedMLP(
         ColumnParallelLinear(kernels, weights(), group, biases() if style.mlp_bias else None),
         whole_linear(
             kernels,
-            read.weight("mlp.down_proj.weight"),
+            read.weight(f"{prefix}.down_proj.weight"),
             group,
-            group.output_bounds(config.intermediate_size),
-            read("mlp.down_proj.bias") if style.mlp_bias else None,
+            group.output_bounds(inner),
+            read(f"{prefix}.down_proj.bias") if style.mlp_bias else None,
         ),
         style.activation,
     )
@@ -194,20 +224,34 @@ def make_mlp(config: ModelConfig, read: TensorReader, kernels: Kernels, group: G
 def _experts(
     config: ModelConfig, experts: Experts, read: TensorReader, kernels: Kernels, group: Group
 ) -> MixtureOfExperts:
+    numbers = range(experts.count)
     gate, up, down = (
-        [read.weight(f"{experts.prefix}.experts.{e}.{name}.weight") for e in range(experts.count)]
-        for name in experts.names
+        [read.weight(f"mlp.experts.{e}.{name}.weight") for e in numbers] for name in _expert_shapes(config, experts)
     )
+    shared = shared_gate = biases = None
+    if experts.shared:
+        shared = _network(config, read, kernels, group, "mlp.shared_expert", experts.shared)
+    if experts.shared_gate:
+        shared_gate = Weight.of(read("mlp.shared_expert_gate.weight"))
+    if experts.biases:
+        gates, ups, downs = (
+            torch.stack([read(f"mlp.experts.{e}.{name}.bias") for e in numbers])
+            for name in _expert_shapes(config, experts)
+        )
+        biases = ExpertBiases(read.exact("mlp.gate.bias"), gates, ups, downs)
     return MixtureOfExperts(
         kernels,
-        Weight.of(read(f"{experts.prefix}.gate.weight")),
+        experts,
+        Weight.of(read("mlp.gate.weight")),
         gate,
         up,
         down,
-        experts.chosen,
-        experts.normalise,
         config.style.activation,
         group,
+        selection_bias=read.exact(_SELECTION_BIAS).view(-1) if experts.selection_bias else None,
+        biases=biases,
+        shared=shared,
+        shared_gate=shared_gate,
     )
 
 

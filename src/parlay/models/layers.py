@@ -333,6 +333,7 @@ class Attention:
         norms: of queries and keys before they turn.
         window: keys that a row sees at most; 0 is all.
         cap: bound that scores approach; 0 is none.
+        sinks: float32 `[heads]`, see `Kernels.attention`.
     """
 
     qkv: ColumnParallelLinear
@@ -345,6 +346,7 @@ class Attention:
     norms: HeadNorms | None = None
     window: int = 0
     cap: float = 0.0
+    sinks: Tensor | None = None
 
     def __call__(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> Tensor:
         """Store the rows' keys and values, then let each row attend to what its view shows it.
@@ -374,7 +376,8 @@ class Attention:
         if self.query_cos_sin is not None:  # nothing is stored at negative slots
             nowhere = torch.full_like(context.slots, -1)
             kernels.rotary_store(qkv, context.positions, nowhere, self.query_cos_sin, query, cache.key, cache.value)
-        kernels.attention(query, cache.key, cache.value, context.view, self.scale, mixed, self.window, self.cap)
+        view, window, cap = context.view, self.window, self.cap
+        kernels.attention(query, cache.key, cache.value, view, self.scale, mixed, window, cap, self.sinks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,47 +1,67 @@
 """A mixture of experts: each row goes through the few feed-forward networks that a router chooses for it.
 
-Source: Shazeer et al. 2017 (arXiv 1701.06538); as used in Jiang et al. 2024 (arXiv 2401.04088). The router's scores
-are float32 and ties go to the lowest id; a row's experts are summed best first, and each of them multiplies its rows
-with `linear`'s bits, however many rows chose it.
+Source: Shazeer et al. 2017 (arXiv 1701.06538); as used in Jiang et al. 2024 (arXiv 2401.04088). Shared experts: Dai et
+al. 2024 (arXiv 2401.06066). The router's scores are float32 and ties go to the lowest id; a row's experts are summed
+best first, the shared one last, and each of them multiplies its rows with `linear`'s bits, however many rows chose it.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from parlay.kernels.base import Activation, Kernels
 from parlay.models.context import Buffers, ForwardContext
+from parlay.models.layers import GatedMLP
+from parlay.models.style import Experts
 from parlay.parallel.group import ALONE, Group
 from parlay.weights.weight import Weight
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertBiases:
+    """Biases of a router, float32 `[experts]`, and of each expert's projections, `[experts, outputs]`."""
+
+    router: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
 class MixtureOfExperts:
-    """`sum over the chosen e of weight_e * down_e(activation(gate_e(x)) * up_e(x))`."""
+    """`sum over the chosen e of weight_e * down_e(activation(gate_e(x)) * up_e(x))`, and what all rows go to."""
 
     def __init__(
         self,
         kernels: Kernels,
+        experts: Experts,
         router: Weight,
         gate: Sequence[Weight],
         up: Sequence[Weight],
         down: Sequence[Weight],
-        chosen: int,
-        normalise: bool,
         activation: Activation = "silu",
         group: Group = ALONE,
+        *,
+        selection_bias: Tensor | None = None,
+        biases: ExpertBiases | None = None,
+        shared: GatedMLP | None = None,
+        shared_gate: Weight | None = None,
     ) -> None:
         """Pack this rank's share of every expert: a step of few rows would leave ranks with whole ones idle.
 
         Args:
             kernels: the operations to run with.
+            experts: how rows are routed.
             router: `[experts, hidden]`.
             gate, up: of each expert, `[width, hidden]`.
             down: of each expert, `[hidden, width]`.
-            chosen: experts that a row goes to.
-            normalise: whether their weights add up to 1.
             activation: of the gate.
             group: the ranks.
+            selection_bias: float32 `[experts]`, see `Kernels.route`.
+            biases: of the router and the experts.
+            shared: what all rows go to.
+            shared_gate: `[1, hidden]`, see `Kernels.mix_experts`.
         """
         hidden, width = down[0].shape
         self._group, self._widths, self._outputs = group, group.output_bounds(width), group.output_bounds(hidden)
@@ -54,42 +74,65 @@ class MixtureOfExperts:
             if self._inner
         ]
         self._down = [kernels.pack_linear(w.outputs(*outer)) for w in down if self._outer]
-        self._chosen = chosen
-        self._normalise = normalise
-        self._activation = activation
+        self._biases: tuple[Tensor, Tensor, Tensor] | None = None
+        if biases is not None:
+            gate_up = torch.cat([each[:, slice(*inner)] for each in (biases.gate, biases.up)], dim=1)
+            self._biases = biases.router, gate_up, biases.down[:, slice(*outer)].contiguous()
+        self._experts, self._selection_bias, self._activation = experts, selection_bias, activation
+        self._shared = shared
+        self._shared_gate = None if shared_gate is None else kernels.pack_head(shared_gate)
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Return `[rows, hidden]` for `x` of `[rows, hidden]`."""
-        kernels, buffers, chosen = context.kernels, context.buffers, self._chosen
+        kernels, buffers, chosen = context.kernels, context.buffers, self._experts.chosen
         rows, hidden = x.shape
-        scores = buffers("router", self._router.outputs, torch.float32)
-        experts = buffers("experts", chosen, torch.int32)
-        weights = buffers("weights", chosen, torch.float32)
-        kernels.logits(x, self._router, scores)
-        kernels.route(scores, experts, weights, self._normalise)
-        product = self._inside(x, experts.view(-1), context)
+        experts, weights = self._route(x, context)
+        product = self._inside(x, experts, context)
         answers = buffers("own answers", chosen * self._outer).view(rows * chosen, self._outer)
         if self._outer:
-            kernels.expert_linear(product, experts.view(-1), self._down, answers)
-        answers = self._whole(answers, self._outputs, "answers", buffers)
+            kernels.expert_linear(product, experts, self._down, answers)
+            if self._biases is not None:
+                kernels.add_embedding(answers, self._biases[2], experts)
+        answers = self._whole(answers, self._outputs, "answers", buffers).view(rows, chosen, hidden)
+        shared = gate = None
+        if self._shared is not None:
+            shared = self._shared(x, context)
+        if self._shared_gate is not None:
+            gate = buffers("shared gate", 1, torch.float32)
+            kernels.logits(x, self._shared_gate, gate)
         out = buffers("mlp", hidden)
-        kernels.mix_experts(answers.view(rows, chosen, hidden), weights, out)
+        kernels.mix_experts(answers, weights, out, shared, gate)
         return out
+
+    def _route(self, x: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
+        """Return the experts that rows go to, `[rows * chosen]`, and their weights, `[rows, chosen]`."""
+        kernels, buffers, of = context.kernels, context.buffers, self._experts
+        scores = buffers("router", self._router.outputs, torch.float32)
+        experts = buffers("experts", of.chosen, torch.int32)
+        weights = buffers("weights", of.chosen, torch.float32)
+        kernels.logits(x, self._router, scores)
+        if self._biases is not None:
+            kernels.add_bias(scores, self._biases[0])
+        bias, groups = self._selection_bias, (of.groups, of.kept_groups)
+        kernels.route(scores, experts, weights, of.normalise, of.sigmoid, bias, *groups, of.factor)
+        return experts.view(-1), weights
 
     def _inside(self, x: Tensor, experts: Tensor, context: ForwardContext) -> Tensor:
         """Return `activation(gate(x)) * up(x)` of each row's experts, `[rows * chosen, width]`."""
-        kernels, buffers, own, chosen = context.kernels, context.buffers, self._inner, self._chosen
-        gate_up = buffers("gate_up", chosen * 2 * own).view(len(experts), 2 * own)
+        kernels, buffers, own, chosen = context.kernels, context.buffers, self._inner, self._experts.chosen
+        gate_up = buffers("expert gate_up", chosen * 2 * own).view(len(experts), 2 * own)
         product = buffers("own product", chosen * own).view(len(experts), own)
         if own:
             kernels.expert_linear(x, experts, self._gate_up, gate_up)
+            if self._biases is not None:
+                kernels.add_embedding(gate_up, self._biases[1], experts)
             kernels.act_mul(gate_up, self._activation, product)
-        return self._whole(product, self._widths, "product", buffers)
+        return self._whole(product, self._widths, "expert product", buffers)
 
     def _whole(self, own: Tensor, bounds: tuple[int, ...], role: str, buffers: Buffers) -> Tensor:
         """Return the columns of all ranks."""
         if self._group.size == 1:
             return own
-        out = buffers(role, self._chosen * bounds[-1]).view(len(own), bounds[-1])
+        out = buffers(role, self._experts.chosen * bounds[-1]).view(len(own), bounds[-1])
         self._group.gather(own, out, bounds)
         return out

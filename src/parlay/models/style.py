@@ -45,8 +45,14 @@ class Experts:
         width: inner width of an expert.
         normalise: whether the weights of the chosen experts add up to 1.
         sparse: of each layer, whether it has experts.
-        prefix: of the tensors' names within a layer.
-        names: of an expert's gate, up and down projections.
+        sigmoid: an expert's share is the sigmoid of its score, instead of a softmax over all.
+        selection_bias: the router has biases that count where experts are chosen, but not in their weights.
+        groups: experts form so many groups.
+        kept_groups: of which a row chooses among so many.
+        factor: on the weights of the chosen experts.
+        shared: inner width of an expert that all rows go to; 0 is none.
+        shared_gate: its answer is multiplied with the sigmoid of a score of its own.
+        biases: the router and the experts have biases.
     """
 
     count: int
@@ -54,8 +60,14 @@ class Experts:
     width: int
     normalise: bool
     sparse: tuple[bool, ...]
-    prefix: str
-    names: tuple[str, str, str]
+    sigmoid: bool = False
+    selection_bias: bool = False
+    groups: int = 1
+    kept_groups: int = 1
+    factor: float = 1.0
+    shared: int = 0
+    shared_gate: bool = False
+    biases: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +96,7 @@ class Style:
         residual_scale: factor on what is added to the residual stream.
         logit_divisor: of logits.
         logit_cap: bound that logits approach; 0 is none.
+        sinks: each query head sees a key without a value first, whose score it has learnt.
         experts: None where all layers have one feed-forward network.
     """
 
@@ -108,6 +121,7 @@ class Style:
     residual_scale: float = 1.0
     logit_divisor: float = 1.0
     logit_cap: float = 0.0
+    sinks: bool = False
     experts: Experts | None = None
 
 

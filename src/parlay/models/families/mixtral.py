@@ -5,6 +5,14 @@ from dataclasses import replace
 from parlay.models.config import ModelConfig
 from parlay.models.style import Experts, Style
 
+# What this family and MiniMax-M2 call their experts' tensors.
+NAMES = {
+    "mlp.gate.weight": "block_sparse_moe.gate.weight",
+    "mlp.experts.{}.gate_proj.weight": "block_sparse_moe.experts.{}.w1.weight",
+    "mlp.experts.{}.up_proj.weight": "block_sparse_moe.experts.{}.w3.weight",
+    "mlp.experts.{}.down_proj.weight": "block_sparse_moe.experts.{}.w2.weight",
+}
+
 
 def describe(config: ModelConfig) -> ModelConfig:
     """Return the config with the family's style.
@@ -19,8 +27,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         width=config.intermediate_size,
         normalise=True,
         sparse=(True,) * config.num_layers,
-        prefix="block_sparse_moe",
-        names=("w1", "w3", "w2"),
     )
     config.check_experts(experts)
-    return replace(config, style=Style(windows=config.windows(lambda layer: True), experts=experts))
+    style = Style(windows=config.windows(lambda layer: True), experts=experts)
+    return replace(config, style=style, renamed=config.in_layers(NAMES, experts.count))

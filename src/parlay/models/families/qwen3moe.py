@@ -16,20 +16,27 @@ def describe(config: ModelConfig) -> ModelConfig:
         ModelError: an option that is not served.
     """
     config.only(hidden_act="silu", mlp_bias=False)
-    step = config.count("decoder_sparse_step", 1)
-    dense = config.raw.get("mlp_only_layers") or []
-    if not isinstance(dense, list):
-        raise ModelError(f"{config_file(config.path)}: mlp_only_layers must list layers, not {shown(dense)}")
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 128)),
         chosen=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 768),
         normalise=config.flag("norm_topk_prob", False),
-        sparse=tuple(i not in dense and (i + 1) % step == 0 for i in range(config.num_layers)),
-        prefix="mlp",
-        names=("gate_proj", "up_proj", "down_proj"),
+        sparse=sparse_layers(config),
     )
     config.check_experts(experts)
     bias = config.flag("attention_bias", False)
     style = Style(qkv_bias=bias, output_bias=bias, head_norms=True, windows=last_windows(config), experts=experts)
     return replace(config, style=style)
+
+
+def sparse_layers(config: ModelConfig) -> tuple[bool, ...]:
+    """Return which layers have experts: every `decoder_sparse_step`-th that `mlp_only_layers` does not list.
+
+    Raises:
+        ModelError: that is no list.
+    """
+    step = config.count("decoder_sparse_step", 1)
+    dense = config.raw.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ModelError(f"{config_file(config.path)}: mlp_only_layers must list layers, not {shown(dense)}")
+    return tuple(i not in dense and (i + 1) % step == 0 for i in range(config.num_layers))

@@ -1,0 +1,55 @@
+"""ERNIE 4.5 with experts, such as 21B-A3B (Baidu ERNIE team 2025, "ERNIE 4.5 technical report").
+
+Experts are chosen by softmax plus a bias.
+"""
+
+from dataclasses import replace
+
+from parlay.checkpoints.files import config_file
+from parlay.checkpoints.pieces import Piece
+from parlay.errors import ModelError, shown
+from parlay.models.config import ModelConfig
+from parlay.models.families import ernie4_5
+from parlay.models.style import Experts
+
+_NAMES = {
+    f"mlp.shared_expert.{name}_proj.{kind}": f"mlp.shared_experts.{name}_proj.{kind}"
+    for name in ("gate", "up", "down")
+    for kind in ("weight", "bias")
+}
+_BIAS = {"mlp.gate.e_score_correction_bias": Piece("mlp.moe_statics.e_score_correction_bias", 0, 1)}
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    described = ernie4_5.describe(config)
+    first, last = (_layer(config, f"moe_layer_{end}_index", default) for end, default in (("start", 1), ("end", -1)))
+    step = config.count("moe_layer_interval", 1)
+    width = config.count("moe_intermediate_size", 1536)
+    experts = Experts(
+        count=config.count("moe_num_experts", config.raw.get("num_local_experts", 64)),
+        chosen=config.count("moe_k", config.raw.get("num_experts_per_tok", 6)),
+        width=width,
+        normalise=True,
+        sparse=tuple((i + 1) % step == 0 and first <= i <= last for i in range(config.num_layers)),
+        selection_bias=True,
+        shared=width * config.count("moe_num_shared_experts", 2) if config.raw.get("moe_num_shared_experts", 2) else 0,
+    )
+    config.check_experts(experts)
+    return replace(
+        described,
+        style=replace(described.style, experts=experts),
+        renamed=config.in_layers(_NAMES) | config.stacked(_BIAS),
+    )
+
+
+def _layer(config: ModelConfig, key: str, default: int) -> int:
+    """Return the number of a layer; -1 is the last."""
+    value = config.raw.get(key, default)
+    if type(value) is not int or not -1 <= value < config.num_layers:
+        raise ModelError(f"{config_file(config.path)}: {key} must be a layer's number or -1, not {shown(value)}")
+    return value % config.num_layers

@@ -1,0 +1,40 @@
+"""GLM-4.5, 4.6 and 4.7 (GLM team 2025, arXiv 2508.06471): DeepSeek-V3's router, and half of a head's columns turn."""
+
+from dataclasses import replace
+
+from parlay.models.config import ModelConfig
+from parlay.models.style import Experts, Style
+
+_NAMES = {
+    f"mlp.shared_expert.{name}_proj.weight": f"mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")
+}
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    config.only(hidden_act="silu", mlp_bias=False)
+    dense = config.count("first_k_dense_replace", None) if config.raw.get("first_k_dense_replace", 1) else 0
+    width = config.count("moe_intermediate_size", 1408)
+    experts = Experts(
+        count=config.count("n_routed_experts", config.raw.get("num_local_experts", 128)),
+        chosen=config.count("num_experts_per_tok", 8),
+        width=width,
+        normalise=config.flag("norm_topk_prob", True),
+        sparse=tuple(i >= dense for i in range(config.num_layers)),
+        sigmoid=True,
+        selection_bias=True,
+        groups=config.count("n_group", 1),
+        kept_groups=config.count("topk_group", 1),
+        factor=config.number("routed_scaling_factor", 1.0),
+        shared=width * config.count("n_shared_experts", 1),
+    )
+    config.check_experts(experts)
+    bias = config.flag("attention_bias", False)
+    style = Style(qkv_bias=bias, head_norms=config.flag("use_qk_norm", False), experts=experts)
+    partial = config.within("rope_parameters").number("partial_rotary_factor", config.number("partial_rotary_factor", 0.5))
+    rotary = replace(config.rotary, partial=partial)
+    return replace(config, style=style, rotary=rotary, renamed=config.in_layers(_NAMES))

@@ -1,0 +1,42 @@
+"""Mellum 2 (JetBrains 2026), such as 12B-A2.5B: a Qwen3 with experts; layers with a window turn by their own base."""
+
+from dataclasses import replace
+
+from parlay.checkpoints.files import config_file
+from parlay.errors import ModelError, shown
+from parlay.models.config import ModelConfig
+from parlay.models.rope import read_rotary
+from parlay.models.style import Experts, Style
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    config.only(hidden_act="silu", mlp_bias=False)
+    kinds = config.raw.get("mlp_layer_types") or ["sparse"] * config.num_layers
+    if not isinstance(kinds, list) or len(kinds) != config.num_layers or not all(k in ("sparse", "dense") for k in kinds):
+        raise ModelError(
+            f"{config_file(config.path)}: mlp_layer_types must list sparse or dense for each of {config.num_layers} "
+            f"layers, not {shown(kinds)}"
+        )
+    experts = Experts(
+        count=config.count("num_local_experts", config.raw.get("num_experts", 64)),
+        chosen=config.count("num_experts_per_tok", 8),
+        width=config.count("moe_intermediate_size", 896),
+        normalise=config.flag("norm_topk_prob", True),
+        sparse=tuple(kind == "sparse" for kind in kinds),
+    )
+    config.check_experts(experts)
+    bias = config.flag("attention_bias", False)
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        head_norms=True,
+        windows=config.windows(lambda layer: False, default=1024),
+        local_rotary=read_rotary(config.path, config.raw, "sliding_attention"),
+        experts=experts,
+    )
+    return replace(config, style=style)
