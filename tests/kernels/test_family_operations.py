@@ -88,10 +88,12 @@ def test_head_norm_is_a_norm_of_each_head(kernels: Kernels, dtype: torch.dtype, 
 def test_activate_is_act_mul_by_one(kernels: Kernels, dtype: torch.dtype, activation: Activation) -> None:
     x = random(5, 100, dtype=dtype, spread=3)
     product = torch.empty_like(x)
-    kernels.act_mul(torch.cat((x, torch.ones_like(x)), 1), activation, product)
+    one = torch.full_like(x, 0 if activation == "clamped_swiglu" else 1)  # that one adds 1 by itself
+    kernels.act_mul(torch.cat((x, one), 1), activation, product)
     out = in_place(lambda y: kernels.activate(y, activation), x)
     assert same_bits(out, product)
-    assert close(out, ACTIVATIONS[activation](x.double()), 3)
+    if activation in ACTIVATIONS:  # the other has a test of its own
+        assert close(out, ACTIVATIONS[activation](x.double()), 3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -198,6 +200,60 @@ def test_capped_scores(kernels: Kernels, dtype: torch.dtype, cap: float) -> None
     assert exact_attention(q, keys, values, view).shape == out.shape
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_clamped_swiglu(kernels: Kernels, dtype: torch.dtype) -> None:
+    gate, up = random(5, 100, dtype=dtype, spread=6), random(5, 100, dtype=dtype, seed=1, spread=6)
+    out = torch.empty_like(gate)
+    kernels.act_mul(torch.cat((gate, up), 1), "clamped_swiglu", out)
+    x = gate.double().clamp(max=7)
+    assert close(out, x * (1.702 * x).sigmoid() * (up.double().clamp(-7, 7) + 1), 4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 9])
+def test_sinks(kernels: Kernels, dtype: torch.dtype, window: int) -> None:
+    """A sink is a key of that score whose value is 0; greater than all scores and smaller ones; rows that see none."""
+    q, (keys, values), view = random(6, 8, 32, dtype=dtype, spread=3), caches(2, 32, dtype), mixed_view()
+    sinks = torch.tensor([-50.0, -2.0, 0.0, 1.5, 3.0, 10.0, 40.0, -torch.inf])
+    out = torch.full((6, 256), torch.nan, dtype=dtype)
+    kernels.attention(q, keys, values, view, 0.25, out, window, 0.0, sinks)
+    flat = [c.transpose(1, 2).reshape(-1, 2, 32).double() for c in (keys, values)]
+    for row in range(6):
+        k, v = (f[slots_of(view, row)][-window:].repeat_interleave(4, 1) for f in flat)
+        scores = torch.einsum("hd,khd->hk", q[row].double(), k) * 0.25
+        weights = torch.cat((scores, sinks.double()[:, None]), 1).softmax(-1)[:, :-1]
+        exact = torch.einsum("hk,khd->hd", weights, v).view(-1)
+        assert (out[row].double() - exact).abs().max() <= (2e-5 if dtype is torch.float32 else 2.0**-7 * 2)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize(("experts", "chosen", "groups", "kept"), [(6, 2, 1, 1), (24, 4, 4, 2), (40, 3, 20, 3)])
+def test_routes_by_shares(
+    kernels: Kernels, experts: int, chosen: int, groups: int, kept: int, sigmoid: bool, bias: bool
+) -> None:
+    """As the routers of GLM-4.5 and ERNIE 4.5 in transformers, in float64."""
+    scores, own = random(20, experts, spread=3), random(experts, seed=1, spread=0.3)
+    ids, weights = torch.full((20, chosen), -1, dtype=torch.int32), torch.full((20, chosen), torch.nan)
+    kernels.route(scores, ids, weights, True, sigmoid, own if bias else None, groups, kept, 2.5)
+    shares = scores.double().sigmoid() if sigmoid else scores.double().softmax(1)
+    choice = shares + own if bias else shares if sigmoid else scores.double()
+    by_group = choice.view(20, groups, -1)
+    best = by_group.topk(2)[0].sum(2).topk(kept)[1]
+    left = torch.zeros(20, groups, dtype=torch.bool).scatter(1, best, True)
+    order = by_group.where(left[..., None], -torch.inf).view(20, -1).topk(chosen)[1]
+    assert ids.tolist() == order.tolist()
+    exact = shares.gather(1, order)
+    torch.testing.assert_close(weights.double(), 2.5 * exact / exact.sum(1, keepdim=True), atol=1e-6, rtol=1e-6)
+
+
+def test_groups_that_do_not_fit(native: Kernels) -> None:
+    ids, weights = torch.empty(2, 3, dtype=torch.int32), torch.empty(2, 3)
+    for groups, kept in ((0, 0), (4, 1), (3, 4), (3, 1), (2, 0)):
+        with pytest.raises(ValueError, match="whole groups"):
+            native.route(random(2, 6), ids, weights, True, True, None, groups, kept)
+
+
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize(("experts", "chosen"), [(5, 2), (16, 4), (40, 8), (3, 3), (1, 1), (257, 1), (1000, 3)])
 def test_route(kernels: Kernels, experts: int, chosen: int, normalise: bool) -> None:
@@ -252,7 +308,14 @@ def test_mix_experts(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
     x, weights = random(5, 3, width, dtype=dtype), random(5, 3, seed=1).abs()
     out = torch.full((5, width), torch.nan, dtype=dtype)
     kernels.mix_experts(x, weights, out)
-    assert close(out, (x.double() * weights.double()[..., None]).sum(1), 3)
+    mixed = (x.double() * weights.double()[..., None]).sum(1)
+    assert close(out, mixed, 3)
+    shared, gate = random(5, width, dtype=dtype, seed=2), random(5, 1, seed=3, spread=3)
+    kernels.mix_experts(x, weights, out, shared)
+    assert close(out, mixed + shared.double(), 3)
+    whole = shared.clone()
+    kernels.mix_experts(x, weights, whole, whole, gate)
+    assert close(whole, mixed + gate.double().sigmoid() * shared.double(), 3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -194,6 +194,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "shared_intermediate_size": 56,
             "attention_multiplier": 0.3,
+            "residual_multiplier": 0.6,
         },
     ),
     "glm4moe": (

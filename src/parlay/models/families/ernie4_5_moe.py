@@ -37,7 +37,9 @@ def describe(config: ModelConfig) -> ModelConfig:
         normalise=True,
         sparse=tuple((i + 1) % step == 0 and first <= i <= last for i in range(config.num_layers)),
         selection_bias=True,
-        shared=width * config.count("moe_num_shared_experts", 2) if config.raw.get("moe_num_shared_experts", 2) else 0,
+        shared=width * config.count("moe_num_shared_experts", 2)
+        if config.raw.get("moe_num_shared_experts", 2)
+        else 0,
     )
     config.check_experts(experts)
     return replace(

@@ -6,7 +6,8 @@ from parlay.models.config import ModelConfig
 from parlay.models.style import Experts, Style
 
 _NAMES = {
-    f"mlp.shared_expert.{name}_proj.weight": f"mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")
+    f"mlp.shared_expert.{name}_proj.weight": f"mlp.shared_experts.{name}_proj.weight"
+    for name in ("gate", "up", "down")
 }
 
 
@@ -35,6 +36,8 @@ def describe(config: ModelConfig) -> ModelConfig:
     config.check_experts(experts)
     bias = config.flag("attention_bias", False)
     style = Style(qkv_bias=bias, head_norms=config.flag("use_qk_norm", False), experts=experts)
-    partial = config.within("rope_parameters").number("partial_rotary_factor", config.number("partial_rotary_factor", 0.5))
+    partial = config.within("rope_parameters").number(
+        "partial_rotary_factor", config.number("partial_rotary_factor", 0.5)
+    )
     rotary = replace(config.rotary, partial=partial)
     return replace(config, style=style, rotary=rotary, renamed=config.in_layers(_NAMES))

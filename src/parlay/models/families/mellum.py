@@ -17,7 +17,11 @@ def describe(config: ModelConfig) -> ModelConfig:
     """
     config.only(hidden_act="silu", mlp_bias=False)
     kinds = config.raw.get("mlp_layer_types") or ["sparse"] * config.num_layers
-    if not isinstance(kinds, list) or len(kinds) != config.num_layers or not all(k in ("sparse", "dense") for k in kinds):
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != config.num_layers
+        or not all(k in ("sparse", "dense") for k in kinds)
+    ):
         raise ModelError(
             f"{config_file(config.path)}: mlp_layer_types must list sparse or dense for each of {config.num_layers} "
             f"layers, not {shown(kinds)}"
