@@ -212,7 +212,7 @@ def test_clamped_swiglu(kernels: Kernels, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [0, 9])
 def test_sinks(kernels: Kernels, dtype: torch.dtype, window: int) -> None:
-    """A sink is a key of that score whose value is 0; greater than all scores and smaller ones; rows that see none."""
+    """A sink is a key of that score whose value is 0: above all scores and below them; rows that see none."""
     q, (keys, values), view = random(6, 8, 32, dtype=dtype, spread=3), caches(2, 32, dtype), mixed_view()
     sinks = torch.tensor([-50.0, -2.0, 0.0, 1.5, 3.0, 10.0, 40.0, -torch.inf])
     out = torch.full((6, 256), torch.nan, dtype=dtype)

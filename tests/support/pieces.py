@@ -1,5 +1,6 @@
 """Models run over one text in pieces, which must not matter."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,14 @@ LENGTH = 70
 
 
 def make_runner(
-    path: Path, dtype: torch.dtype = torch.float32, kernels: str | None = None, length: int = LENGTH
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    kernels: str | None = None,
+    length: int = LENGTH,
+    storage: Storage = "stored",
 ) -> ModelRunner:
     chosen = select_kernels(force=kernels)
-    model = load_model(describe_model(str(path)), dtype, length, chosen)
+    model = load_model(replace(describe_model(str(path)), storage=storage), dtype, length, chosen)
     return ModelRunner(model, chosen, len(_BLOCKS), _BLOCK_SIZE)
 
 

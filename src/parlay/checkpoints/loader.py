@@ -22,6 +22,7 @@ from parlay.checkpoints.quantised.compressed_tensors import ScaledLayers
 from parlay.checkpoints.quantised.config import read_quantisation
 from parlay.checkpoints.quantised.gptq import GPTQLayers
 from parlay.checkpoints.quantised.layers import QuantisedLayers
+from parlay.checkpoints.quantised.mxfp4 import MXFP4Layers
 from parlay.errors import ModelError, shown
 from parlay.kernels.quantise import quantise
 from parlay.types.progress import OnRead, ignore
@@ -31,7 +32,13 @@ from parlay.weights.quantise import INT4, INT8, fits
 from parlay.weights.weight import Weight
 
 _PICKLED = (".bin", ".pt")
-_LAYERS = {"awq": GPTQLayers, "gptq": GPTQLayers, "scaled": ScaledLayers, "codebook": BitsAndBytesLayers}
+_LAYERS = {
+    "awq": GPTQLayers,
+    "gptq": GPTQLayers,
+    "scaled": ScaledLayers,
+    "codebook": BitsAndBytesLayers,
+    "mxfp4": MXFP4Layers,
+}
 _QUANTISED = ("weight_scale", "weight_scale_inv", "weight_packed", "qweight")  # what tensors of few bits come with
 _LOOKED_UP = ("embed_positions.weight",)  # and added
 _NEVER_QUANTISED = (*_LOOKED_UP, ".gate.weight")  # and a router's

@@ -1,4 +1,4 @@
-"""Matrices that files have stacked: one tensor `[experts, outputs, inputs]` in place of one or two for each expert."""
+"""Experts' matrices that files have stacked: `[experts, outputs, inputs]` in place of one or two for each."""
 
 from __future__ import annotations
 

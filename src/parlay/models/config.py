@@ -29,9 +29,8 @@ class ModelConfig:
 
     `raw` is that file's content, for what only one family asks; `style` is what came of it. `foreign` is there where
     no family of parlay's but a class of another library computes the model. `storage` says what becomes of matrices
-    when they are read. `renamed` has the files' own names of tensors that a family calls otherwise, or the stacks that
-    have them. `most_tokens` is
-    there where the last rows of a draft model's vocabulary are left out.
+    when they are read. `renamed` has the files' own names of tensors that a family calls otherwise, or the stacks
+    that have them. `most_tokens` is there where the last rows of a draft model's vocabulary are left out.
     """
 
     path: Path

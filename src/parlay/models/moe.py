@@ -1,8 +1,9 @@
 """A mixture of experts: each row goes through the few feed-forward networks that a router chooses for it.
 
-Source: Shazeer et al. 2017 (arXiv 1701.06538); as used in Jiang et al. 2024 (arXiv 2401.04088). Shared experts: Dai et
-al. 2024 (arXiv 2401.06066). The router's scores are float32 and ties go to the lowest id; a row's experts are summed
-best first, the shared one last, and each of them multiplies its rows with `linear`'s bits, however many rows chose it.
+Source: Shazeer et al. 2017 (arXiv 1701.06538); as used in Jiang et al. 2024 (arXiv 2401.04088). Shared experts: Dai
+et al. 2024 (arXiv 2401.06066). The router's scores are float32 and ties go to the lowest id; a row's experts are
+summed best first, the shared one last, and each of them multiplies its rows with `linear`'s bits, however many rows
+chose it.
 """
 
 from collections.abc import Sequence

@@ -31,7 +31,8 @@ class QuantisationConfig:
 
     Attributes:
         path: of the model, for errors.
-        method: "awq", "gptq", "scaled" for weights with scales beside them, "codebook" for bitsandbytes' four bits.
+        method: "awq", "gptq", "scaled" for weights with scales beside them, "codebook" for bitsandbytes' four bits,
+            "mxfp4" for gpt-oss's experts.
         schemes: one or more, of which each layer's tensors must fit one. Groups and zero points of AWQ and GPTQ are
             known from tensors alone.
         shift: what is to be added to zero points.
@@ -82,13 +83,15 @@ def read_quantisation(path: Path, raw: Mapping[str, Any]) -> QuantisationConfig 
         return _read_compressed(path, config)
     if method == "bitsandbytes":
         return _read_bitsandbytes(path, config)
+    if method == "mxfp4":
+        return QuantisationConfig(path, "mxfp4", (Scheme(4, packed=True),))
     if method == "auto-round":
         config = _as_packed(path, config)
         method = config["quant_method"]
     if method not in ("awq", "gptq"):
         raise ModelError(
             f"{path} holds weights quantised by {shown(method)}, which is not served; awq, gptq, auto-round, fp8, "
-            "compressed-tensors, bitsandbytes and GGUF files are"
+            "compressed-tensors, bitsandbytes, mxfp4 and GGUF files are"
         )
     served: dict[str, tuple[Any, ...]] = {"bits": (4,), "version": (None, "gemm")}
     if method == "gptq":

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2 with experts (Yang et al. 2024, arXiv 2407.10671): one expert, with a gate, takes all rows."""
+"""Qwen1.5-MoE and Qwen2 with experts (Yang et al. 2024, arXiv 2407.10671): one, with a gate, takes all rows."""
 
 from dataclasses import replace
 
