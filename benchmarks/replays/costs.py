@@ -129,6 +129,15 @@ PRESETS: Mapping[str, Costs] = {
             look_ups=_LOOK_UPS,
             drafting=_HEADS,
         ),
+        Costs(  # 4 of 64 experts in each layer: nearly every row reads others
+            name="mixture-of-64-bf16",
+            passes=((1, 1.5e-3), (2, 2.7e-3), (4, 4.9e-3), (8, 7.9e-3), (16, 10.8e-3), (32, 17.8e-3)),
+            key=0.1e-6,
+            step=60e-6,
+            turn=20e-6,
+            look_ups=_LOOK_UPS,
+            drafting=_HEADS,
+        ),
     )
 }
 

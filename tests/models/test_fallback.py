@@ -143,7 +143,7 @@ def test_pickled_weights_and_memory(checkpoint: Callable[[str], Path], tmp_path:
     config = describe_model(str(path))
     tensors = load_file(path / "model.safetensors")
     assert weight_bytes(config, torch.bfloat16) == 2 * sum(t.numel() for t in tensors.values())
-    assert {shape for _, shape, _ in config.products()} == {(64, 64), (32, 64), (96, 64), (64, 96)}
+    assert {product.shape for product in config.products()} == {(64, 64), (32, 64), (96, 64), (64, 96)}
     (tmp_path / "config.json").write_text((path / "config.json").read_text())
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     tokens = random_tokens()

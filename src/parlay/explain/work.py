@@ -30,7 +30,7 @@ class Work:
 def linear_names(config: ModelConfig) -> dict[tuple[int, int], str]:
     """Return names of a layer's linear layers by (outputs, inputs); those of one shape share a name."""
     names: dict[tuple[int, int], str] = {}
-    for name, shape, _ in config.products():
+    for name, shape, *_ in config.products():
         names[shape] = f"{names[shape]}, {name}" if shape in names else name
     return names
 
@@ -82,10 +82,10 @@ def work_of(
     names, each = linear_names(config), each or Widths(dtype.itemsize, dtype.itemsize)
     rows = sum(len(s.tokens) + len(s.draft) for s in spans)
     result: dict[str, Work] = {}
-    # Of experts, at least those of one row are read.
-    for _, shape, times in config.products():
-        weights = times * shape[0] * shape[1]
-        result[names[shape]] = result.get(names[shape], Work()) + Work(weights * each.layers, 2.0 * weights * rows)
+    for product in config.products():
+        numbers = product.shape[0] * product.shape[1]
+        own = Work(product.read(rows) * numbers * each.layers, 2.0 * product.times * numbers * rows)
+        result[names[product.shape]] = result.get(names[product.shape], Work()) + own
     head_rows = sum(1 + len(s.draft) for s in spans if s.sample)
     head = config.vocab_size * config.hidden_size if head_rows else 0
     result["head"] = Work(head * each.head, 2.0 * head * head_rows)

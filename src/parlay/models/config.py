@@ -11,7 +11,7 @@ from parlay.checkpoints.files import config_file, dtype_of
 from parlay.checkpoints.pieces import Piece
 from parlay.errors import ModelError, brief, shown
 from parlay.models.rope import longest, read_rotary
-from parlay.models.style import Experts, LibraryModel, Rotary, Style
+from parlay.models.style import Experts, LibraryModel, Product, Rotary, Style
 from parlay.types.storage import Storage
 
 # What some families call differently.
@@ -180,26 +180,27 @@ class ModelConfig:
                 f"{experts.count // experts.groups * experts.kept_groups} experts that a token can go to"
             )
 
-    def products(self) -> list[tuple[str, tuple[int, int], int]]:
-        """Return the linear layers: name, (outputs, inputs), and how many of them a row goes through."""
+    def products(self) -> list[Product]:
+        """Return the linear layers but the output layer."""
         if self.foreign is not None:
             return list(self.foreign.products)
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        hidden, inner = self.hidden_size, self.intermediate_size
-        up = ("gate up", (2 * inner, hidden)) if self.style.gated else ("up", (inner, hidden))
-        experts, layers = self.style.experts, self.num_layers
+        hidden, experts, layers = self.hidden_size, self.style.experts, self.num_layers
         sparse = sum(experts.sparse) if experts else 0
         products = [("qkv", (q + 2 * kv, hidden), layers), ("out", (hidden, q), layers)]
-        if sparse < layers:
-            products += [(*up, layers - sparse), ("down", (hidden, inner), layers - sparse)]
-        if experts:
-            times = sparse * experts.chosen
-            products.append(("experts' gate up", (2 * experts.width, hidden), times))
-            products.append(("experts' down", (hidden, experts.width), times))
-            if experts.shared:
-                products.append(("shared gate up", (2 * experts.shared, hidden), sparse))
-                products.append(("shared down", (hidden, experts.shared), sparse))
-        return products
+
+        def network(name: str, inner: int, times: int) -> list[tuple[str, tuple[int, int], int]]:
+            up = ("gate up", (2 * inner, hidden)) if self.style.gated else ("up", (inner, hidden))
+            return [(name + up[0], up[1], times), (f"{name}down", (hidden, inner), times)] if times else []
+
+        products += network("", self.intermediate_size, layers - sparse)
+        if experts is None:
+            return [Product(*product, product[-1]) for product in products]
+        products += network("shared ", experts.shared, sparse if experts.shared else 0)
+        chosen = network("experts' ", experts.width, sparse * experts.chosen)
+        return [Product(*product, product[-1]) for product in products] + [
+            Product(*product, sparse * experts.count) for product in chosen
+        ]
 
 
 def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from parlay.kernels.base import Activation
@@ -125,6 +125,26 @@ class Style:
     experts: Experts | None = None
 
 
+class Product(NamedTuple):
+    """A linear layer, or several of one shape.
+
+    Attributes:
+        name: what it is for.
+        shape: outputs and inputs.
+        times: how many of them a row goes through.
+        among: of how many these are chosen, by a router that chooses evenly; as many where nothing is chosen.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    times: int
+    among: int
+
+    def read(self, rows: int) -> float:
+        """Return how many of them so many rows go through, on average."""
+        return self.among * (1 - (1 - self.times / self.among) ** rows) if self.among else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryModel:
     """Description of a model that a class of another library computes.
@@ -135,4 +155,4 @@ class LibraryModel:
     """
 
     library: str
-    products: tuple[tuple[str, tuple[int, int], int], ...]
+    products: tuple[Product, ...]

@@ -175,7 +175,7 @@ def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list
         limit: elements of a weight to check; see `product_case`.
     """
     hidden, experts = config.hidden_size, config.style.experts
-    shapes = [shape for _, shape, _ in config.products()]
+    shapes = [product.shape for product in config.products()]
     every = [product_case("linear", inputs, outputs, dtype, limit) for outputs, inputs in shapes]
     if experts:
         every.append(product_case("logits", hidden, experts.count, dtype, limit))

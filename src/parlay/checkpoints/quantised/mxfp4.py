@@ -1,6 +1,6 @@
 """Experts of gpt-oss checkpoints in MXFP4: each number is one of sixteen, times its block's power of two.
 
-Source: the Open Compute Project's "Microscaling Formats" 1.0; layout as transformers' `integrations/mxfp4.py` reads it.
+Source: the Open Compute Project's "Microscaling Formats" 1.0; layout as in transformers' `integrations/mxfp4.py`.
 
     experts.gate_up_proj_blocks  uint8 [experts, 2 width, hidden / 32, 16]; outputs of gate and up take turns, and a
                                  byte's lower four bits are the first of two numbers

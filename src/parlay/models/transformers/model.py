@@ -21,7 +21,7 @@ from parlay.errors import ModelError, brief
 from parlay.kernels.base import AttentionView, Kernels
 from parlay.models.config import ModelConfig, check_sizes
 from parlay.models.context import Buffers, ForwardContext, LayerCache
-from parlay.models.style import LibraryModel, Rotary
+from parlay.models.style import LibraryModel, Product, Rotary
 from parlay.models.transformers.attention import KEYWORD, AttentionCall, PagedAttention, attend, register
 from parlay.models.transformers.modules import KernelHead, RotaryTable, is_linear, is_rotary, replacement, weight_of
 from parlay.models.transformers.probe import AttentionLayer, Unserved, probe
@@ -71,7 +71,9 @@ def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
         raw=raw,
         foreign=LibraryModel(
             library=_library(),
-            products=tuple((name, (shape[0], shape[1]), times) for (name, shape), times in products.items()),
+            products=tuple(
+                Product(name, (shape[0], shape[1]), times, times) for (name, shape), times in products.items()
+            ),
         ),
     )
     check_sizes(described)
