@@ -7,21 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stored_layers
 import torch
 from checkpoints import EOS
-from families import FACTORS, SMALL, rope
+from families import FACTORS, SMALL, reference, rope, write_family
 from pieces import LENGTH, assert_speculation_changes_no_token, logits_in_pieces, make_runner, random_tokens
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, ModelError, SamplingParams
 from parlay.kernels.select import select_kernels
-from parlay.models.select import describe_model, load_model
+from parlay.models.select import describe_as, describe_model, load_model, stored_kinds
 from parlay.models.transformers import modules as foreign_modules
 from parlay.models.transformers.modules import KernelLinear, RotaryTable
 from parlay.numerics import model_selfcheck
 from parlay.numerics.identify import inspect
 from parlay.runner.footprint import weight_bytes
+from parlay.types.storage import Made
 
 
 def test_known_modules_are_replaced(checkpoint: Callable[[str], Path]) -> None:
@@ -176,7 +178,7 @@ REFUSALS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("Bert", "LMHeadModel", {}, "not causal|neither causal"),
     ("Bloom", "ForCausalLM", {}, "attention does not go through transformers' attention interface"),
     ("Mpt", "ForCausalLM", {}, "attention does not go through transformers' attention interface"),
-    ("GptOss", "ForCausalLM", {"num_hidden_layers": 2}, "it asks attention for sinks"),
+    ("GraniteSWA", "ForCausalLM", {"num_hidden_layers": 2}, "it asks attention for sinks"),
     ("DeepseekV3", "ForCausalLM", {"num_hidden_layers": 2}, "values have another width than its keys|columns"),
     ("StableLm", "ForCausalLM", {"num_hidden_layers": 2}, "do not hand arguments of a call on to attention"),
     ("Olmo2", "ForCausalLM", {"num_hidden_layers": 2, "hidden_size": 40, "num_attention_heads": 4}, "10 columns"),
@@ -278,3 +280,46 @@ def test_rotary_tables(kind: str) -> None:
         shorter = RotaryTable(Olmo2RotaryEmbedding(config), 131)
         for part, right in zip(shorter(x, everything[:, :131]), table(x, everything), strict=True):
             assert torch.equal(part, right[:, :131])
+
+
+@pytest.mark.parametrize(
+    ("case", "kinds"),
+    [("awq", {"Q4_1"}), ("gptq", {"Q4_1"}), ("fp8 in blocks", set()), ("w4a16", {"Q4_1"}), ("nf4", set())],
+)
+def test_quantised_layers_are_read_as_they_are_stored(tmp_path: Path, case: str, kinds: set[str]) -> None:
+    """Against the class with the numbers that loops make of them; what is no block is dequantised."""
+    numbers = stored_layers.write(tmp_path / "stored", case, family="gemma")
+    plain = write_family(tmp_path / "plain", "gemma", **stored_layers.WIDE)
+    tensors = load_file(plain / "model.safetensors")
+    save_file(
+        {**tensors, **{name: own.float() for name, own in numbers.items()}},
+        plain / "model.safetensors",
+        {"format": "pt"},
+    )
+    tokens = random_tokens()
+    expected = reference(plain, tokens)
+    found = logits_in_pieces(make_runner(tmp_path / "stored", storage="plain"), tokens, [])
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=0)
+    assert set(map(str, stored_kinds(describe_model(str(tmp_path / "stored"))).values())) == kinds
+    runner = make_runner(tmp_path / "stored")
+    blocks = logits_in_pieces(runner, tokens, [])
+    assert (blocks - expected).std() < 0.15 * expected.std()
+    assert torch.equal(logits_in_pieces(runner, tokens, [1, 30, 47]), blocks)
+
+
+@pytest.mark.parametrize("storage", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["gemma", "starcoder2", "gptneox"])
+def test_fewer_bits_are_made_of_plain_numbers(
+    checkpoint: Callable[[str], Path], name: str, storage: Made, tmp_path: Path
+) -> None:
+    path, tokens = checkpoint(name), random_tokens()
+    config = describe_as(path, storage, storage)
+    assert {str(kind) for kind in stored_kinds(config).values()} == {"int8": {"Q8_0"}, "int4": {"Q8_0", "Q4_1"}}[
+        storage
+    ]
+    runner = make_runner(path, storage=storage)
+    found = logits_in_pieces(runner, tokens, [])
+    expected = reference(path, tokens)
+    assert not torch.equal(found, logits_in_pieces(make_runner(path), tokens, []))
+    assert (found - expected).std() < {"int8": 0.05, "int4": 0.4}[storage] * expected.std()
+    assert torch.equal(logits_in_pieces(runner, tokens, [1, 30, 47]), found)

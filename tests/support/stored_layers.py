@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from checkpoints import write_llama
+from families import write_family
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -211,13 +212,16 @@ CASES = {
 }
 
 
-def write(path: Path, case: str, mlp: str | None = None) -> dict[str, Tensor]:
-    """Write a model with such layers, compressed ones of another case in MLPs.
+def write(path: Path, case: str, mlp: str | None = None, family: str | None = None) -> dict[str, Tensor]:
+    """Write a model, of another family than Llama, with such layers, compressed ones of another case in MLPs.
 
     Returns:
         What the layers' numbers are, in float64, by the names that plain matrices have.
     """
-    write_llama(path, **WIDE)
+    if family is None:
+        write_llama(path, **WIDE)
+    else:
+        write_family(path, family, **WIDE)
     file, config = path / "model.safetensors", CASES[case].config
     tensors, numbers = load_file(file), {}
     for seed, name in enumerate([name for name in tensors if "_proj.weight" in name]):
@@ -225,7 +229,7 @@ def write(path: Path, case: str, mlp: str | None = None) -> dict[str, Tensor]:
         shape = tensors.pop(name).shape
         made, numbers[name] = CASES[own].make(own, CASES[own].config, shape[0], shape[1], generator)
         tensors |= {f"{name.removesuffix('.weight')}.{part}": x.contiguous() for part, x in made.items()}
-    save_file(tensors, file)
+    save_file(tensors, file, {"format": "pt"})
     if mlp is not None:
         both = [CASES[one].config for one in (case, mlp)]
         groups = [{**one["config_groups"]["group_0"], "format": one["format"]} for one in both]

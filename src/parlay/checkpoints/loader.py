@@ -216,9 +216,7 @@ class Checkpoint:
                 return HALF if half else None
             kind = file.kind(own)
             return kind if kind in (*COMPUTED, HALF) else None
-        if self._storage in MADE and fits(shape) and not name.endswith(_NEVER_QUANTISED):
-            return INT4 if self._storage == "int4" and not name.endswith(_OUTERMOST) else INT8
-        return None
+        return made_kind(name, shape, self._storage)
 
     def quantised(self, name: str) -> bool:
         """Whether a tensor is stored in small integers of any kind, whatever it is read as."""
@@ -264,6 +262,13 @@ class Checkpoint:
             f"{self._where[name]}: tensor {shown(name)} holds values that are infinite or not numbers{dtype}; "
             "the checkpoint is damaged"
         )
+
+
+def made_kind(name: str, shape: tuple[int, ...], storage: Storage) -> Kind | None:
+    """Return the blocks that are made of a matrix of plain numbers in one of `MADE`; None if it stays as it is."""
+    if storage not in MADE or not fits(shape) or name.endswith(_NEVER_QUANTISED):
+        return None
+    return INT4 if storage == "int4" and not name.endswith(_OUTERMOST) else INT8
 
 
 def _tower_names(path: Path, names: Iterable[str]) -> dict[str, str]:

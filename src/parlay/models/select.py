@@ -116,7 +116,7 @@ def describe_files(path: Path) -> ModelConfig:
         family = families.load(_family(architecture))
         described: ModelConfig = family.describe(parse_config(path, {**getattr(family, "DEFAULTS", {}), **raw}))
         return as_saved(described)
-    if path.is_file() or quantization_of(raw) or TOWER in raw:
+    if path.is_file() or TOWER in raw:
         served = ", ".join(families.names())
         raise ModelError(f"{path}: {brief(architecture)} is not served; these families are: {served}")
     return foreign.describe(path, raw)
@@ -167,11 +167,6 @@ def describe_as(
         ModelError: as `describe_files` does.
     """
     config = replace(describe_files(path), storage=storage)
-    if requested in MADE and config.foreign is not None:
-        raise ConfigError(
-            f"quantization={shown(requested)} is not served for {config.architecture}, which a class of transformers "
-            "computes; leave it out"
-        )
     own = "gguf" if config.path.is_file() else method_of(config.raw)
     if requested not in (None, *MADE, own):
         has = f"is quantised by {own}" if own else "is not quantised"
@@ -209,8 +204,10 @@ def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
     Raises:
         ModelError: files are missing or damaged.
     """
-    if config.foreign is not None or config.storage == "plain":
+    if config.storage == "plain":
         return {}
+    if config.foreign is not None:
+        return foreign.stored_kinds(config)
     plain = not quantization_of(config.raw) and config.dtype != "float16"
     if config.storage == "stored" and plain and not config.path.is_file():
         return {}  # the files need not be looked into

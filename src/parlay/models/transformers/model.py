@@ -16,11 +16,14 @@ from torch import Tensor, nn
 
 from parlay.checkpoints.config import architecture_of, read_ids
 from parlay.checkpoints.files import dtype_of
-from parlay.checkpoints.loader import Checkpoint, is_finite, more
+from parlay.checkpoints.loader import Checkpoint, is_finite, made_kind, more
+from parlay.checkpoints.quantised.config import quantization_of
 from parlay.errors import ModelError, brief
 from parlay.kernels.base import AttentionView, Kernels
+from parlay.kernels.quantise import quantise
 from parlay.models.config import ModelConfig, check_sizes
 from parlay.models.context import Buffers, ForwardContext, LayerCache
+from parlay.models.stored import open_weights
 from parlay.models.style import LibraryModel, Product, Rotary
 from parlay.models.transformers.attention import KEYWORD, AttentionCall, PagedAttention, attend, register
 from parlay.models.transformers.modules import KernelHead, RotaryTable, is_linear, is_rotary, replacement, weight_of
@@ -28,11 +31,15 @@ from parlay.models.transformers.probe import AttentionLayer, Unserved, probe
 from parlay.models.transformers.survey import Survey
 from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
+from parlay.types.storage import MADE
+from parlay.weights.kinds import Kind
+from parlay.weights.weight import Weight
 
 _TRIAL = 13  # tokens
 _BLOCK = 16
 # Root mean square of a row's difference from the class's own logits, over the logits' spread.
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+_OF_BLOCKS = 0.3  # the same where activations meet blocks, and are rounded to eight bits
 
 
 def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
@@ -129,18 +136,20 @@ class TransformersModel:
         self._kernels = kernels
         layers, empty = _probed(config.path, config.raw)
         model = _load(config, type(empty), dtype)
+        stored = _stored(config, model)
+        tolerance = max(_TOLERANCES[dtype], _OF_BLOCKS if stored else 0.0)
         _fix_frequencies(model, max_model_len)
         tokens = torch.randint(config.vocab_size, (_TRIAL,), generator=torch.Generator().manual_seed(0))
         tokens = tokens[:max_model_len]
         try:
             with torch.no_grad():
                 expected = model(input_ids=tokens[None], use_cache=False).logits[0, :, : config.tokens].float()
-            self._base, self._causal = _rebuild(model, kernels, dtype)
+            self._base, self._causal = _rebuild(model, kernels, dtype, stored)
             windows = {model.get_submodule(name): layer.window for name, layer in layers.items()}
             self._attention = PagedAttention(windows)
             # From here on a call of the whole is a call of the head alone, with what it does to logits.
             setattr(model, model.base_model_prefix, _Given())
-            self._try(tokens, expected)
+            self._try(tokens, expected, tolerance)
             with Survey(self._causal, self._base, self._attention) as survey:
                 self._logits_in_pieces(tokens, (len(tokens),))
         except ModelError:
@@ -175,9 +184,8 @@ class TransformersModel:
             found: Tensor = self._causal(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return found[:, : self.config.tokens].float().contiguous()
 
-    def _try(self, tokens: Tensor, expected: Tensor) -> None:
+    def _try(self, tokens: Tensor, expected: Tensor, tolerance: float) -> None:
         """Compare logits with those of the original class, and those computed in pieces with the whole."""
-        tolerance = _TOLERANCES[self.dtype]
         spread = max(float(expected.std()), 1e-6)
         whole = self._logits_in_pieces(tokens, (len(tokens),))
         pieces = self._logits_in_pieces(tokens, (*range(1, len(tokens), 5), len(tokens)))
@@ -272,12 +280,18 @@ def _probed(path: Path, raw: dict[str, Any]) -> tuple[dict[str, AttentionLayer],
 
 def _load(config: ModelConfig, cls: Any, dtype: torch.dtype) -> Any:
     """Return the class with its weights, of which none is missing, left over or infinite."""
-    with Checkpoint(config.path):
-        pass  # says what is wrong with files
+    with Checkpoint(config.path) as weights:  # says what is wrong with files
+        source: dict[str, Any] = {"pretrained_model_name_or_path": config.path}
+        if quantization_of(config.raw):  # of which the library would want others' code
+            numbers = {name: weights.read(name, dtype) for name in weights.names}
+            _, own = _class(config.path, config.raw)
+            for key in {"quantization_config", "compression_config"} & vars(own).keys():
+                delattr(own, key)
+            source = {"pretrained_model_name_or_path": None, "config": own, "state_dict": numbers}
     try:
         with _quiet():
             model, info = cls.from_pretrained(
-                config.path,
+                **source,
                 dtype=dtype,
                 attn_implementation="eager",
                 local_files_only=True,
@@ -301,6 +315,45 @@ def _load(config: ModelConfig, cls: Any, dtype: torch.dtype) -> Any:
     return model
 
 
+def _linear_layers(model: Any) -> dict[str, Any]:
+    """Return a class's linear layers by the names of their weights."""
+    return {f"{name}.weight": module for name, module in model.named_modules() if is_linear(module)}
+
+
+def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
+    """Return which blocks the matrices of linear layers are computed in; those of plain numbers are left out.
+
+    Raises:
+        ModelError: files are missing or damaged, or the class is not served.
+    """
+    if config.storage == "stored" and not quantization_of(config.raw):
+        return {}  # the files need not be looked into
+    layers = _linear_layers(_probed(config.path, config.raw)[1])
+    with open_weights(config) as weights:
+        kinds = {
+            name: made_kind(name, tuple(weight_of(module).shape), config.storage)
+            if config.storage in MADE
+            else weights.kind(name)
+            for name, module in layers.items()
+            if config.storage in MADE or (name in weights.names and weights.quantised(name))
+        }
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def _stored(config: ModelConfig, model: Any) -> dict[str, Weight]:
+    """Return the matrices that stay in blocks, whose numbers the class gets too: it is to compute the same model."""
+    found: dict[str, Weight] = {}
+    if kinds := stored_kinds(config) if config.storage != "plain" else {}:
+        layers = _linear_layers(model)
+        with open_weights(config) as weights:
+            for name, kind in kinds.items():
+                weight = weight_of(layers[name])
+                made = config.storage in MADE
+                found[name] = quantise(weight, kind) if made else weights.read_weight(name, weight.dtype)
+                weight.copy_(found[name].numbers())
+    return found
+
+
 def _fix_frequencies(model: Any, length: int) -> None:
     """Have rotary embeddings looked up in tables of `length` positions."""
     for name, module in list(model.named_modules()):
@@ -308,18 +361,25 @@ def _fix_frequencies(model: Any, length: int) -> None:
             model.set_submodule(name, RotaryTable(module, length))
 
 
-def _rebuild(model: Any, kernels: Kernels, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Put the kernels into a model; return its layers and the model itself."""
+def _rebuild(model: Any, kernels: Kernels, dtype: torch.dtype, stored: dict[str, Weight]) -> tuple[Any, Any]:
+    """Put the kernels into a model; return its layers and the model itself.
+
+    Args:
+        model: with its weights.
+        kernels: the operations to run with.
+        dtype: of the model.
+        stored: matrices that stay in blocks, by name; they are taken out.
+    """
     register(KEYWORD, attend)
     head = model.get_output_embeddings()
     # By name, so that each weight's memory is free once it is packed.
     for name in [name for name, _ in model.named_modules() if name]:
-        module = model.get_submodule(name)
+        module, blocks = model.get_submodule(name), stored.pop(f"{name}.weight", None)
         if module is head:
-            new: nn.Module | None = KernelHead(kernels, weight_of(module), getattr(module, "bias", None))
+            new: nn.Module | None = KernelHead(kernels, blocks or weight_of(module), getattr(module, "bias", None))
             head = None
         else:
-            new = replacement(module, kernels, dtype)
+            new = replacement(module, kernels, dtype, blocks)
         if new is not None:
             model.set_submodule(name, new)
     model.set_attn_implementation(KEYWORD)

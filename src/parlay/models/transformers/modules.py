@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from parlay.errors import ModelError
 from parlay.kernels.base import Activation, Kernels
 from parlay.models.transformers.attention import PagedAttention
+from parlay.weights.weight import Weight
 
 _CLOSE = 1e-5  # float32, for values near 1
 _ACTIVATION_PACKAGES = ("transformers.activations", "torch.nn.modules.activation")
@@ -26,7 +27,7 @@ Norm = Callable[[Tensor, Tensor], None]  # from rows to rows
 class KernelLinear(nn.Module):
     """`y = x W^T + b` by the kernels."""
 
-    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, kernels: Kernels, weight: Tensor | Weight, bias: Tensor | None) -> None:
         """Pack a weight `[out, in]`."""
         super().__init__()
         self._kernels = kernels
@@ -47,7 +48,7 @@ class KernelLinear(nn.Module):
 class KernelHead(nn.Module):
     """The language model head: float32 logits for any dtype of the model."""
 
-    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, kernels: Kernels, weight: Tensor | Weight, bias: Tensor | None) -> None:
         """Pack a weight `[vocab, hidden]`."""
         super().__init__()
         self._kernels = kernels
@@ -181,18 +182,22 @@ def weight_of(linear: nn.Module) -> Tensor:
     return weight if isinstance(linear, nn.Linear) else weight.T
 
 
-def replacement(module: nn.Module, kernels: Kernels, dtype: torch.dtype) -> nn.Module | None:
+def replacement(
+    module: nn.Module, kernels: Kernels, dtype: torch.dtype, blocks: Weight | None = None
+) -> nn.Module | None:
     """Return an equivalent of a module that runs the kernels, or None where there is none.
 
     Args:
         module: with its weights; no head.
         kernels: to run with.
         dtype: of the model. What is held in another one stays as it is.
+        blocks: a linear layer's weight, if it stays in blocks.
     """
     if is_linear(module):
         weight, bias = weight_of(module), getattr(module, "bias", None)
         same = weight.dtype is dtype and (bias is None or bias.dtype is dtype)
-        return KernelLinear(kernels, weight.contiguous(), None if bias is None else bias.detach()) if same else None
+        own = None if bias is None else bias.detach()
+        return KernelLinear(kernels, blocks or weight.contiguous(), own) if same else None
     parameters = dict(module.named_parameters(recurse=False))
     if any(True for _ in module.children()) or parameters.keys() - {"weight", "bias"}:
         return None
