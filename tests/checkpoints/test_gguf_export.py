@@ -2,16 +2,18 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from checkpoints import write_llama
 from families import OTHERS, write_family
 from gguf import GGUFReader
-from gguf_families import VARIANTS, convert
-from gguf_files import write_dequantised, write_gguf
+from gguf_families import VARIANTS, WRITTEN, convert
+from gguf_files import ARCHES, write_dequantised, write_gguf
 from pieces import logits_of
 from safetensors.torch import load_file, save_file
 from stored_layers import write as write_quantised
@@ -29,14 +31,14 @@ EXTRA: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True, "head_dim": 32},
 }
 IRREGULAR = ["full_attention", *["sliding_attention"] * 3]
-NAMES = [*VARIANTS, *EXTRA]
+NAMES = [*VARIANTS, *WRITTEN, *EXTRA]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Directories of every variant, in float32."""
     root = tmp_path_factory.mktemp("models")
-    found = {name: write_family(root / name, name, **changes) for name, changes in VARIANTS.items()}
+    found = {name: write_family(root / name, name, **changes) for name, changes in (VARIANTS | WRITTEN).items()}
     for name in ("gemma2", "gemma3"):  # whose norms lie in files plus one, which has to be exact here
         weights = load_file(found[name] / "model.safetensors")
         exact = {n: t + 1 - 1 if n.endswith("norm.weight") else t for n, t in weights.items()}
@@ -58,6 +60,18 @@ def test_logits_are_those_of_the_directory(models: dict[str, Path], name: str, f
     expected = logits_of(model, dtype, storage)
     assert expected.std() > 1e-2
     assert torch.equal(logits_of(file, dtype), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name != "mellum"])  # which the package does not have
+def test_tensors_are_those_that_llama_cpp_knows(models: dict[str, Path], name: str, tmp_path: Path) -> None:
+    """By the table of its own package."""
+    export(models[name], tmp_path / "model.gguf", "bf16")
+    reader = GGUFReader(tmp_path / "model.gguf")
+    arch = ARCHES[str(reader.fields["general.architecture"].contents())]
+    known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[arch]}
+    for tensor in reader.tensors:
+        stem = re.sub(r"^blk\.\d+", "blk.{bid}", tensor.name).rpartition(".")[0]
+        assert stem in known, tensor.name
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -47,6 +47,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "qwen3moe": {"mlp_only_layers": [], "moe_intermediate_size": 64},
 }
+# Further variants that parlay writes; what must change for that as above.
+WRITTEN: dict[str, dict[str, Any]] = {
+    "granite4": {},
+    "granitemoe": {},
+    "granitemoeshared": {},
+    "qwen2moe": {"mlp_only_layers": []},
+    "smollm3": {"attention_bias": False},
+    "ministral3": {},
+    "seedoss": {},
+    "ernie4_5": {"use_bias": False},
+    "ernie4_5_moe": {},
+    "glm4": {},
+    "glm4moe": {},
+    "exaone4": {},
+    "exaone4-windows": {},
+    "mellum": {"mlp_layer_types": None},
+    "gptoss": {},
+}
 _KEYS = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",

@@ -110,7 +110,7 @@ def mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
     if experts.shared:
         shapes |= _network_shapes(config, "mlp.shared_expert", experts.shared)
     if experts.shared_gate:
-        shapes["mlp.shared_expert_gate.weight"] = (1, h)
+        shapes["mlp.shared_expert.gate.weight"] = (h,)
     return shapes
 
 
@@ -232,7 +232,7 @@ def _experts(
     if experts.shared:
         shared = _network(config, read, kernels, group, "mlp.shared_expert", experts.shared)
     if experts.shared_gate:
-        shared_gate = Weight.of(read("mlp.shared_expert_gate.weight"))
+        shared_gate = Weight.of(read("mlp.shared_expert.gate.weight")[None])
     if experts.biases:
         gates, ups, downs = (
             torch.stack([read(f"mlp.experts.{e}.{name}.bias") for e in numbers])

@@ -28,7 +28,7 @@ def open_weights(config: ModelConfig, *, storage: Storage | None = None, on_read
         config.path,
         storage=storage or config.storage,
         on_read=on_read,
-        renamed=config.renamed,
+        renamed=config.renamed if config.path.is_dir() else {},  # GGUF files have the decoder's names
         tower=TOWER in config.raw,
     )
 

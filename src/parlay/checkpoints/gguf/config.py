@@ -57,6 +57,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         if size_of(file, f"{name}.attention.value_length", head_dim) != head_dim:
             raise ModelError(f"{path}: heads whose values are not as wide as their keys are not served")
         options = _options(file, name, family, head_dim)
+        layers -= file.integer(f"{name}.nextn_predict_layers", 0)
         if family.wide_layers:
             options["query_pre_attn_scalar"] = hidden // heads if layers == family.wide_layers else head_dim
         return {
@@ -70,7 +71,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             "dtype": _dtype(file),
             "bos_token_id": file.integer(_BOS) if _BOS in file else None,
             "eos_token_id": end_tokens(file) or None,
-            **_rotary(file, name, head_dim),
+            **_rotary(file, name, family, head_dim),
             **family.fixed,
             **options,
         }
@@ -89,7 +90,7 @@ def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[s
             options[hf] = file.value(key)
     if options.get("sliding_window") == 0:  # which says that there is none
         options["sliding_window"] = None
-    if name == "granite":
+    if name.startswith("granite"):
         # Hugging Face's class takes 1 where a config is silent, ggml what a Llama has.
         options.setdefault("attention_multiplier", head_dim**-0.5)
     # One flag for all of attention, and one for the whole network; the loader compares with what there is. Some files
@@ -98,6 +99,8 @@ def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[s
     for last, flag in biases:
         if f"blk.0.{last}.bias" in file.tensors:
             options[flag] = True
+    if "blk.0.attn_q_norm.weight" in file.tensors:
+        options["use_qk_norm"] = True
     return options
 
 
@@ -119,14 +122,14 @@ def _dtype(file: GGUFFile) -> str:
     return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(kinds), "bfloat16")
 
 
-def _rotary(file: GGUFFile, name: str, head_dim: int) -> dict[str, Any]:
+def _rotary(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:
     theta = file.number(f"{name}.rope.freq_base", 10000.0)
     if not 0 < theta < math.inf:
         raise ModelError(f"{file.path}: {name}.rope.freq_base must be above 0 and finite, not {theta}")
     found: dict[str, Any] = {"rope_theta": theta}
     rotated = size_of(file, f"{name}.rope.dimension_count", head_dim)
     if rotated != head_dim:
-        if name != "phi3":
+        if not family.partial:
             raise ModelError(f"{file.path}: rotating {rotated} of {head_dim} dimensions a head is not served")
         found["partial_rotary_factor"] = rotated / head_dim
     # Files of 2023 have the second key. A factor of 0 says that there is none.
@@ -145,13 +148,17 @@ def _rotary(file: GGUFFile, name: str, head_dim: int) -> dict[str, Any]:
         return found
     else:
         whole = -1.0, float(kind == "yarn")  # all of YaRN, or nothing of it
-        for key, neutral in (("attn_factor", (1.0,)), ("yarn_log_multiplier", (0.0,)), ("yarn_ext_factor", whole)):
+        for key, neutral in (("attn_factor", (1.0,)), ("yarn_ext_factor", whole)):
             if file.number(f"{name}.rope.scaling.{key}", neutral[0]) not in neutral:
                 raise ModelError(f"{file.path}: {name}.rope.scaling.{key} is not served")
         scaling = {"rope_type": kind, "factor": factor}
         for key, hf in YARN.items() if kind == "yarn" else ():
             if f"{name}.rope.scaling.{key}" in file:
                 scaling[hf] = file.value(f"{name}.rope.scaling.{key}")
+        if multiplier := file.number(f"{name}.rope.scaling.yarn_log_multiplier", 0.0):
+            scaling |= {"mscale": 1.0, "mscale_all_dim": multiplier}  # llama.cpp supposes the first one
+        if kind == "yarn":
+            scaling |= family.scaling
     return {**found, "rope_scaling": scaling}
 
 

@@ -1,4 +1,4 @@
-"""What a GGUF file calls its tensors, in Hugging Face's words.
+"""What a GGUF file calls its tensors, in the words of `models.decoder`, which are mostly Hugging Face's.
 
 Source: llama.cpp's converters for what happens to weights on the way into a file, which is undone here: Llama's
 rotary rows are interleaved, Gemma's norms are stored plus one, experts are stacked.
@@ -38,7 +38,15 @@ _INNER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert.gate",
+    **{f"ffn_{x}_shexp": f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")},
 }
+# A layer's tensors that are stacked, one an expert; `{}` stands for its number.
+_EXPERTS = {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")}
+# Those whose names end otherwise.
+_WHOLE = {"attn_sinks.weight": "self_attn.sinks", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+_LAST_NORM = {"post_attention_norm": "post_attention_layernorm"}  # in place of `ffn_norm`
 _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -55,22 +63,28 @@ class Family:
     Attributes:
         architecture: the class's name at Hugging Face.
         inner: a layer's tensors that are named otherwise than most families' are.
-        experts: a layer's tensors that are stacked, one an expert; `{}` stands for its number.
-        interleaved: rotary rows of queries and keys come in pairs instead of halves.
+        interleaved: rotary rows of queries and keys come in pairs where the class has halves.
         norm_offset: what was added to the weights of norms.
         options: config keys by the metadata's, beside those that all families have.
         fixed: what every model of the family has unless the file says otherwise.
         wide_layers: the number of layers of the one model whose queries are scaled by hidden size over heads.
+        partial: a part of a head's columns may turn.
+        listed: which layers have a window is written as a list.
+        scaling: what the class has beside what files say of rotary scaling.
+        also: further classes that are written as this architecture.
     """
 
     architecture: str
     inner: dict[str, str] = field(default_factory=dict)
-    experts: dict[str, str] = field(default_factory=dict)
     interleaved: bool = False
     norm_offset: float = 0.0
     options: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
     wide_layers: int | None = None
+    partial: bool = False
+    listed: bool = False
+    scaling: dict[str, Any] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
 
 
 _WINDOW = {"attention.sliding_window": "sliding_window"}
@@ -80,33 +94,112 @@ _SOFTCAPS = {
 }
 _GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 
+_WINDOWS = _WINDOW | {"attention.sliding_window_pattern": "sliding_window_pattern"}
+_GRANITE = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
+def _mixture(count: str = "num_experts", chosen: str = "num_experts_per_tok", **more: str) -> dict[str, str]:
+    """Return the options of a mixture: how a class calls them, further ones by their keys without `expert_`."""
+    return {"expert_count": count, "expert_used_count": chosen, **{f"expert_{key}": hf for key, hf in more.items()}}
+
+
+_QWEN_MOE = _mixture(feed_forward_length="moe_intermediate_size", weights_norm="norm_topk_prob")
+
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", interleaved=True),
     "granite": Family(
-        "GraniteForCausalLM",
+        "GraniteForCausalLM", interleaved=True, options=_GRANITE, also=("GraniteMoeHybridForCausalLM",)
+    ),
+    "granitemoe": Family(
+        "GraniteMoeForCausalLM",
         interleaved=True,
-        options={
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        },
+        options=_GRANITE | _mixture("num_local_experts", shared_feed_forward_length="shared_intermediate_size"),
+        also=("GraniteMoeSharedForCausalLM",),
     ),
     "qwen2": Family("Qwen2ForCausalLM"),
-    "qwen3": Family("Qwen3ForCausalLM"),
-    "qwen3moe": Family(
-        "Qwen3MoeForCausalLM",
-        {"ffn_gate_inp": "mlp.gate"},
-        {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")},
-        options={
-            "expert_count": "num_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_weights_norm": "norm_topk_prob",
-        },
-        fixed={"norm_topk_prob": True},
+    "qwen2moe": Family(
+        "Qwen2MoeForCausalLM",
+        options=_mixture(
+            feed_forward_length="moe_intermediate_size",
+            shared_feed_forward_length="shared_expert_intermediate_size",
+        ),
     ),
-    "phi3": Family("Phi3ForCausalLM", {"ffn_up": "mlp.gate_up_proj"}, options=_WINDOW),
+    "qwen3": Family("Qwen3ForCausalLM"),
+    "qwen3moe": Family("Qwen3MoeForCausalLM", options=_QWEN_MOE, fixed={"norm_topk_prob": True}),
+    # The text models of files whose images are in another file.
+    "qwen2vl": Family("Qwen2ForCausalLM"),
+    "qwen3vl": Family("Qwen3ForCausalLM"),
+    "qwen3vlmoe": Family("Qwen3MoeForCausalLM", options=_QWEN_MOE, fixed={"norm_topk_prob": True}),
+    "smollm3": Family("SmolLM3ForCausalLM", interleaved=True),
+    "mistral3": Family(
+        "Ministral3ForCausalLM",
+        interleaved=True,
+        options={"attention.temperature_scale": "llama_4_scaling_beta"},
+        fixed={"sliding_window": None},
+    ),
+    "seed_oss": Family("SeedOssForCausalLM", _LAST_NORM),
+    "ernie4_5": Family("Ernie4_5ForCausalLM"),
+    "ernie4_5-moe": Family(
+        "Ernie4_5_MoeForCausalLM",
+        options=_mixture(
+            "moe_num_experts",
+            "moe_k",
+            feed_forward_length="moe_intermediate_size",
+            shared_count="moe_num_shared_experts",
+            shared_feed_forward_length="shared_intermediate_size",
+        )
+        | {
+            "interleave_moe_layer_step": "moe_layer_interval",
+            "leading_dense_block_count": "moe_layer_start_index",
+        },
+    ),
+    "glm4": Family("Glm4ForCausalLM", _GEMMA | {"ffn_up": "mlp.gate_up_proj"}, partial=True),
+    "glm4moe": Family(
+        "Glm4MoeForCausalLM",
+        _LAST_NORM,
+        options=_mixture(
+            "n_routed_experts",
+            feed_forward_length="moe_intermediate_size",
+            shared_count="n_shared_experts",
+            weights_scale="routed_scaling_factor",
+            weights_norm="norm_topk_prob",
+            group_count="n_group",
+            group_used_count="topk_group",
+        )
+        | {
+            "leading_dense_block_count": "first_k_dense_replace",
+            "nextn_predict_layers": "num_nextn_predict_layers",
+        },
+        partial=True,
+    ),
+    "exaone4": Family(
+        "Exaone4ForCausalLM",
+        {name: norm for name, norm in _GEMMA.items() if name != "ffn_norm"},
+        options=_WINDOWS,
+        fixed={"sliding_window": None},
+        listed=True,
+    ),
+    "mellum": Family(
+        "MellumForCausalLM",
+        options=_mixture("num_local_experts", feed_forward_length="moe_intermediate_size")
+        | _WINDOWS
+        | {"rope.freq_base_swa": "rope_local_base_freq"},
+        fixed={"sliding_window": None},
+        listed=True,
+    ),
+    "gpt-oss": Family(
+        "GptOssForCausalLM",
+        _LAST_NORM,
+        options=_mixture("num_local_experts", feed_forward_length="intermediate_size") | _WINDOWS,
+        listed=True,
+        scaling={"truncate": False},
+    ),
+    "phi3": Family("Phi3ForCausalLM", {"ffn_up": "mlp.gate_up_proj"}, options=_WINDOW, partial=True),
     "gemma2": Family(
         "Gemma2ForCausalLM",
         _GEMMA,
@@ -137,20 +230,11 @@ FAMILIES = {
 }
 # Two more that files call `llama`; both are known by what they have beside.
 _MISTRAL = Family("MistralForCausalLM", interleaved=True, options=_WINDOW)
-_MIXTRAL = Family(
-    "MixtralForCausalLM",
-    {"ffn_gate_inp": "block_sparse_moe.gate"},
-    {
-        f"ffn_{x}_exps": f"block_sparse_moe.experts.{{}}.{w}"
-        for x, w in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
-    },
-    interleaved=True,
-    options=_WINDOW | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
-)
+_MIXTRAL = Family("MixtralForCausalLM", interleaved=True, options=_WINDOW | _mixture("num_local_experts"))
 
 
 class GGUFWeights:
-    """The tensors of a GGUF file under Hugging Face's names; offers what a safetensors file does."""
+    """The tensors of a GGUF file under the decoder's names; offers what a safetensors file does."""
 
     def __init__(self, path: Path) -> None:
         """Open a model's file, or all of its parts, and check headers.
@@ -163,7 +247,7 @@ class GGUFWeights:
         self._names: dict[str, tuple[str, int | None]] = {}
         for stored in self._file.tensors.values():
             if stored.name not in ROTARY:
-                self._names |= _hugging_face(stored, self._family)
+                self._names |= _names_of(stored, self._family)
 
     def keys(self) -> list[str]:
         """Return the tensors' names."""
@@ -224,7 +308,8 @@ class GGUFWeights:
 def family_for(architecture: str) -> tuple[str, Family] | None:
     """Return what files call the architecture of a class of Hugging Face's, and what is known of it, if they do."""
     families = [*FAMILIES.items(), ("llama", _MISTRAL), ("llama", _MIXTRAL)]
-    return next(((name, family) for name, family in families if family.architecture == architecture), None)
+    found = ((name, family) for name, family in families if architecture in (family.architecture, *family.also))
+    return next(found, None)
 
 
 def family_of(file: GGUFFile) -> tuple[str, Family]:
@@ -236,39 +321,45 @@ def family_of(file: GGUFFile) -> tuple[str, Family]:
         return name, _MIXTRAL
     if name == "llama" and "llama.attention.sliding_window" in file:
         return name, _MISTRAL
+    if name == "mistral3" and "mistral3.attention.temperature_scale" not in file:  # Mistral Small and its kin
+        return name, FAMILIES["llama"]
     return name, FAMILIES[name]
 
 
-def _hugging_face(stored: TensorInfo, family: Family) -> dict[str, tuple[str, int | None]]:
-    """Return Hugging Face's name of a tensor, or of each one in a stack, and where it is.
+def _names_of(stored: TensorInfo, family: Family) -> dict[str, tuple[str, int | None]]:
+    """Return the decoder's name of a tensor, or of each one in a stack, and where it is.
 
     An unknown one keeps its own name, and is a leftover to the loader.
     """
-    layer = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)", stored.name)
+    layer = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.((?:nextn\.)?[a-z_]+)\.(weight|bias)", stored.name)
     if not layer:
         part, _, kind = stored.name.partition(".")
         return {f"{_OUTER[part]}.{kind}" if part in _OUTER else stored.name: (stored.name, None)}
     index, part, kind = layer.groups()
     prefix = f"model.layers.{index}."
-    if part in family.experts and len(stored.shape) == 3 and stored.shape[0] <= MAX_EXPERTS:
-        names = [f"{prefix}{family.experts[part].format(e)}.{kind}" for e in range(stored.shape[0])]
+    if whole := _WHOLE.get(f"{part}.{kind}"):
+        return {prefix + whole: (stored.name, None)}
+    dimensions = 3 if kind == "weight" else 2
+    if part in _EXPERTS and len(stored.shape) == dimensions and stored.shape[0] <= MAX_EXPERTS:
+        names = [f"{prefix}{_EXPERTS[part].format(e)}.{kind}" for e in range(stored.shape[0])]
         return {name: (stored.name, e) for e, name in enumerate(names)}
-    inner = family.inner.get(part) or _INNER.get(part)
+    inner = family.inner.get(part) or _INNER.get(part) or (part if part.startswith("nextn.") else None)
     return {f"{prefix}{inner}.{kind}" if inner else stored.name: (stored.name, None)}
 
 
 def file_name(name: str, family: Family) -> tuple[str, int | None]:
-    """Return what a file calls one of Hugging Face's tensors, and which of a stack it is: undoes `_hugging_face`."""
+    """Return what a file calls one of the decoder's tensors, and which of a stack it is: undoes `_names_of`."""
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
     stem, _, kind = name.rpartition(".")
-    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
     if not layer:
-        return f"{ {hf: part for part, hf in _OUTER.items()}[stem] }.{kind}", None
+        return f"{ {own: part for part, own in _OUTER.items()}[stem] }.{kind}", None
     index, inner = layer.groups()
-    for part, pattern in family.experts.items():
-        expert = re.fullmatch(re.escape(pattern).replace(r"\{\}", r"(\d+)"), inner)
-        if expert:
-            return f"blk.{index}.{part}.{kind}", int(expert[1])
-    return f"blk.{index}.{ {hf: part for part, hf in (_INNER | family.inner).items()}[inner] }.{kind}", None
+    if part := next((part for part, own in _WHOLE.items() if own == inner), None):
+        return f"blk.{index}.{part}", None
+    inner = inner.removesuffix(f".{kind}")
+    if expert := re.fullmatch(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj", inner):
+        return f"blk.{index}.ffn_{expert[2]}_exps.{kind}", int(expert[1])
+    return f"blk.{index}.{ {own: part for part, own in (_INNER | family.inner).items()}[inner] }.{kind}", None
 
 
 def in_pairs(tensor: Tensor, heads: int) -> Tensor:

@@ -7,8 +7,9 @@ written.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any, BinaryIO, Literal, get_args
@@ -41,7 +42,7 @@ _ROUTERS = ".gate.weight"
 # Keys of a file that is read which describe the file and not the model.
 _OF_FILES = ("split.", "quantize.", "general.alignment")
 # Keys of a config that may differ in a file: where it comes from, and names.
-_FREE = ("path", "architecture", "raw", "dtype", "eos_token_ids", "storage", "foreign")
+_FREE = ("path", "architecture", "raw", "dtype", "eos_token_ids", "storage", "foreign", "renamed", "fused_mlp")
 
 Tick = Callable[[str], None]
 
@@ -145,33 +146,48 @@ class _Source:
         self.config = config
         self._family = family
         self._plain = _FLOATS.get(form, _FLOATS.get(config.dtype, BY_NAME["BF16"]))
+        self._keeps = form == "int4"  # blocks of four bits that are there
         self._stored = open_weights(config, storage="stored")
         self._made = open_weights(config, storage=made)
+        self._own = weight_shapes(config)
+        fused = config.style.fused_mlp and "mlp.gate_up_proj" in family.inner.values()
+        self.names = weight_shapes(replace(config, style=replace(config.style, fused_mlp=fused)))
 
     @property
     def loses(self) -> bool:
         """Whether a tensor that was quantised before is quantised otherwise."""
-        names = filter(self._stored.quantised, weight_shapes(self.config))
+        names = filter(self._stored.quantised, self._own)
         return any(self._stored.kind(name) != self._kind(name) for name in names)
 
     def plan(self) -> list[_Planned]:
         """Return the tensors of the file, in order."""
         stacks: dict[str, list[str]] = {}
-        for name in weight_shapes(self.config):
+        for name in self.names:
             stacks.setdefault(file_name(name, self._family)[0], []).append(name)
         return [self._planned(name, sources) for name, sources in stacks.items()]
 
     def _planned(self, name: str, sources: list[str]) -> _Planned:
-        shape = self._made.shape(sources[0])
+        shape = self.names[sources[0]]
         stacked = file_name(sources[0], self._family)[1] is not None
         return _Planned(
             Entry(name, self._kind(sources[0]), (len(sources), *shape) if stacked else shape), tuple(sources)
         )
 
+    def _part(self, name: str) -> tuple[str, slice]:
+        """Return the model's own tensor that one is of, and which of its outputs; some models fuse gate and up."""
+        if name in self._own:
+            return name, slice(None)
+        (width, *_), which = self.names[name], int(".up_proj." in name)
+        fused = re.sub(r"(gate|up)_proj", "gate_up_proj", name)
+        return fused, slice(which * width, (which + 1) * width)
+
     def _kind(self, name: str) -> Kind:
+        name, _ = self._part(name)
         if len(self._made.shape(name)) == 1 or name.endswith(_ROUTERS):
             return BY_NAME["F32"]
         kind = self._made.kind(name)
+        if self._keeps and (stored := self._stored.kind(name)) is not None and stored.exponent is not None:
+            return stored
         if kind is None:  # a matrix stays as it is where it does not divide into blocks
             kind = self._plain
         return kind
@@ -183,6 +199,7 @@ class _Source:
             ModelError: it holds numbers that the form cannot.
         """
         kind = self._kind(name)
+        name, outputs = self._part(name)
         if kind.block == 1:
             data = self._made.read(name, _DTYPES[kind.name])
             if self._family.norm_offset and "norm" in name:
@@ -191,6 +208,7 @@ class _Source:
             weights = self._stored if self._stored.kind(name) == kind else self._made
             (part,) = weights.read_weight(name, torch.float32).parts
             data = part.data
+        data = data[outputs]
         heads = {"q_proj": self.config.num_heads, "k_proj": self.config.num_kv_heads}.get(name.split(".")[-2])
         if heads is not None and self._family.interleaved:
             data = in_pairs(data, heads)

@@ -17,6 +17,7 @@ from parlay.checkpoints.gguf.writer import Value
 from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.rotary import llama3_divisors
+from parlay.models.style import Experts
 
 
 def family_to_write(config: ModelConfig) -> tuple[str, Family]:
@@ -46,7 +47,12 @@ def metadata(config: ModelConfig) -> dict[str, Value]:
     if values["norm_topk_prob"] is False and "norm_topk_prob" in family.options.values():
         raise ModelError(f"{config.path}: norm_topk_prob=false cannot be written; who reads such files supposes true")
     keys = {**SIZES, **family.options}
-    found = {key: values[hf] for key, hf in keys.items() if values[hf] not in (None, family.fixed.get(hf))}
+    given = {key: values.get(hf) for key, hf in keys.items()}
+    found = {key: value for key, value in given.items() if value not in (None, family.fixed.get(keys[key]))}
+    if family.listed and config.style.windows:
+        found["attention.sliding_window_pattern"] = [window > 0 for window in config.style.windows]
+    if name == "glm4moe":
+        found["expert_gating_func"] = 2  # sigmoid
     if name == "phi3" and not config.style.windows:
         found["attention.sliding_window"] = 0  # which says that there is none
     found["attention.value_length"] = config.head_dim
@@ -90,6 +96,29 @@ def _values(config: ModelConfig) -> dict[str, Any]:
         "num_experts_per_tok": experts.chosen if experts else None,
         "moe_intermediate_size": experts.width if experts else None,
         "norm_topk_prob": experts.normalise if experts else None,
+        "llama_4_scaling_beta": config.rotary.query_growth or None,
+        **(_mixture(experts) if experts else {}),
+    }
+
+
+def _mixture(experts: Experts) -> dict[str, Any]:
+    """Return what only some mixtures have."""
+    shared = experts.shared or None
+    return {
+        "moe_num_experts": experts.count,
+        "moe_k": experts.chosen,
+        "n_routed_experts": experts.count,
+        "moe_num_shared_experts": experts.shared // experts.width,
+        "n_shared_experts": experts.shared // experts.width,
+        "shared_intermediate_size": shared,
+        "shared_expert_intermediate_size": shared,
+        "moe_layer_interval": 1,
+        "moe_layer_start_index": experts.sparse.index(True),
+        "first_k_dense_replace": experts.sparse.index(True),
+        "routed_scaling_factor": experts.factor,
+        "n_group": experts.groups,
+        "topk_group": experts.kept_groups,
+        "num_nextn_predict_layers": None,  # they are not written
     }
 
 
@@ -106,6 +135,8 @@ def _rotary(config: ModelConfig) -> dict[str, Value]:
         if hf in scaling:
             length = hf == "original_max_position_embeddings"
             found[f"rope.scaling.{key}"] = int(scaling[hf]) if length else scaling[hf]
+    if "mscale_all_dim" in scaling:
+        found["rope.scaling.yarn_log_multiplier"] = scaling["mscale_all_dim"]
     if rotary.kind == "longrope":
         original = scaling["original_max_position_embeddings"]
         found["rope.scaling.original_context_length"] = int(original)

@@ -34,7 +34,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         shared=width * config.count("n_shared_experts", 1),
     )
     config.check_experts(experts)
-    bias = config.flag("attention_bias", False)
+    bias = config.flag("qkv_bias", config.flag("attention_bias", False))
     style = Style(qkv_bias=bias, head_norms=config.flag("use_qk_norm", False), experts=experts)
     partial = config.within("rope_parameters").number(
         "partial_rotary_factor", config.number("partial_rotary_factor", 0.5)

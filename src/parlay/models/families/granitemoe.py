@@ -42,5 +42,5 @@ def describe(config: ModelConfig) -> ModelConfig:
             "mlp.experts.{}.down_proj.weight": Piece(outputs, 0, count),
         }
     )
-    style = replace(described.style, experts=experts, fused_mlp=True, mlp_bias=False)
+    style = replace(described.style, experts=experts, fused_mlp=not config.path.is_file(), mlp_bias=False)
     return replace(described, style=style, renamed=config.in_layers(_NAMES) | stacked)

@@ -6,7 +6,7 @@ from parlay.checkpoints.files import config_file
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.rope import read_rotary
-from parlay.models.style import Experts, Style
+from parlay.models.style import Experts, Rotary, Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
@@ -35,12 +35,15 @@ def describe(config: ModelConfig) -> ModelConfig:
     )
     config.check_experts(experts)
     bias = config.flag("attention_bias", False)
+    local = read_rotary(config.path, config.raw, "sliding_attention")
+    if "rope_local_base_freq" in config.raw:
+        local = Rotary(theta=config.number("rope_local_base_freq", None))
     style = Style(
         qkv_bias=bias,
         output_bias=bias,
         head_norms=True,
         windows=config.windows(lambda layer: False, default=1024),
-        local_rotary=read_rotary(config.path, config.raw, "sliding_attention"),
+        local_rotary=local,
         experts=experts,
     )
     return replace(config, style=style)

@@ -12,10 +12,10 @@ def describe(config: ModelConfig) -> ModelConfig:
     Raises:
         ModelError: an option that is not served.
     """
-    rope = config.within("rope_parameters")
+    rope = config.within("rope_parameters" if "rope_parameters" in config.raw else "rope_scaling")
     rotary = replace(
         config.rotary,
-        query_growth=rope.number("llama_4_scaling_beta", 0.1),
+        query_growth=rope.number("llama_4_scaling_beta", config.raw.get("llama_4_scaling_beta", 0.1)),
         original=rope.count("original_max_position_embeddings", 16384),
     )
     return replace(mistral.describe(config), rotary=rotary)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from parlay.checkpoints.pieces import Piece
 from parlay.models.config import ModelConfig
 from parlay.models.families.qwen2 import last_windows
 from parlay.models.families.qwen3moe import sparse_layers
@@ -25,5 +26,6 @@ def describe(config: ModelConfig) -> ModelConfig:
         shared_gate=True,
     )
     config.check_experts(experts)
+    gate = Piece("mlp.shared_expert_gate.weight", 0, 1)
     style = Style(qkv_bias=config.flag("qkv_bias", True), windows=last_windows(config), experts=experts)
-    return replace(config, style=style)
+    return replace(config, style=style, renamed=config.stacked({"mlp.shared_expert.gate.weight": gate}))
