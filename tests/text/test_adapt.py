@@ -360,3 +360,15 @@ def test_calls_of_a_system_and_going_on_with_calls() -> None:
     with suppress(RequestError):
         last = calls(CUT, content="")
         prompt(R1, [*HISTORY, ANSWER, last], add_generation_prompt=False, continue_final_message=True)
+
+
+def test_text_and_reasoning_beside_calls_where_a_template_refuses_both() -> None:
+    template = (
+        "{{ tools or '' }}\n{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}"
+        "{{ raise_exception('Cannot pass both content and thinking in an assistant message with tool calls!') }}"
+        "{% endif %}{{ m.thinking }}|{{ m.content }}|{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{{ c.function.arguments | tojson }}{% endfor %}\n{% endfor %}"
+    )
+    given = [USER, calls(call({"a": 1}), content="I look.", reasoning_content="Hm."), RESULT]
+    assert "|Q1|Hm.\n\nI look.||f{" in prompt(template, given, TOOLS)
+    assert "|Q1|Hm.|I look.|" in prompt(template, [USER, {**ANSWER, "content": "I look.", "thinking": "Hm."}])

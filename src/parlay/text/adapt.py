@@ -18,6 +18,7 @@ from parlay.text.tool_prompt import described, in_text
 
 Tools = list[dict[str, Any]] | None
 
+_REFUSES_BOTH = "Cannot pass both content and thinking"  # beside calls: gpt-oss's template
 _SHORT = re.compile("[a-zA-Z0-9]{9}")
 
 
@@ -42,6 +43,8 @@ def adapted(
     """
     capabilities = capabilities_of(template, special, runner)
     made = _developers(messages, capabilities)
+    if _REFUSES_BOTH in template:
+        made = [_thought(message) for message in made]
     if tools and not capabilities.tools:
         made = described(in_text(made), tools)
     elif any(m["role"] == "tool" or "tool_calls" in m for m in made):
@@ -54,6 +57,14 @@ def adapted(
             made = in_text(made)
     shown = [capabilities.content(message) for message in _systems(made, capabilities)]
     return shown, None if capabilities.refuses_tools else tools
+
+
+def _thought(message: Message) -> Message:
+    """Return a message whose text is part of the reasoning, if it has calls and both."""
+    if "tool_calls" not in message or not message.get("thinking") or not _says(message):
+        return message
+    text = f"{message['thinking']}\n\n{text_of(message['content'])}"
+    return {**message, "thinking": text, "reasoning_content": text, "content": ""}
 
 
 def _developers(messages: Sequence[Message], capabilities: Capabilities) -> list[Message]:

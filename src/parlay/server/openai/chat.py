@@ -14,9 +14,10 @@ from parlay.server.openai.answer import Answer
 from parlay.server.openai.choice import ChoicesShape, News
 from parlay.server.openai.completions import check_stream
 from parlay.server.openai.fields import ChatFields, check_model, make_params, parse
+from parlay.server.openai.harmony import HarmonyReader
 from parlay.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from parlay.server.openai.prompts import chat_prompt, predicted
-from parlay.server.openai.reasoning import Marks, ReasoningReader, marks_of
+from parlay.server.openai.reasoning import Marks, ReasoningReader, marks_of, thoughts_reader
 from parlay.server.openai.response_format import CHAT, AnswerForm, Names, form_of, needs_compiling
 from parlay.server.openai.tool_formats import FORMATS, ToolFormat, format_of
 from parlay.server.openai.tool_readers import CallReader, Piece, reader_of
@@ -192,7 +193,7 @@ class ChatShape(ChoicesShape):
     form: AnswerForm
     prompt: str = ""
     readers: dict[int, CallReader | None] = field(default_factory=dict)
-    thoughts: dict[int, ReasoningReader | None] = field(default_factory=dict)
+    thoughts: dict[int, ReasoningReader | HarmonyReader | None] = field(default_factory=dict)
 
     @property
     def object_name(self) -> str:  # type: ignore[override]
@@ -260,7 +261,7 @@ class ChatShape(ChoicesShape):
                 marks, codec = self.style.marks, self.context.engine.codec
                 forced = self.params.structured_outputs is not None  # which begins with the answer at once
                 self.thoughts[one.index] = (
-                    None if marks is None or forced else ReasoningReader(marks, self.prompt, codec.tokenizer)
+                    None if marks is None or forced else thoughts_reader(marks, self.prompt, codec.tokenizer)
                 )
             if not choice.finished and ((news := choice.update(one)) or first):
                 yield one.index, news, first

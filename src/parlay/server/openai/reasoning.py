@@ -10,6 +10,7 @@ from typing import get_args
 from tokenizers import Tokenizer
 
 from parlay.config.server import ReasoningParser
+from parlay.server.openai.harmony import HarmonyReader
 from parlay.server.openai.tool_scanner import overlap
 
 
@@ -21,12 +22,14 @@ class Marks:
         begins, ends: their spellings, the usual one first.
         special: whether they are special tokens, which a text has only if asked for.
         begun: whether an answer begins with reasoning even where the first mark is missing.
+        harmony: an answer is messages on channels, see `harmony`.
     """
 
     begins: tuple[str, ...]
     ends: tuple[str, ...]
     special: bool = False
     begun: bool = False
+    harmony: bool = False
 
 
 MARKS: dict[str, Marks | None] = {
@@ -36,6 +39,7 @@ MARKS: dict[str, Marks | None] = {
         ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:")
     ),
     "mistral": Marks(("[THINK]",), ("[/THINK]",), special=True),
+    "openai_gptoss": Marks(("<|channel|>",), ("<|end|>",), special=True, harmony=True),
     "qwen3": Marks(("<think>",), ("</think>",)),
 }
 assert {*MARKS, "auto"} == {*get_args(ReasoningParser)}
@@ -48,6 +52,11 @@ def marks_of(parser: ReasoningParser, template: str | None) -> Marks | None:
     # Not every model whose template has the marks reasons.
     known = [marks for marks in MARKS.values() if marks is not None and not marks.begun]
     return next((marks for marks in known if marks.begins[0] in (template or "")), None)
+
+
+def thoughts_reader(marks: Marks, prompt: str, tokenizer: Tokenizer) -> "ReasoningReader | HarmonyReader":
+    """Return what splits one answer; see `ReasoningReader`."""
+    return HarmonyReader(tokenizer) if marks.harmony else ReasoningReader(marks, prompt, tokenizer)
 
 
 _STRIDE = 256  # tokens that are searched for the last mark at once

@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from parlay.config.server import ToolParser
 from parlay.server.openai import tool_grammars as rules
+from parlay.server.openai.harmony import CALL, MESSAGE, RECIPIENT
 from parlay.server.openai.tool_scanner import Scanner, Wait
 
 Parameters = Mapping[str, Any]  # JSON schemas by function
@@ -26,6 +27,7 @@ _MISTRAL_HEAD = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?
 _MISTRAL_PART = re.compile(r"\s*[\w.-]*\s*(?:\[[^{]*)?")  # what may become that
 _MISTRAL_LONGEST = 256  # characters before the arguments
 _PYTHONIC = re.compile(r"(?:<\|python_start\|>)?\s*(\[.*\])\s*(?:<\|python_end\|>)?", re.DOTALL)
+_NAME = re.compile(r"[\w-]+")
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 
@@ -271,6 +273,15 @@ def _mistral(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         answer.done = at = yield from answer.give(at)
 
 
+def _harmony(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
+    """Take `NAME ...<|message|>{...}`, of which the mark is the recipient's beginning."""
+    begin = at
+    at, mark = yield from answer.find((MESSAGE, "\n"), at)
+    name = _NAME.match(answer.cut(begin, at))
+    if mark == MESSAGE and name and answer.begin(name[0]):
+        answer.done = yield from answer.give((yield from answer.space(at + len(mark))))
+
+
 def _pythonic(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
     """Take `[f(a=1), g(b="x")]`, an answer as a whole, with values that Python can read without running anything."""
     if not (yield from answer.starts("[", at)) and not (yield from answer.starts("<|python_start|>", at)):
@@ -323,6 +334,7 @@ FORMATS = {
         bare=partial(rules.llama, bare=True),
     ),
     "mistral": ToolFormat(("[TOOL_CALLS]",), "{[", _mistral, _json, special=True, grammar=rules.mistral),
+    "openai": ToolFormat((CALL, RECIPIENT), "", _harmony, _harmony, special=True, grammar=rules.harmony),
     "pythonic": ToolFormat((), "[<", _pythonic, _pythonic, special=True, grammar=rules.python),
 }
 assert {*FORMATS, "auto"} == {*get_args(ToolParser)}
@@ -331,6 +343,7 @@ FORCED = ToolFormat((), "[", _json, partial(_json, forced=True))  # what the gra
 
 # Text by which a template that uses a format is recognised; the first match counts.
 _SIGNS = (
+    ("<|channel|>commentary", "openai"),
     ("<function=", "qwen3_xml"),
     ("<tool_call>", "hermes"),
     ("[TOOL_CALLS]", "mistral"),

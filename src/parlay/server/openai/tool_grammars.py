@@ -82,6 +82,14 @@ def xml(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
     return [*rules, f"function: {' | '.join(functions)}"]
 
 
+def harmony(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
+    """Return the rules of ` to=functions.NAME<|channel|>commentary <|constrain|>json<|message|>{...}`: one call."""
+    channel, constrain, message = map(mark, ("<|channel|>", "<|constrain|>", "<|message|>"))
+    head = f'{channel} "commentary " {constrain} "json" {message}'
+    calls = [f"{literal(f' to=functions.{name}')} {head} a{i}" for i, name in enumerate(parameters)]
+    return [f"calls: {' | '.join(calls)}"]
+
+
 def python(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
     """Return the rules of `[f(a=1), g(b="x")]`; values are any that Python can read."""
     rules, calls = list(_PYTHON), []
