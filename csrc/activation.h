@@ -54,6 +54,13 @@ struct Relu {  // max(x, 0); NaN stays NaN
   }
 };
 
+struct Relu2 {  // max(x, 0)^2
+  PARLAY_INLINE static Vec of(const Vec& x) {
+    const Vec r = Relu::of(x);
+    return r * r;
+  }
+};
+
 constexpr float kSwigluLimit = 7.f;
 
 struct ClampedSwiglu {  // x / (1 + e^(-1.702 x)) of x, at most the limit; the factor beside it lies between both limits
@@ -102,6 +109,8 @@ void act_mul(const ActivationArgs& a, int64_t begin, int64_t end) {
     activate_mul<GeluTanh>(a, begin, end);
   else if (a.activation == kRelu)
     activate_mul<Relu>(a, begin, end);
+  else if (a.activation == kRelu2)
+    activate_mul<Relu2>(a, begin, end);
   else
     activate_mul<ClampedSwiglu>(a, begin, end);
 }

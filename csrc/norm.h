@@ -66,6 +66,49 @@ void head_norm(const HeadNormArgs& a, int64_t begin, int64_t end) {
   a.bf16 ? head_norm_rows<bf16>(a, begin, end) : head_norm_rows<float>(a, begin, end);
 }
 
+// The sum of squares of each head of q and of k.
+template <class T>
+void head_squares_rows(const HeadSquaresArgs& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* head = (const T*)a.qkv + row * (a.heads + 2 * a.kv_heads) * a.head_dim;
+    for (int64_t h = 0; h < a.heads + a.kv_heads; ++h, head += a.head_dim) {
+      Vec chain = splat(0.f);
+      PARLAY_ROW(first, n, a.head_dim) {
+        const Vec v = load_at(head, first, n);
+        chain = fma(v, v, chain);
+      }
+      (h < a.heads ? a.q_squares[row * a.heads + h] : a.k_squares[row * a.kv_heads + h - a.heads]) = sum(chain);
+    }
+  }
+}
+
+void head_squares(const HeadSquaresArgs& a, int64_t begin, int64_t end) {
+  a.bf16 ? head_squares_rows<bf16>(a, begin, end) : head_squares_rows<float>(a, begin, end);
+}
+
+// All heads of q together, and all of k, by their sums of squares, which are added in their order.
+template <class T>
+void joint_norm_rows(const JointNormArgs& a, int64_t begin, int64_t end) {
+  const auto normalise = [&](T* x, const T* weight, const float* squares, int64_t all, int64_t width) {
+    float total = 0;
+    for (int64_t h = 0; h < all; ++h) total += squares[h];
+    const Vec scale = splat(1.f / __builtin_sqrtf(total / (float)(all * a.head_dim) + a.eps));
+    PARLAY_ROW(first, n, width) {
+      store_at(x, rounded<T>(load_at(x, first, n) * scale) * load_at(weight, first, n), first, n);
+    }
+  };
+  for (int64_t row = begin; row < end; ++row) {
+    T* q = (T*)a.qkv + row * (a.heads + 2 * a.kv_heads) * a.head_dim;
+    normalise(q, (const T*)a.q_weight, a.q_squares + row * a.all_heads, a.all_heads, a.heads * a.head_dim);
+    normalise(q + a.heads * a.head_dim, (const T*)a.k_weight, a.k_squares + row * a.all_kv_heads, a.all_kv_heads,
+              a.kv_heads * a.head_dim);
+  }
+}
+
+void joint_norm(const JointNormArgs& a, int64_t begin, int64_t end) {
+  a.bf16 ? joint_norm_rows<bf16>(a, begin, end) : joint_norm_rows<float>(a, begin, end);
+}
+
 // The mean first, then the mean of squared distances from it: no difference of large sums.
 template <class T>
 void layer_norm_rows(const LayerNormArgs& a, int64_t begin, int64_t end) {

@@ -86,6 +86,32 @@ void head_norm(const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight
           rows, rows * (heads + kv_heads) * head_dim / 2);
 }
 
+void head_squares(const Tensor& qkv, const Tensor& q_squares, const Tensor& k_squares) {
+  const int64_t rows = qkv.size(0), heads = q_squares.size(1), kv_heads = k_squares.size(1);
+  const int64_t head_dim = qkv.size(1) / std::max<int64_t>(heads + 2 * kv_heads, 1);
+  qkv.expect({rows, (heads + 2 * kv_heads) * head_dim});
+  by_rows(&Table::head_squares,
+          HeadSquaresArgs{qkv.memory(), q_squares.as<float>({rows, heads}), k_squares.as<float>({rows, kv_heads}), heads,
+                          kv_heads, head_dim, all_bf16({&qkv})},
+          rows, rows * (heads + kv_heads) * head_dim / 4);
+}
+
+void joint_norm(const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, const Tensor& q_squares,
+                const Tensor& k_squares, int64_t heads, float eps) {
+  const int64_t rows = qkv.size(0), head_dim = q_weight.size(0) / std::max<int64_t>(heads, 1);
+  const int64_t kv_heads = k_weight.size(0) / std::max<int64_t>(head_dim, 1);
+  const int64_t all_heads = q_squares.size(1), all_kv_heads = k_squares.size(1);
+  const bool bf16 = all_bf16({&qkv, &q_weight, &k_weight});
+  q_weight.expect({heads * head_dim});
+  k_weight.expect({kv_heads * head_dim});
+  qkv.expect({rows, (heads + 2 * kv_heads) * head_dim});
+  by_rows(&Table::joint_norm,
+          JointNormArgs{qkv.memory(), q_weight.memory(), k_weight.memory(), q_squares.as<float>({rows, all_heads}),
+                        k_squares.as<float>({rows, all_kv_heads}), heads, kv_heads, head_dim, all_heads, all_kv_heads,
+                        eps, bf16},
+          rows, rows * (heads + kv_heads) * head_dim / 4);
+}
+
 void normalise_layer(const Tensor& x, const Tensor* residual, const Tensor& weight, const Tensor& bias, float eps,
                      const Tensor& out) {
   const int64_t rows = x.size(0), width = x.size(1);
@@ -110,16 +136,21 @@ void add_layer_norm(const Tensor& residual, const Tensor& delta, const Tensor& w
 }
 
 void rotary_store(const Tensor& qkv, const Tensor& positions, const Tensor& slots, const Tensor& cos_sin,
-                  const Tensor& q_out, const Tensor& key_cache, const Tensor& value_cache) {
+                  const Tensor& q_out, const Tensor& key_cache, const Tensor& value_cache,
+                  const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, float eps) {
   const int64_t rows = q_out.size(0), heads = q_out.size(1), head_dim = q_out.size(2);
   const int64_t blocks = key_cache.size(0), kv_heads = key_cache.size(1), block_size = key_cache.size(2);
-  const bool bf16 = all_bf16({&qkv, &q_out, &key_cache, &value_cache});
+  const bool bf16 =
+      all_bf16({&qkv, &q_out, &key_cache, &value_cache, q_norm ? &*q_norm : &qkv, k_norm ? &*k_norm : &qkv});
+  if (q_norm.has_value() != k_norm.has_value()) throw std::invalid_argument("queries and keys have norms, or neither");
+  if (q_norm) q_norm->expect({head_dim});
+  if (k_norm) k_norm->expect({head_dim});
   qkv.expect({rows, (heads + 2 * kv_heads) * head_dim});
   key_cache.expect({blocks, kv_heads, block_size, head_dim});
   value_cache.expect({blocks, kv_heads, block_size, head_dim});
   by_rows(&Table::rotary_store,
           RotaryArgs{qkv.memory(), positions.as<int32_t>({rows}), slots.as<int64_t>({rows}), cos_sin.as<float>(),
-                     q_out.memory(), key_cache.memory(), value_cache.memory(), heads, kv_heads, head_dim,
+                     q_norm ? q_norm->memory() : nullptr, k_norm ? k_norm->memory() : nullptr, eps, q_out.memory(), key_cache.memory(), value_cache.memory(), heads, kv_heads, head_dim,
                      cos_sin.size(1), block_size, bf16},
           rows, rows * (heads + 2 * kv_heads) * head_dim / 4);
 }
@@ -539,11 +570,15 @@ void bind_operations(nb::module_& m) {
                   arg("plus_one") = false)
       .def_static("head_norm", &head_norm, arg("qkv"), arg("q_weight"), arg("k_weight"), arg("heads"), arg("eps"),
                   arg("plus_one") = false)
+      .def_static("head_squares", &head_squares, arg("qkv"), arg("q_squares"), arg("k_squares"))
+      .def_static("joint_norm", &joint_norm, arg("qkv"), arg("q_weight"), arg("k_weight"), arg("q_squares"),
+                  arg("k_squares"), arg("heads"), arg("eps"))
       .def_static("layer_norm", &layer_norm, arg("x"), arg("weight"), arg("bias"), arg("eps"), arg("out"))
       .def_static("add_layer_norm", &add_layer_norm, arg("residual"), arg("delta"), arg("weight"), arg("bias"),
                   arg("eps"), arg("out"))
       .def_static("rotary_store", &rotary_store, arg("qkv"), arg("positions"), arg("slots"), arg("cos_sin"),
-                  arg("q_out"), arg("key_cache"), arg("value_cache"))
+                  arg("q_out"), arg("key_cache"), arg("value_cache"), arg("q_norm") = none, arg("k_norm") = none,
+                  arg("eps") = 0.0)
       .def_static("attention", &attention, arg("q"), arg("key_cache"), arg("value_cache"), arg("view"), arg("scale"),
                   arg("out"), arg("window") = 0, arg("cap") = 0.0, arg("sinks") = none)
       .def_static("act_mul", &act_mul, arg("gate_up"), arg("activation"), arg("out"))

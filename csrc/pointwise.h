@@ -37,6 +37,7 @@ PARLAY_POINTWISE(silu, Silu::of(x))
 PARLAY_POINTWISE(gelu, Gelu::of(x))
 PARLAY_POINTWISE(gelu_tanh, GeluTanh::of(x))
 PARLAY_POINTWISE(relu, Relu::of(x))
+PARLAY_POINTWISE(relu2, Relu2::of(x))
 PARLAY_POINTWISE(clamped_swiglu, ClampedSwiglu::of(x))
 
 void activate(const PointwiseArgs& a, int64_t begin, int64_t end) {
@@ -48,6 +49,8 @@ void activate(const PointwiseArgs& a, int64_t begin, int64_t end) {
     gelu_tanh(a, begin, end);
   else if (a.activation == kRelu)
     relu(a, begin, end);
+  else if (a.activation == kRelu2)
+    relu2(a, begin, end);
   else
     clamped_swiglu(a, begin, end);
 }

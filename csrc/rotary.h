@@ -1,6 +1,8 @@
-// Half-split rotary embedding of the first columns of q and k; k and v go to their slots of the cache.
+// Half-split rotary embedding of the first columns of q and k, each head of which may be normalised then; k and v go to
+// their slots of the cache.
 #pragma once
 
+#include "norm.h"
 #include "table.h"
 #include "vec.h"
 
@@ -29,14 +31,18 @@ void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
     const T* qkv = (const T*)a.qkv + row * (a.heads + 2 * a.kv_heads) * dim;
     const float* cos_sin = a.cos_sin + (int64_t)a.positions[row] * rotary_dim;
     T* q_out = (T*)a.q_out + row * a.heads * dim;
-    for (int64_t h = 0; h < a.heads; ++h) rotate(qkv + h * dim, cos_sin, q_out + h * dim, rotary_dim, dim);
+    const auto turn = [&](const T* from, T* to, const void* norm) {
+      rotate(from, cos_sin, to, rotary_dim, dim);
+      if (norm) norm_row<T>(to, nullptr, (const T*)norm, to, dim, a.eps, false);
+    };
+    for (int64_t h = 0; h < a.heads; ++h) turn(qkv + h * dim, q_out + h * dim, a.q_norm);
     if (a.slots[row] < 0) continue;
     const T* keys = qkv + a.heads * dim;
     const T* values = keys + a.kv_heads * dim;
     const int64_t block = a.slots[row] / a.block_size;
     const int64_t at = block * a.kv_heads * head_stride + a.slots[row] % a.block_size * dim;
     for (int64_t h = 0; h < a.kv_heads; ++h) {
-      rotate(keys + h * dim, cos_sin, (T*)a.key_cache + at + h * head_stride, rotary_dim, dim);
+      turn(keys + h * dim, (T*)a.key_cache + at + h * head_stride, a.k_norm);
       memcpy((T*)a.value_cache + at + h * head_stride, values + h * dim, dim * sizeof(T));
     }
   }

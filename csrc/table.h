@@ -36,11 +36,33 @@ struct HeadNormArgs {
   bool plus_one, bf16;
 };
 
+struct HeadSquaresArgs {
+  const void* qkv;  // as of HeadNormArgs
+  float* q_squares;  // [T, heads]
+  float* k_squares;  // [T, kv_heads]
+  int64_t heads, kv_heads, head_dim;
+  bool bf16;
+};
+
+struct JointNormArgs {
+  void* qkv;  // as of HeadNormArgs
+  const void* q_weight;  // [heads * head_dim]
+  const void* k_weight;
+  const float* q_squares;  // [T, all heads]
+  const float* k_squares;
+  int64_t heads, kv_heads, head_dim, all_heads, all_kv_heads;
+  float eps;
+  bool bf16;
+};
+
 struct RotaryArgs {
   const void* qkv;
   const int32_t* positions;
   const int64_t* slots;
   const float* cos_sin;
+  const void* q_norm;  // [head_dim], or null
+  const void* k_norm;
+  float eps;
   void* q_out;
   void* key_cache;
   void* value_cache;
@@ -66,7 +88,7 @@ struct AttentionArgs {
   bool bf16;
 };
 
-enum Activation : int { kSilu, kGelu, kGeluTanh, kRelu, kClampedSwiglu };  // in the order of tensor.h
+enum Activation : int { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kClampedSwiglu };  // in the order of tensor.h
 
 struct ActivationArgs {
   const void* gate_up;
@@ -255,6 +277,8 @@ struct BranchArgs {
   KERNEL(norm, NormArgs)                                                                                               \
   KERNEL(layer_norm, LayerNormArgs)                                                                                    \
   KERNEL(head_norm, HeadNormArgs)                                                                                      \
+  KERNEL(head_squares, HeadSquaresArgs)                                                                                \
+  KERNEL(joint_norm, JointNormArgs)                                                                                    \
   KERNEL(rotary_store, RotaryArgs)                                                                                     \
   KERNEL(act_mul, ActivationArgs)                                                                                      \
   KERNEL(activate, PointwiseArgs)                                                                                      \

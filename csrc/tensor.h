@@ -227,7 +227,7 @@ inline std::optional<Kept> convert(nb::handle source) {
 
 template <>
 inline Activation convert(nb::handle source) {
-  constexpr const char* names[] = {"silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"};
+  constexpr const char* names[] = {"silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"};
   for (int i = 0; i < static_cast<int>(std::size(names)); ++i)  // in the order of `Activation`
     if (PyUnicode_Check(source.ptr()) && PyUnicode_CompareWithASCIIString(source.ptr(), names[i]) == 0)
       return static_cast<Activation>(i);

@@ -196,7 +196,7 @@ def test_matrices_that_do_not_divide_into_blocks_stay(tmp_path: Path) -> None:
     ("name", "changes", "words"),
     [
         ("opt", {}, "no GGUF files of OPTForCausalLM"),
-        ("olmo2", {}, "no GGUF files of Olmo2ForCausalLM"),
+        ("gemma", {}, "no GGUF files of GemmaForCausalLM"),
         ("llama-dynamic", {}, "kind='dynamic'"),
         ("llama-yarn-more", {}, "scaling="),
         ("qwen2-windows", {}, "windows="),

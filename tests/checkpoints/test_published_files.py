@@ -116,7 +116,7 @@ def test_a_config_without_a_dtype_is_as_its_weights(tmp_path: Path, dtype: torch
 
 @pytest.mark.parametrize(
     ("name", "architectures"),
-    [("qwen3", None), ("gemma3", None), ("qwen3moe", None), ("granite", "GraniteForCausalLM"), ("olmo2", None)],
+    [("qwen3", None), ("gemma3", None), ("qwen3moe", None), ("granite", "GraniteForCausalLM"), ("gemma", None)],
 )
 def test_configs_that_do_not_list_a_class(tmp_path: Path, name: str, architectures: str | None) -> None:
     path = edit(write_family(tmp_path / "model", name), architectures=architectures)

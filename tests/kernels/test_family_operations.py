@@ -1,7 +1,7 @@
 """Operations that some families need: against float64, native against the twin, and rows by themselves."""
 
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -81,6 +81,57 @@ def test_head_norm_is_a_norm_of_each_head(kernels: Kernels, dtype: torch.dtype, 
         if head < heads + kv_heads:
             kernels.rms_norm(expected, q_weight if head < heads else k_weight, 1e-5, expected, plus_one)
         assert same_bits(after[:, head].contiguous(), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(3, 2, 40), (6, 1, 16), (1, 1, 8)])
+def test_joint_norms(kernels: Kernels, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
+    """Of all heads together, and by ranks that have some of them, with the same bits."""
+    qkv = random(5, (heads + 2 * kv_heads) * dim, dtype=dtype, spread=3)
+    q, k, v = qkv.split((heads * dim, kv_heads * dim, kv_heads * dim), 1)
+    weights = random(heads * dim, dtype=dtype, seed=1), random(kv_heads * dim, dtype=dtype, seed=2)
+
+    def squares(x: Tensor, n: int, m: int) -> tuple[Tensor, Tensor]:
+        found = torch.full((5, n), torch.nan), torch.full((5, m), torch.nan)
+        kernels.head_squares(x, *found)
+        return found
+
+    own = squares(qkv, heads, kv_heads)
+    for found, part in zip(own, (q, k), strict=True):
+        exact = part.double().reshape(5, -1, dim).square().sum(-1)
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
+    out = in_place(lambda x: kernels.joint_norm(x, *weights, *own, heads, 1e-5), qkv)
+    for part, weight, new in zip(
+        (q, k), weights, out.split((heads * dim, kv_heads * dim, kv_heads * dim), 1)[:2], strict=True
+    ):
+        mean = part.double().square().mean(-1, keepdim=True)
+        assert close(new, part.double() / (mean + 1e-5).sqrt() * weight.double(), 4)
+    assert same_bits(out[:, -kv_heads * dim :].contiguous(), v.contiguous())
+    if heads > 1 and heads % kv_heads == 0:  # a rank with the first query head and the first key head
+        part = torch.cat((q[:, :dim], k[:, :dim], v[:, :dim]), 1).contiguous()
+        few = [weight[:dim].contiguous() for weight in weights]
+        alone = in_place(lambda x: kernels.joint_norm(x, *few, *own, 1, 1e-5), part)
+        assert same_bits(alone[:, :dim].contiguous(), out[:, :dim].contiguous())
+        assert same_bits(alone[:, dim : 2 * dim].contiguous(), out[:, heads * dim : (heads + 1) * dim].contiguous())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_behind_rotation(kernels: Kernels, dtype: torch.dtype) -> None:
+    rows, heads, kv_heads, dim = 5, 3, 2, 40
+    qkv, angles = random(rows, (heads + 2 * kv_heads) * dim, dtype=dtype), random(9, dim // 2, seed=3, spread=9)
+    cos_sin, positions, slots = torch.cat((angles.cos(), angles.sin()), 1), ints(1, 2, 0, 8, 5), torch.arange(rows)
+    weights = random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)
+
+    def rotate(*norms: Any) -> tuple[Tensor, Tensor]:
+        q = torch.full((rows, heads, dim), torch.nan, dtype=dtype)
+        keys, values = (torch.full((1, kv_heads, BLOCK, dim), torch.nan, dtype=dtype) for _ in range(2))
+        kernels.rotary_store(qkv, positions, slots, cos_sin, q, keys, values, *norms)
+        return q, keys[0, :, :rows].transpose(0, 1).contiguous()
+
+    for found, plain, weight in zip(rotate(*weights, 1e-5), rotate(), weights, strict=True):
+        expected = plain.view(-1, dim).clone()
+        kernels.rms_norm(expected, weight, 1e-5, expected)
+        assert same_bits(found.view(-1, dim), expected)
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))
@@ -198,6 +249,12 @@ def test_capped_scores(kernels: Kernels, dtype: torch.dtype, cap: float) -> None
         assert (out[row].double() - exact).abs().max() <= (2e-5 if dtype is torch.float32 else 2.0**-7 * 2)
     assert (attend(kernels, q, keys, values, view, 0.25).double() - out.double()).abs().max() > 0.05
     assert exact_attention(q, keys, values, view).shape == out.shape
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_squared_relu(kernels: Kernels, dtype: torch.dtype) -> None:
+    x = random(5, 100, dtype=dtype, spread=6)
+    assert close(in_place(lambda y: kernels.activate(y, "relu2"), x), x.double().clamp(min=0).square(), 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

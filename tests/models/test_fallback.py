@@ -28,7 +28,7 @@ from parlay.types.storage import Made
 
 def test_known_modules_are_replaced(checkpoint: Callable[[str], Path]) -> None:
     """Of what computes, embeddings alone stay torch's, whatever a norm is called and however a weight is stored."""
-    for name in ("olmo2", "gpt2", "starcoder2", "gemma", "phi"):
+    for name in ("gemma", "gpt2", "starcoder2", "gemma", "phi"):
         model: Any = load_model(describe_model(str(checkpoint(name))), torch.float32, LENGTH, select_kernels())
         leaves = [type(module) for module in model._base.modules() if not list(module.children())]
         left = {kind.__name__ for kind in leaves if not kind.__module__.startswith("parlay")}
@@ -37,7 +37,7 @@ def test_known_modules_are_replaced(checkpoint: Callable[[str], Path]) -> None:
 
 def test_speculation_changes_no_token(tmp_path: Path) -> None:
     """And exact by the self-check."""
-    plain = assert_speculation_changes_no_token(tmp_path, "olmo2", 24)
+    plain = assert_speculation_changes_no_token(tmp_path, "gemma", 24)
     assert plain.engine.numerics.exact
     assert plain.numerics_id.endswith("/exact")
     assert "+transformers-" in plain.numerics_id
@@ -84,23 +84,23 @@ def test_rows_that_depend_on_their_number_are_said_aloud(
 def test_what_looks_at_other_rows_is_refused(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers.models.olmo2.modeling_olmo2 import Olmo2MLP
+    from transformers.models.gemma.modeling_gemma import GemmaMLP
 
-    forward = Olmo2MLP.forward
-    monkeypatch.setattr(Olmo2MLP, "forward", lambda self, x: forward(self, x + x.roll(1, dims=1)))
+    forward = GemmaMLP.forward
+    monkeypatch.setattr(GemmaMLP, "forward", lambda self, x: forward(self, x + x.roll(1, dims=1)))
     for dtype in (torch.float32, torch.bfloat16):
         with pytest.raises(ModelError, match=r"in pieces, so something besides attention"):
-            make_runner(checkpoint("olmo2"), dtype)
+            make_runner(checkpoint("gemma"), dtype)
 
 
 def test_what_looks_into_modules_is_refused(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers.models.olmo2.modeling_olmo2 import Olmo2MLP
+    from transformers.models.gemma.modeling_gemma import GemmaMLP
 
-    monkeypatch.setattr(Olmo2MLP, "forward", lambda self, x: x @ self.up_proj.weight.T @ self.up_proj.weight)
+    monkeypatch.setattr(GemmaMLP, "forward", lambda self, x: x @ self.up_proj.weight.T @ self.up_proj.weight)
     with pytest.raises(ModelError, match="its class does not run with parlay's modules"):
-        make_runner(checkpoint("olmo2"))
+        make_runner(checkpoint("gemma"))
 
 
 def test_what_computes_something_else_is_refused(
@@ -135,13 +135,13 @@ NAME = "model.layers.1.mlp.up_proj.weight"
 def test_weights_that_do_not_fit(
     checkpoint: Callable[[str], Path], tmp_path: Path, change: Callable[[dict[str, Tensor]], None], message: str
 ) -> None:
-    path = damaged(checkpoint("olmo2"), tmp_path, change)
+    path = damaged(checkpoint("gemma"), tmp_path, change)
     with pytest.raises(ModelError, match=message):
         make_runner(path)
 
 
 def test_pickled_weights_and_memory(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    path = checkpoint("olmo2")
+    path = checkpoint("phi")
     config = describe_model(str(path))
     tensors = load_file(path / "model.safetensors")
     assert weight_bytes(config, torch.bfloat16) == 2 * sum(t.numel() for t in tensors.values())
@@ -181,7 +181,7 @@ REFUSALS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("GraniteSWA", "ForCausalLM", {"num_hidden_layers": 2}, "it asks attention for sinks"),
     ("DeepseekV3", "ForCausalLM", {"num_hidden_layers": 2}, "values have another width than its keys|columns"),
     ("StableLm", "ForCausalLM", {"num_hidden_layers": 2}, "do not hand arguments of a call on to attention"),
-    ("Olmo2", "ForCausalLM", {"num_hidden_layers": 2, "hidden_size": 40, "num_attention_heads": 4}, "10 columns"),
+    ("Gemma", "ForCausalLM", {"num_hidden_layers": 2, "head_dim": 10}, "10 columns"),
     ("DiffLlama", "ForCausalLM", {"num_hidden_layers": 2}, "several times in a layer"),
 )
 
@@ -195,17 +195,17 @@ def test_refusals_say_why(tmp_path: Path, prefix: str, suffix: str, changes: dic
 
 
 def test_convolutions_are_refused(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers.models.olmo2.modeling_olmo2 import Olmo2MLP
+    from transformers.models.gemma.modeling_gemma import GemmaMLP
 
-    made = Olmo2MLP.__init__
+    made = GemmaMLP.__init__
 
     def with_convolution(self: Any, config: Any) -> None:
         made(self, config)
         self.mix = torch.nn.Conv1d(8, 8, 3)
 
-    monkeypatch.setattr(Olmo2MLP, "__init__", with_convolution)
+    monkeypatch.setattr(GemmaMLP, "__init__", with_convolution)
     with pytest.raises(ModelError, match="it is convolutional"):
-        describe_model(str(checkpoint("olmo2")))
+        describe_model(str(checkpoint("gemma")))
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
 
 
 def test_without_transformers(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    path = str(checkpoint("olmo2"))
+    path = str(checkpoint("gemma"))
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModelError, match=r"pip install 'parlay\[transformers\]'"):
         describe_model(path)
@@ -239,7 +239,7 @@ def test_what_bfloat16_hides_is_not_called_exact(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = str(checkpoint("olmoe"))
+    path = str(checkpoint("flexolmo"))
     llm = LLM(path, max_model_len=32, dtype="bfloat16")
     assert llm.numerics_id.endswith("/up-to-floating-point")
     assert "bfloat16 hides what torch's " in caplog.text
@@ -251,12 +251,13 @@ def test_what_bfloat16_hides_is_not_called_exact(
 
 def test_the_survey_names_what_torch_computes(checkpoint: Callable[[str], Path]) -> None:
     rest = {
-        name: make_runner(checkpoint(name)).model.rest for name in ("olmo2", "gpt2", "cohere", "vaultgemma", "olmoe")
+        name: make_runner(checkpoint(name)).model.rest
+        for name in ("gemma", "gpt2", "cohere", "vaultgemma", "flexolmo")
     }
-    assert rest["olmo2"] == rest["gpt2"] == rest["cohere"] == ()
+    assert rest["gemma"] == rest["gpt2"] == rest["cohere"] == ()
     assert rest["vaultgemma"] == ("tanh",)
-    assert {"mm", "topk"} <= set(rest["olmoe"])
-    twins = make_runner(checkpoint("olmo2"), kernels="reference")
+    assert {"mm", "topk"} <= set(rest["flexolmo"])
+    twins = make_runner(checkpoint("gemma"), kernels="reference")
     assert twins.model.rest == (), "what kernels do is theirs"
 
 
@@ -264,20 +265,20 @@ def test_the_survey_names_what_torch_computes(checkpoint: Callable[[str], Path])
 def test_rotary_tables(kind: str) -> None:
     """As one call that reaches the last position would have it, whatever is asked for and however long the table."""
     import transformers
-    from transformers.models.olmo2.modeling_olmo2 import Olmo2RotaryEmbedding
+    from transformers.models.gemma.modeling_gemma import GemmaRotaryEmbedding
 
     numbers = {"longrope": {"original_max_position_embeddings": 32, **FACTORS}}.get(kind, {})
     shape = SMALL | {"max_position_embeddings": 64} | rope(kind, factor=4.0, **numbers)
-    config = transformers.Olmo2Config(**shape)
+    config = transformers.GemmaConfig(**shape)
     x, everything = torch.zeros(1, 1, 64), torch.arange(300)[None]
-    expected = Olmo2RotaryEmbedding(config)(x, everything)
-    table = RotaryTable(Olmo2RotaryEmbedding(config), 300)
+    expected = GemmaRotaryEmbedding(config)(x, everything)
+    table = RotaryTable(GemmaRotaryEmbedding(config), 300)
     some = torch.tensor([[250, 3, 3, 127, 0]])
     for found, whole_table, right in zip(table(x, some), table(x, everything), expected, strict=True):
         torch.testing.assert_close(whole_table, right, atol=1e-6, rtol=0)
         assert torch.equal(found, whole_table[:, some[0]])
     if kind == "default":
-        shorter = RotaryTable(Olmo2RotaryEmbedding(config), 131)
+        shorter = RotaryTable(GemmaRotaryEmbedding(config), 131)
         for part, right in zip(shorter(x, everything[:, :131]), table(x, everything), strict=True):
             assert torch.equal(part, right[:, :131])
 

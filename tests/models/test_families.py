@@ -39,7 +39,7 @@ def test_equal_to_transformers(
     runner = make_runner(path)
     expected = assert_as_transformers(runner, path)
     assert bool(runner._graphs._graphs) == (own and not runner.kernels.name.startswith("reference"))
-    if own or name == "cohere2":
+    if own or name == "cohere":
         twins = logits_in_pieces(make_runner(path, kernels="reference"), random_tokens(), [33])
         torch.testing.assert_close(twins, expected, atol=1e-4, rtol=0)
     assert not [record for record in caplog.records if record.name.startswith("parlay")]
@@ -77,7 +77,7 @@ def test_llamas_of_every_shape(tmp_path: Path, shape: str) -> None:
 
 
 # In the others torch computes products and hyperbolic tangents, which may or may not be exact on a machine.
-EXACT = (*FAMILIES, *(name for name in OTHERS if name not in ("olmoe", "vaultgemma")))
+EXACT = (*FAMILIES, *(name for name in OTHERS if name not in ("flexolmo", "vaultgemma")))
 
 
 @crossed(name=EXACT, dtype=[torch.float32, torch.bfloat16])
@@ -88,7 +88,7 @@ def test_pieces_give_the_same_bits(checkpoint: Callable[[str], Path], name: str,
         assert torch.equal(logits_in_pieces(runner, tokens, cuts), whole)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "olmo2", "gpt2", "cohere"])
+@pytest.mark.parametrize("name", [*FAMILIES, "gpt2", "cohere"])
 def test_bfloat16_is_near(checkpoint: Callable[[str], Path], name: str) -> None:
     path, tokens = checkpoint(name), random_tokens(seed=2)
     found = logits_in_pieces(make_runner(path, torch.bfloat16), tokens, [])
@@ -113,6 +113,7 @@ ONE_EACH += (
     "ernie4_5",
 )
 ONE_EACH += ("glm", "glm4", "exaone4-windows", "ministral3")
+ONE_EACH += ("olmo3", "olmoe", "minimaxm2", "arcee", "hunyuan", "cohere2")
 ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gptoss")
 
 

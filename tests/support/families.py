@@ -236,6 +236,46 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             **rope("yarn", factor=8.0, original_max_position_embeddings=64, truncate=False),
         },
     ),
+    "olmo2": ("Olmo2", {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}),
+    "olmo2-dynamic": ("Olmo2", rope("dynamic", factor=4.0) | {"max_position_embeddings": 32}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": 9,
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 64,
+                    "rope_theta": 500.0,
+                },
+            },
+        },
+    ),
+    "olmoe": ("Olmoe", {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 2}),
+    "minimaxm2": (
+        "MiniMaxM2",
+        {
+            "num_local_experts": 7,
+            "num_experts_per_tok": 2,
+            **rope("default", partial_rotary_factor=0.5),
+        },
+    ),
+    "arcee": ("Arcee", {"mlp_bias": True, "head_dim": 24}),
+    "hunyuan": ("HunYuanDenseV1", {"head_dim": 32}),
+    "hunyuan-alpha": ("HunYuanDenseV1", rope("dynamic", factor=1.0, alpha=50.0)),
+    "cohere2": (
+        "Cohere2",
+        {
+            "head_dim": None,
+            "logit_scale": 0.25,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "head_dim": None, "tie_word_embeddings": True}),
     "qwen3moe-weights-as-they-are": (
         "Qwen3Moe",
@@ -245,22 +285,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 # Classes that no family file serves.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "olmo2": ("Olmo2", {}),
-    "olmo2-dynamic": ("Olmo2", rope("dynamic", factor=4.0) | {"max_position_embeddings": 32}),
-    "olmo2-longrope": ("Olmo2", rope("longrope", original_max_position_embeddings=32, factor=4.0, **FACTORS)),
     "gpt2": ("GPT2", {"head_dim": None, "tie_word_embeddings": True}),
     "gptneox": ("GPTNeoX", {"head_dim": None}),
     "gptbigcode": ("GPTBigCode", {"head_dim": None, "multi_query": True}),
     "starcoder2": ("Starcoder2", {"head_dim": None, "sliding_window": 11}),
     "cohere": ("Cohere", {"logit_scale": 0.25, "tie_word_embeddings": True, "use_qk_norm": True}),
-    "cohere2": (
-        "Cohere2",
-        {
-            "logit_scale": 0.25,
-            "sliding_window": 9,
-            "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
-        },
-    ),
     "phi": ("Phi", {"head_dim": None}),
     "gemma": ("Gemma", {"tie_word_embeddings": True}),
     "vaultgemma": (
@@ -272,7 +301,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
-    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
+    "flexolmo": ("FlexOlmo", {"num_experts": 6, "num_experts_per_tok": 2}),
 }
 
 

@@ -64,6 +64,14 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "exaone4-windows": {},
     "mellum": {"mlp_layer_types": None},
     "gptoss": {},
+    "olmo2": {},
+    "olmo3": {},
+    "olmoe": {},
+    "minimaxm2": {},
+    "arcee": {"mlp_bias": False},
+    "hunyuan": {},
+    "hunyuan-alpha": {},
+    "cohere2": {"layer_types": None, "num_hidden_layers": 4},
 }
 _KEYS = {
     "context_length": "max_position_embeddings",

@@ -25,7 +25,7 @@ from parlay.weights.weight import Weight
 
 __all__ = ["Activation", "AttentionView", "Filters", "Kernels"]
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
 
 
 class Kernels(Drawing, Protocol):
@@ -129,6 +129,41 @@ class Kernels(Drawing, Protocol):
         """
         ...
 
+    def head_squares(self, qkv: Tensor, q_squares: Tensor, k_squares: Tensor) -> None:
+        """Write the sum of squares of every query head and every key head.
+
+        Args:
+            qkv: T `[rows, (H + 2 KV) * D]`, queries, then keys, then values.
+            q_squares: float32 `[rows, H]`.
+            k_squares: float32 `[rows, KV]`.
+        """
+        ...
+
+    def joint_norm(
+        self,
+        qkv: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        q_squares: Tensor,
+        k_squares: Tensor,
+        heads: int,
+        eps: float,
+    ) -> None:
+        """`rms_norm` of all query heads together and of all key heads together, in place.
+
+        The means are of the sums of squares, added in their order; some heads may be on other ranks.
+
+        Args:
+            qkv: T `[rows, (H + 2 KV) * D]`, queries, then keys, then values, which stay as they are.
+            q_weight: T `[H * D]`.
+            k_weight: T `[KV * D]`.
+            q_squares: float32 `[rows, at least H]`, of `head_squares`, of all ranks.
+            k_squares: float32 `[rows, at least KV]`, likewise.
+            heads: H.
+            eps: added to the mean.
+        """
+        ...
+
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:
         """`out = rounded((x - mean(x)) * rsqrt(mean((x - mean(x))^2) + eps) * weight + bias)`; `out` may be `x`.
 
@@ -167,6 +202,9 @@ class Kernels(Drawing, Protocol):
         q_out: Tensor,
         key_cache: Tensor,
         value_cache: Tensor,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 0.0,
     ) -> None:
         """Rotate queries and keys (rounded once) and store keys and values in the cache.
 
@@ -184,6 +222,9 @@ class Kernels(Drawing, Protocol):
             q_out: T `[rows, H, D]`.
             key_cache: T `[num_blocks, KV, block_size, D]`.
             value_cache: T `[num_blocks, KV, block_size, D]`.
+            q_norm: T `[D]`, weight of an `rms_norm` of each query head behind its rotation; None for none.
+            k_norm: T `[D]`, likewise of key heads.
+            eps: of both.
         """
         ...
 
@@ -224,7 +265,8 @@ class Kernels(Drawing, Protocol):
         """`out = rounded(rounded(activation(gate)) * up)`.
 
         "silu" is `x / (1 + e^-x)`; "gelu" is `x Phi(x)` with the normal distribution function Phi; "gelu_tanh" is
-        its approximation `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`; "relu" is `max(x, 0)`;
+        its approximation `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`; "relu" is `max(x, 0)`, "relu2"
+        its square;
         "clamped_swiglu" is `x / (1 + e^(-1.702 x))` of `min(x, 7)`, and takes `rounded(clamp(up, -7, 7) + 1)` for
         `up`, as gpt-oss does.
 

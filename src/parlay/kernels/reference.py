@@ -49,6 +49,10 @@ def _clamped_swiglu(x: FloatArray) -> FloatArray:
     return x / (np.float32(1) + power)
 
 
+def _relu2(x: FloatArray) -> FloatArray:
+    return np.square(_relu(x))
+
+
 def _cap(x: FloatArray, cap: float) -> FloatArray:
     # numpy's float32 tanh may take another way through a tail; float64 leaves nothing of that.
     return (cap * np.tanh(x.astype(np.float64) / cap)).astype(np.float32)
@@ -72,6 +76,7 @@ _ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
+    "relu2": _relu2,
     "clamped_swiglu": _clamped_swiglu,
 }
 
@@ -123,6 +128,34 @@ class ReferenceKernels(ReferenceDrawing):
             normal = torch.from_numpy(_rms(part.float().contiguous().numpy(), eps))
             part.copy_(_weighted(normal, weight, plus_one))
 
+    def head_squares(self, qkv: Tensor, q_squares: Tensor, k_squares: Tensor) -> None:  # noqa: D102
+        heads, kv_heads = q_squares.shape[1], k_squares.shape[1]
+        squares = np.square(qkv.view(len(qkv), heads + 2 * kv_heads, -1).float().numpy()).sum(axis=-1)
+        q_squares.copy_(torch.from_numpy(squares[:, :heads]))
+        k_squares.copy_(torch.from_numpy(squares[:, heads : heads + kv_heads]))
+
+    def joint_norm(  # noqa: D102
+        self,
+        qkv: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        q_squares: Tensor,
+        k_squares: Tensor,
+        heads: int,
+        eps: float,
+    ) -> None:
+        first, last = len(q_weight), len(q_weight) + len(k_weight)
+        for part, weight, squares in (
+            (qkv[:, :first], q_weight, q_squares),
+            (qkv[:, first:last], k_weight, k_squares),
+        ):
+            total = np.zeros((len(qkv), 1), np.float32)
+            for h in range(squares.shape[1]):
+                total = total + squares[:, h : h + 1].numpy()
+            mean = total / np.float32(squares.shape[1] * (len(q_weight) // heads))
+            scale = torch.from_numpy(np.float32(1) / np.sqrt(mean + np.float32(eps)))
+            part.copy_(_weighted(part.float() * scale, weight, plus_one=False))
+
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
         values = x.float().numpy()
         distances = values - values.sum(axis=1, keepdims=True) / np.float32(x.shape[1])
@@ -144,6 +177,9 @@ class ReferenceKernels(ReferenceDrawing):
         q_out: Tensor,
         key_cache: Tensor,
         value_cache: Tensor,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 0.0,
     ) -> None:
         rows, heads, head_dim = q_out.shape
         _, kv_heads, block_size, _ = key_cache.shape
@@ -152,6 +188,10 @@ class ReferenceKernels(ReferenceDrawing):
         turning, still = all_heads[:, : heads + kv_heads].tensor_split((cos_sin.shape[1],), dim=-1)
         a, b = turning.float().chunk(2, dim=-1)
         rotated = torch.cat(((a * cos - b * sin).to(qkv.dtype), (b * cos + a * sin).to(qkv.dtype), still), dim=-1)
+        if q_norm is not None and k_norm is not None:
+            for part, weight in ((rotated[:, :heads], q_norm), (rotated[:, heads:], k_norm)):
+                normal = torch.from_numpy(_rms(part.float().contiguous().numpy(), eps))
+                part.copy_(_weighted(normal, weight, plus_one=False))
         q_out.copy_(rotated[:, :heads])
         stored = slots >= 0
         block, offset = slots[stored] // block_size, slots[stored] % block_size

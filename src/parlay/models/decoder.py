@@ -4,6 +4,7 @@ Pre-norm residual layers of grouped-query attention with rotary positions and a 
 mixture of experts.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -20,6 +21,7 @@ from parlay.models.layers import (
     GatedMLP,
     HeadNorms,
     OutputLayer,
+    PlainMLP,
     whole_linear,
 )
 from parlay.models.moe import ExpertBiases, MixtureOfExperts
@@ -66,6 +68,8 @@ def further_tensors(config: ModelConfig) -> tuple[str, ...]:
 def _norm_names(config: ModelConfig) -> tuple[str, ...]:
     """Return the names of a layer's norms: before attention and the MLP, and after each, as far as it has them."""
     style = config.style
+    if style.parallel:
+        return ("input_layernorm",)
     if not style.post_norms:
         return "input_layernorm", "post_attention_layernorm"
     before = ("input_layernorm", "pre_feedforward_layernorm") if style.pre_norms else ()
@@ -85,8 +89,10 @@ def attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes["self_attn.o_proj.weight"] = (h, q)
     if style.output_bias:
         shapes["self_attn.o_proj.bias"] = (h,)
-    if style.head_norms:
+    if style.head_norms or style.late_norms:
         shapes |= {f"self_attn.{x}_norm.weight": (config.head_dim,) for x in "qk"}
+    if style.joint_norms:
+        shapes |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
     if style.sinks:
         shapes["self_attn.sinks"] = (config.num_heads,)
     return shapes
@@ -122,6 +128,7 @@ def _expert_shapes(config: ModelConfig, experts: Experts) -> dict[str, tuple[int
 def _network_shapes(config: ModelConfig, prefix: str, inner: int) -> dict[str, tuple[int, ...]]:
     style, h = config.style, config.hidden_size
     widths = {"gate_up_proj": 2 * inner} if style.fused_mlp else {"gate_proj": inner, "up_proj": inner}
+    widths = widths if style.gated else {"up_proj": inner}
     shapes: dict[str, tuple[int, ...]] = {f"{prefix}.{name}.weight": (width, h) for name, width in widths.items()}
     shapes[f"{prefix}.down_proj.weight"] = (h, inner)
     if style.mlp_bias:
@@ -154,16 +161,12 @@ def make_attention(
             found = [read(f"self_attn.{x}_proj.bias") for x in "qkv"]
         return [bias[order] for bias, order in zip(found, orders, strict=False)] + found[len(orders) :]
 
-    norms = None
-    if style.head_norms:
-        norms = HeadNorms(
-            read("self_attn.q_norm.weight"), read("self_attn.k_norm.weight"), config.rms_norm_eps, style.plus_one
-        )
     # A rank has whole key heads, each with the query heads that read it.
     shared = config.num_heads // config.num_kv_heads * config.head_dim
     queries = group.bounds(q, shared)
     begin, end = group.share(queries)
     units = shared, config.head_dim, config.head_dim
+    norms = _head_norms(config, read, group) if style.head_norms or style.late_norms or style.joint_norms else None
     return Attention(
         qkv=ColumnParallelLinear(kernels, weights(), group, biases() if style.qkv_bias else None, units),
         output=whole_linear(
@@ -187,38 +190,63 @@ def make_attention(
     )
 
 
-def make_mlp(config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group) -> GatedMLP:
+def _head_norms(config: ModelConfig, read: TensorReader, group: Group) -> HeadNorms:
+    style, dim = config.style, config.head_dim
+    weights = [read(f"self_attn.{x}_norm.weight") for x in "qk"]
+    bounds: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    if style.joint_norms:
+        keys = group.bounds(config.num_kv_heads)
+        queries = tuple(bound * (config.num_heads // config.num_kv_heads) for bound in keys)
+        bounds = queries, keys
+        if style.interleaved:
+            weights = [
+                w[halves(config, n)] for w, n in zip(weights, (config.num_heads, config.num_kv_heads), strict=True)
+            ]
+        shares = [group.share(each) for each in bounds]
+        weights = [w[begin * dim : end * dim].contiguous() for w, (begin, end) in zip(weights, shares, strict=True)]
+    return HeadNorms(
+        query=weights[0],
+        key=weights[1],
+        eps=config.rms_norm_eps,
+        plus_one=style.plus_one,
+        late=style.late_norms,
+        joint=style.joint_norms,
+        group=group,
+        bounds=bounds,
+    )
+
+
+def make_mlp(config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group) -> GatedMLP | PlainMLP:
     """Read the feed-forward network of a layer."""
     return _network(config, read, kernels, group, "mlp", config.intermediate_size)
 
 
 def _network(
     config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group, prefix: str, inner: int
-) -> GatedMLP:
+) -> GatedMLP | PlainMLP:
     style = config.style
+    parts = ("gate", "up") if style.gated else ("up",)
 
     def weights() -> list[Weight]:
         if style.fused_mlp:
             fused = read.weight(f"{prefix}.gate_up_proj.weight")
             return [fused.outputs(0, inner), fused.outputs(inner, 2 * inner)]
-        return [read.weight(f"{prefix}.{name}_proj.weight") for name in ("gate", "up")]
+        return [read.weight(f"{prefix}.{name}_proj.weight") for name in parts]
 
     def biases() -> list[Tensor]:
         if style.fused_mlp:
             return list(read(f"{prefix}.gate_up_proj.bias").tensor_split(2))
-        return [read(f"{prefix}.{name}_proj.bias") for name in ("gate", "up")]
+        return [read(f"{prefix}.{name}_proj.bias") for name in parts]
 
-    return GatedMLP(
-        ColumnParallelLinear(kernels, weights(), group, biases() if style.mlp_bias else None),
-        whole_linear(
-            kernels,
-            read.weight(f"{prefix}.down_proj.weight"),
-            group,
-            group.output_bounds(inner),
-            read(f"{prefix}.down_proj.bias") if style.mlp_bias else None,
-        ),
-        style.activation,
+    first = ColumnParallelLinear(kernels, weights(), group, biases() if style.mlp_bias else None)
+    down = whole_linear(
+        kernels,
+        read.weight(f"{prefix}.down_proj.weight"),
+        group,
+        group.output_bounds(inner),
+        read(f"{prefix}.down_proj.bias") if style.mlp_bias else None,
     )
+    return (GatedMLP if style.gated else PlainMLP)(first, down, style.activation)
 
 
 def _experts(
@@ -269,14 +297,14 @@ class DecoderLayer:
     ) -> None:
         """Read what layer `index` needs by its names within a layer."""
         style = config.style
-        self._eps = config.rms_norm_eps
-        self._plus_one = style.plus_one
+        self._norm = norm_of(config)
+        self._parallel = style.parallel
         self._residual_scale = style.residual_scale
         norms = [read(f"{name}.weight") for name in _norm_names(config)]
-        before = 2 if style.pre_norms else 0
+        before = len(norms) if not style.post_norms else 2 if style.pre_norms else 0
         self._pre_norms, self._post_norms = norms[:before], norms[before:]
         self._attention = make_attention(config, index, read, kernels, group, tables)
-        self._mlp: GatedMLP | MixtureOfExperts
+        self._mlp: GatedMLP | PlainMLP | MixtureOfExperts
         if style.experts and style.experts.sparse[index]:
             self._mlp = _experts(config, style.experts, read, kernels, group)
         else:
@@ -286,30 +314,55 @@ class DecoderLayer:
         """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
         x = self._begin(0, residual, delta, context)
         mixed = self._finish(0, self._attention(x, context, cache), context.kernels)
+        if self._parallel:
+            both = self._finish(1, self._mlp(x, context), context.kernels)
+            context.kernels.add_embedding(both, mixed, torch.arange(len(both), dtype=torch.int32))
+            return both
         x = self._begin(1, residual, mixed, context)
         return self._finish(1, self._mlp(x, context), context.kernels)
 
     def _begin(self, part: int, residual: Tensor, delta: Tensor | None, context: ForwardContext) -> Tensor:
         """Add `delta` to `residual` in place; return what a part of the layer reads."""
-        kernels = context.kernels
         if not self._pre_norms:
             if delta is not None:
-                kernels.add_embedding(residual, delta, torch.arange(len(residual), dtype=torch.int32))
+                each = torch.arange(len(residual), dtype=torch.int32)
+                context.kernels.add_embedding(residual, delta, each)
             return residual
-        x, norm = context.buffers("normed", residual.shape[1]), self._pre_norms[part]
-        if delta is None:
-            kernels.rms_norm(residual, norm, self._eps, x, self._plus_one)
-        else:
-            kernels.add_rms_norm(residual, delta, norm, self._eps, x, self._plus_one)
+        x = context.buffers("normed", residual.shape[1])
+        self._norm(context.kernels, residual, delta, self._pre_norms[part], x)
         return x
 
     def _finish(self, part: int, x: Tensor, kernels: Kernels) -> Tensor:
         """Do in place what a family does to x before it joins the residual stream."""
         if self._post_norms:
-            kernels.rms_norm(x, self._post_norms[part], self._eps, x, self._plus_one)
+            self._norm(kernels, x, None, self._post_norms[part], x)
         if self._residual_scale != 1:
             kernels.scale(x, self._residual_scale)
         return x
+
+
+Norm = Callable[[Kernels, Tensor, Tensor | None, Tensor, Tensor], None]
+
+
+def norm_of(config: ModelConfig) -> Norm:
+    """Return the norm of a model's states: it adds the third argument to the second, and writes to the last one."""
+    eps, plus_one = config.rms_norm_eps, config.style.plus_one
+    nothing = torch.zeros(config.hidden_size if config.style.layer_norms else 0)
+
+    def rms(kernels: Kernels, x: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor) -> None:
+        if delta is None:
+            kernels.rms_norm(x, weight, eps, out, plus_one)
+        else:
+            kernels.add_rms_norm(x, delta, weight, eps, out, plus_one)
+
+    def layer(kernels: Kernels, x: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor) -> None:
+        bias = nothing.to(weight.dtype)
+        if delta is None:
+            kernels.layer_norm(x, weight, bias, eps, out)
+        else:
+            kernels.add_layer_norm(x, delta, weight, bias, eps, out)
+
+    return layer if config.style.layer_norms else rms
 
 
 class Decoder:
@@ -402,8 +455,7 @@ class Decoder:
         if not self._pipeline.last:
             _add(delta, None, handed, kernels)
             return handed
-        eps, plus_one = self.config.rms_norm_eps, self.config.style.plus_one
-        kernels.add_rms_norm(residual, delta, self._norm, eps, handed, plus_one)
+        norm_of(self.config)(kernels, residual, delta, self._norm, handed)
         if self.config.num_layers in states:
             _add(residual, None, states[self.config.num_layers], kernels)
         return handed

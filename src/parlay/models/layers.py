@@ -308,14 +308,53 @@ class OutputLayer:
         group.gather(own, out, self._bounds)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadNorms:
-    """RMS norms of single heads, weights `[head_dim]`."""
+    """RMS norms of queries and keys.
+
+    Attributes:
+        query, key: weights, `[head_dim]`; of joint norms those of this rank's heads, `[heads * head_dim]`.
+        eps: added to means.
+        plus_one: weights are stored less one.
+        late: heads are normalised after they turned.
+        joint: all heads are normalised together, before they turn.
+        group: the ranks that have heads.
+        bounds: of joint norms, whose query heads and key heads are whose.
+    """
 
     query: Tensor
     key: Tensor
     eps: float
-    plus_one: bool
+    plus_one: bool = False
+    late: bool = False
+    joint: bool = False
+    group: Group = ALONE
+    bounds: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+
+    def before(self, qkv: Tensor, heads: int, context: ForwardContext) -> None:
+        """Normalise what is normalised before it turns, `[rows, own queries, keys and values]`, in place."""
+        kernels = context.kernels
+        if self.joint:
+            q, k = self._squares(qkv, context)
+            if heads:
+                kernels.joint_norm(qkv, self.query, self.key, q, k, heads, self.eps)
+        elif not self.late:
+            kernels.head_norm(qkv, self.query, self.key, heads, self.eps, self.plus_one)
+
+    def _squares(self, qkv: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
+        """Return the sums of squares of all ranks' query heads and key heads, float32 `[rows, heads]`."""
+        found, shares = [], [self.group.share(each) for each in self.bounds]
+        for role, (begin, end) in zip(("query squares", "key squares"), shares, strict=True):
+            found.append(context.buffers(role, end - begin, torch.float32))
+        if found[0].shape[1]:
+            context.kernels.head_squares(qkv, *found)
+        if self.group.size == 1:
+            return found[0], found[1]
+        whole: list[Tensor] = []
+        for own, each in zip(found, self.bounds, strict=True):
+            whole.append(context.buffers(f"all {len(whole)} squares", each[-1], torch.float32))
+            self.group.gather(own, whole[-1], each)
+        return whole[0], whole[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,7 +369,7 @@ class Attention:
         cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
         scale: factor on scores.
         query_cos_sin: what queries turn by, where it is not `cos_sin`.
-        norms: of queries and keys before they turn.
+        norms: of queries and keys.
         window: keys that a row sees at most; 0 is all.
         cap: bound that scores approach; 0 is none.
         sinks: float32 `[heads]`, see `Kernels.attention`.
@@ -361,21 +400,24 @@ class Attention:
         """
         buffers = context.buffers
         mixed = buffers("mixed", self.heads * self.head_dim)
-        if self.heads:
-            self._mix(x, context, cache, mixed)
+        if self.heads or (self.norms is not None and self.norms.joint):
+            qkv = self.qkv(x, buffers, "qkv")
+            if self.norms is not None:
+                self.norms.before(qkv, self.heads, context)
+            if self.heads:
+                self._mix(qkv, context, cache, mixed)
         return self.output(mixed, buffers, "attention")
 
-    def _mix(self, x: Tensor, context: ForwardContext, cache: LayerCache, mixed: Tensor) -> None:
+    def _mix(self, qkv: Tensor, context: ForwardContext, cache: LayerCache, mixed: Tensor) -> None:
         """Write what this rank's heads see, `[rows, heads * head_dim]`, to `mixed`."""
-        kernels, buffers, norms = context.kernels, context.buffers, self.norms
-        qkv = self.qkv(x, buffers, "qkv")
-        if norms is not None:
-            kernels.head_norm(qkv, norms.query, norms.key, self.heads, norms.eps, norms.plus_one)
-        query = buffers("query", self.heads * self.head_dim).view(-1, self.heads, self.head_dim)
-        kernels.rotary_store(qkv, context.positions, context.slots, self.cos_sin, query, cache.key, cache.value)
+        kernels, norms = context.kernels, self.norms
+        late = (norms.query, norms.key, norms.eps) if norms is not None and norms.late else ()
+        query = context.buffers("query", self.heads * self.head_dim).view(-1, self.heads, self.head_dim)
+        caches = query, cache.key, cache.value
+        kernels.rotary_store(qkv, context.positions, context.slots, self.cos_sin, *caches, *late)
         if self.query_cos_sin is not None:  # nothing is stored at negative slots
             nowhere = torch.full_like(context.slots, -1)
-            kernels.rotary_store(qkv, context.positions, nowhere, self.query_cos_sin, query, cache.key, cache.value)
+            kernels.rotary_store(qkv, context.positions, nowhere, self.query_cos_sin, *caches, *late)
         view, window, cap = context.view, self.window, self.cap
         kernels.attention(query, cache.key, cache.value, view, self.scale, mixed, window, cap, self.sinks)
 
@@ -396,3 +438,19 @@ class GatedMLP:
         if gate_up.shape[1]:
             context.kernels.act_mul(gate_up, self.activation, product)
         return self.down(product, buffers, "mlp")
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMLP:
+    """`down(activation(up(x)))`."""
+
+    up: ColumnParallelLinear
+    down: GatheredLinear | ReducedLinear
+    activation: Activation
+
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """Return `[rows, hidden]` for `x` of `[rows, hidden]`."""
+        inner = self.up(x, context.buffers, "up")
+        if inner.shape[1]:
+            context.kernels.activate(inner, self.activation)
+        return self.down(inner, context.buffers, "mlp")

@@ -76,11 +76,15 @@ class Style:
 
     Attributes:
         activation: of the feed-forward network.
-        gated: whether that has a gate; only a family with a `Model` of its own can do without.
+        gated: whether that has a gate.
         qkv_bias: queries, keys and values have biases.
         output_bias: attention's output projection has one.
         mlp_bias: the feed-forward network has them.
         head_norms: each head's query and key is normalised before it is rotated.
+        late_norms: it is normalised after that.
+        joint_norms: all heads' queries are normalised together before they are rotated, and all keys.
+        layer_norms: norms subtract the mean.
+        parallel: attention and the feed-forward network read the same, and both join the residual stream.
         pre_norms: what attention and the feed-forward network read is normalised.
         post_norms: what a layer adds to the residual stream is normalised.
         plus_one: weights of norms are stored less one.
@@ -106,6 +110,10 @@ class Style:
     output_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
+    late_norms: bool = False
+    joint_norms: bool = False
+    layer_norms: bool = False
+    parallel: bool = False
     pre_norms: bool = True
     post_norms: bool = False
     plus_one: bool = False

@@ -23,6 +23,11 @@ SIZES = {
     "attention.key_length": "head_dim",
     "context_length": "max_position_embeddings",
 }
+# The same of what norms add, by whether they subtract the mean.
+EPS = {
+    False: ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    True: ("attention.layer_norm_epsilon", "layer_norm_eps"),
+}
 _BOS = "tokenizer.ggml.bos_token_id"
 YARN = {
     "factor": "factor",
@@ -65,7 +70,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             "model_type": name,
             **sizes,
             "num_hidden_layers": layers,
-            "rms_norm_eps": file.number(f"{name}.attention.layer_norm_rms_epsilon"),
+            **_eps(file, name, family),
             "max_position_embeddings": context,
             "tie_word_embeddings": "output.weight" not in file.tensors,
             "dtype": _dtype(file),
@@ -75,6 +80,11 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             **family.fixed,
             **options,
         }
+
+
+def _eps(file: GGUFFile, name: str, family: Family) -> dict[str, float]:
+    key, hf = EPS[family.layer_norms]
+    return {hf: file.number(f"{name}.{key}")}
 
 
 def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:

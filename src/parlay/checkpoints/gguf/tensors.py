@@ -47,6 +47,7 @@ _EXPERTS = {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up"
 # Those whose names end otherwise.
 _WHOLE = {"attn_sinks.weight": "self_attn.sinks", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 _LAST_NORM = {"post_attention_norm": "post_attention_layernorm"}  # in place of `ffn_norm`
+_LAST_NORMS = _LAST_NORM | {"post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -72,6 +73,7 @@ class Family:
         listed: which layers have a window is written as a list.
         scaling: what the class has beside what files say of rotary scaling.
         also: further classes that are written as this architecture.
+        layer_norms: norms subtract the mean, and their key is another.
     """
 
     architecture: str
@@ -85,6 +87,7 @@ class Family:
     listed: bool = False
     scaling: dict[str, Any] = field(default_factory=dict)
     also: tuple[str, ...] = ()
+    layer_norms: bool = False
 
 
 _WINDOW = {"attention.sliding_window": "sliding_window"}
@@ -177,9 +180,23 @@ FAMILIES = {
         },
         partial=True,
     ),
+    "arcee": Family("ArceeForCausalLM", interleaved=True),
+    "cohere2": Family(
+        "Cohere2ForCausalLM",
+        options=_WINDOW | {"logit_scale": "logit_scale"},
+        layer_norms=True,
+    ),
+    "hunyuan-dense": Family("HunYuanDenseV1ForCausalLM"),
+    "minimax-m2": Family(
+        "MiniMaxM2ForCausalLM",
+        options=_mixture("num_local_experts", feed_forward_length="intermediate_size"),
+        partial=True,
+    ),
+    "olmo2": Family("Olmo2ForCausalLM", _LAST_NORMS),
+    "olmoe": Family("OlmoeForCausalLM", options=_mixture()),
     "exaone4": Family(
         "Exaone4ForCausalLM",
-        {name: norm for name, norm in _GEMMA.items() if name != "ffn_norm"},
+        _LAST_NORMS,
         options=_WINDOWS,
         fixed={"sliding_window": None},
         listed=True,
@@ -228,7 +245,8 @@ FAMILIES = {
         wide_layers=62,
     ),
 }
-# Two more that files call `llama`; both are known by what they have beside.
+# Three more under names that others have too; they are known by what they have beside.
+_OLMO3 = Family("Olmo3ForCausalLM", _LAST_NORMS, options=_WINDOWS, listed=True)
 _MISTRAL = Family("MistralForCausalLM", interleaved=True, options=_WINDOW)
 _MIXTRAL = Family("MixtralForCausalLM", interleaved=True, options=_WINDOW | _mixture("num_local_experts"))
 
@@ -307,7 +325,7 @@ class GGUFWeights:
 
 def family_for(architecture: str) -> tuple[str, Family] | None:
     """Return what files call the architecture of a class of Hugging Face's, and what is known of it, if they do."""
-    families = [*FAMILIES.items(), ("llama", _MISTRAL), ("llama", _MIXTRAL)]
+    families = [*FAMILIES.items(), ("llama", _MISTRAL), ("llama", _MIXTRAL), ("olmo2", _OLMO3)]
     found = ((name, family) for name, family in families if architecture in (family.architecture, *family.also))
     return next(found, None)
 
@@ -321,6 +339,8 @@ def family_of(file: GGUFFile) -> tuple[str, Family]:
         return name, _MIXTRAL
     if name == "llama" and "llama.attention.sliding_window" in file:
         return name, _MISTRAL
+    if name == "olmo2" and "olmo2.attention.sliding_window" in file:
+        return name, _OLMO3
     if name == "mistral3" and "mistral3.attention.temperature_scale" not in file:  # Mistral Small and its kin
         return name, FAMILIES["llama"]
     return name, FAMILIES[name]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.checkpoints.gguf.config import SIZES, YARN
+from parlay.checkpoints.gguf.config import EPS, SIZES, YARN
 from parlay.checkpoints.gguf.tensors import FAMILIES, Family, family_for
 from parlay.checkpoints.gguf.writer import Value
 from parlay.errors import ModelError
@@ -51,12 +51,12 @@ def metadata(config: ModelConfig) -> dict[str, Value]:
     found = {key: value for key, value in given.items() if value not in (None, family.fixed.get(keys[key]))}
     if family.listed and config.style.windows:
         found["attention.sliding_window_pattern"] = [window > 0 for window in config.style.windows]
-    if name == "glm4moe":
+    if config.style.experts and config.style.experts.sigmoid:
         found["expert_gating_func"] = 2  # sigmoid
     if name == "phi3" and not config.style.windows:
         found["attention.sliding_window"] = 0  # which says that there is none
     found["attention.value_length"] = config.head_dim
-    found["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+    found[EPS[family.layer_norms][0]] = config.rms_norm_eps
     return {f"{name}.{key}": value for key, value in {**found, **_rotary(config)}.items()}
 
 
@@ -91,6 +91,7 @@ def _values(config: ModelConfig) -> dict[str, Any]:
         "embedding_multiplier": style.embedding_scale,
         "residual_multiplier": style.residual_scale,
         "logits_scaling": style.logit_divisor,
+        "logit_scale": 1 / style.logit_divisor,
         "num_experts": experts.count if experts else None,
         "num_local_experts": experts.count if experts else None,
         "num_experts_per_tok": experts.chosen if experts else None,

@@ -1,0 +1,21 @@
+"""OLMo 2 (OLMo team 2024, arXiv 2501.00656): norms behind attention and the feed-forward network alone.
+
+All heads' queries are normalised together, and all keys.
+"""
+
+from dataclasses import replace
+
+from parlay.models.config import ModelConfig
+from parlay.models.style import Style
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    config.only(hidden_act="silu")
+    bias = config.flag("attention_bias", False)
+    style = Style(qkv_bias=bias, output_bias=bias, joint_norms=True, pre_norms=False, post_norms=True)
+    return replace(config, style=style)
