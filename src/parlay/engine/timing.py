@@ -20,16 +20,17 @@ def timed_passes(
     seconds: float = 1.0,
     sizes: Sequence[int] = _ROWS,
     clock: Callable[[], float] = perf_counter,
+    of: Callable[[Sequence[float]], float] = min,
 ) -> list[tuple[int, float]]:
     """Return rows and seconds of the target's passes, of as many of the `sizes` as `seconds` have room for.
 
-    Sizes take turns, and of each the quickest counts, so that a short load on the machine does not distort one of
-    them. Their tokens are spread over the vocabulary: rows of one token would all choose the same experts of a
+    Sizes take turns, and of each the quickest counts, or what `of` returns, so that a short load on the machine does
+    not distort one of them. Their tokens are spread over the vocabulary: rows of one token would all choose the same experts of a
     mixture, and those of the pass before, while the rows of a text read many. The first pass of a size is recorded,
     which takes several times as long, and does not count. The blocks that passes write have no name, and are
     overwritten before they are read.
     """
-    quickest: dict[int, float] = {}
+    times: dict[int, list[float]] = {}
     end = clock() + seconds
     tokens = _spread(runner.model.config.vocab_size)
 
@@ -45,15 +46,14 @@ def timed_passes(
             if -(-rows // runner.block_size) > num_blocks:
                 continue
             # A larger pass takes at most in proportion longer than a smaller one.
-            most = min((took * max(rows / own, 1.0) for own, took in quickest.items()), default=0.0)
-            new = rows not in quickest
+            most = min((min(took) * max(rows / own, 1.0) for own, took in times.items()), default=0.0)
+            new = rows not in times
             if clock() + most * (1.0 + _FIRST if new else 1.0) > end:
                 continue
             if new:
                 run(rows)
-            took = run(rows)
-            quickest[rows] = min(took, quickest.get(rows, took))
-    return sorted(quickest.items())
+            times.setdefault(rows, []).append(run(rows))
+    return sorted((rows, of(took)) for rows, took in times.items())
 
 
 def _spread(vocab_size: int) -> Iterator[int]:

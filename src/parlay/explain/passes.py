@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import median
 
 import numpy as np
 import torch
@@ -69,7 +70,7 @@ def time_passes(config: ModelConfig, dtype: torch.dtype, seconds: float, rows: S
     rows = [count for count in rows if count <= config.max_position]
     loaded = load_model(config, dtype, config.max_position, kernels)
     blocks = -(-rows[-1] // _BLOCK)
-    measured = timed_passes(ModelRunner(loaded, kernels, blocks, _BLOCK), blocks, seconds, rows)
+    measured = timed_passes(ModelRunner(loaded, kernels, blocks, _BLOCK), blocks, seconds, rows, of=median)
     if len(measured) < 2:
         raise ConfigError(f"{seconds:g} seconds are not enough to time passes of this model; raise --seconds")
     return PassTimes.of(measured)
