@@ -117,7 +117,7 @@ def to_blocks(tensor: Tensor, kind: str, seed: int = 0) -> np.ndarray:
     """Return a tensor's bytes as a file stores them, `[rows, bytes a row]`."""
     if kind == "BF16":
         return tensor.bfloat16().contiguous().view(torch.int16).numpy().view(np.uint8)
-    if kind.endswith("_K") or kind.startswith("IQ"):
+    if kind.endswith("_K") or kind.startswith(("IQ", "Q1")):
         return random_blocks(kind, (*tensor.shape[:-1], tensor.shape[-1]), seed)
     return gguf.quants.quantize(tensor.float().numpy(), GGMLQuantizationType[kind]).view(np.uint8)
 

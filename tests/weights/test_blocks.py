@@ -23,6 +23,8 @@ def test_numbers_are_those_of_the_package(kind: Kind) -> None:
 
 def test_kinds_are_those_of_the_package() -> None:
     for number, kind in KINDS.items():
+        if kind.name == "Q2_0":  # which it does not have yet
+            continue
         known = GGMLQuantizationType(number)
         assert (kind.name, (kind.block, kind.size)) == (known.name, gguf.GGML_QUANT_SIZES[known])
 

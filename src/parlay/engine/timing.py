@@ -25,10 +25,10 @@ def timed_passes(
     """Return rows and seconds of the target's passes, of as many of the `sizes` as `seconds` have room for.
 
     Sizes take turns, and of each the quickest counts, or what `of` returns, so that a short load on the machine does
-    not distort one of them. Their tokens are spread over the vocabulary: rows of one token would all choose the same experts of a
-    mixture, and those of the pass before, while the rows of a text read many. The first pass of a size is recorded,
-    which takes several times as long, and does not count. The blocks that passes write have no name, and are
-    overwritten before they are read.
+    not distort one of them. Their tokens are spread over the vocabulary: rows of one token would all choose the same
+    experts of a mixture, and those of the pass before, while the rows of a text read many. The first pass of a size
+    is recorded, which takes several times as long, and does not count. The blocks that passes write have no name, and
+    are overwritten before they are read.
     """
     times: dict[int, list[float]] = {}
     end = clock() + seconds

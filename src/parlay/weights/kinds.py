@@ -59,9 +59,14 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     (35, "TQ2_0", 256, 66),
     (39, "MXFP4", 32, 17, (), 0),
     (40, "NVFP4", 64, 36),
+    (41, "Q1_0", 128, 18),
+    (42, "Q2_0", 64, 18),
 )
 KINDS = {row[0]: Kind(*row) for row in _TABLE}
 BY_NAME = {kind.name: kind for kind in KINDS.values()}
+
+# Kinds that are read as another one, which holds the same numbers: levels of 1 and 2 bits as of 4.
+READ_AS = {BY_NAME["Q1_0"]: BY_NAME["Q4_0"], BY_NAME["Q2_0"]: BY_NAME["Q4_0"]}
 
 HALF = BY_NAME["F16"]
 # Kinds that products take as they are, for any activations, as they do `HALF`; other blocks are dequantised when

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from parlay.checkpoints.files import pointer
 from parlay.errors import ModelError
-from parlay.weights.kinds import KINDS, Kind
+from parlay.weights.kinds import KINDS, READ_AS, Kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -187,6 +187,8 @@ class GGUFFile:
         import torch  # the server's front reads the metadata alone, and does without it
 
         kind = self.tensors[name].kind
+        if kind in READ_AS:
+            return self.read_blocks(name, index).numbers()
         raw, shape = self.raw(name, index)
         out = torch.empty(shape, dtype=getattr(torch, _FLOATS.get(kind.name, "float32")))
         if kind.block == 1:
@@ -216,9 +218,15 @@ class GGUFFile:
         from parlay.weights.weight import Part, Weight
 
         raw, shape = self.raw(name, index)
+        kind = self.tensors[name].kind
+        if kind in READ_AS:
+            from parlay.weights.widened import widened
+
+            wide = widened(kind, raw.reshape(shape[0], -1))
+            return Weight((Part(READ_AS[kind], torch.from_numpy(wide)),))
         blocks = torch.empty((shape[0], len(raw) // shape[0]), dtype=torch.uint8)
         blocks.view(-1).numpy()[:] = raw
-        return Weight((Part(self.tensors[name].kind, blocks),))
+        return Weight((Part(kind, blocks),))
 
     def raw(self, name: str, index: int | None = None) -> tuple[NDArray[np.uint8], tuple[int, ...]]:
         """Return the bytes of a tensor, or of one in a stack, and its shape."""

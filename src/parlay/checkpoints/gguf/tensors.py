@@ -15,7 +15,7 @@ from parlay.checkpoints.gguf.parts import GGUFModel
 from parlay.checkpoints.gguf.reader import GGUFFile, TensorInfo
 from parlay.checkpoints.quantised.layers import StoredShape
 from parlay.errors import ModelError
-from parlay.weights.kinds import Kind
+from parlay.weights.kinds import READ_AS, Kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -285,7 +285,8 @@ class GGUFWeights:
 
     def kind(self, name: str) -> Kind:
         """Return how a tensor is stored."""
-        return self._file.tensors[self._names[name][0]].kind
+        kind = self._file.tensors[self._names[name][0]].kind
+        return READ_AS.get(kind, kind)
 
     def get_blocks(self, name: str) -> Weight:
         """Return a matrix of blocks as Hugging Face's class would have it, as it is stored."""
