@@ -272,3 +272,22 @@ def test_a_damaged_directory_is_named_before_anything_is_written(tmp_path: Path)
     (model / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"tokenizer\.json does not exist"):
         export(model, tmp_path / "out.gguf", "bf16")
+
+
+def test_rows_of_a_text_model_that_saw_images(models: dict[str, Path], tmp_path: Path) -> None:
+    """As llama.cpp's converter writes GLM-4.1V: in halves."""
+    file = export(models["glm4"], tmp_path / "model.gguf", "bf16").path
+    reader, writer = GGUFReader(file), gguf.GGUFWriter(tmp_path / "other.gguf", "glm4")
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            kind = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], kind)
+    writer.add_array("glm4.rope.dimension_sections", [4, 2, 2, 0])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"glm4\.rope\.dimension_sections is not served"):
+        describe_model(str(tmp_path / "other.gguf"))

@@ -79,6 +79,13 @@ CASES: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
         "",
         [("weather", '{"city": "Os')],
     ),
+    "an empty message": (
+        "<|channel|>analysis<|end|><|start|>assistant<|channel|>final<|message|>Hi",
+        "",
+        "Hi",
+        [],
+    ),
+    "two channels": ("<|channel|>analysis<|channel|>final<|message|>Hi", "", "Hi", []),
     "no channel": ("<|message|>Yes.", "", "Yes.", []),
     "text alone": ("assistants answer; <b>", "", "assistants answer; <b>", []),
     "no such function": (
@@ -106,6 +113,8 @@ def test_any_cut_gives_the_same_parts(name: str, data: st.DataObject) -> None:
     [
         ("an answer", CASES["an answer"][0].partition("<|start|>")[0]),
         ("text alone", ""),
+        ("an empty message", ""),
+        ("two channels", ""),
         ("a preamble", ""),
         ("reasoning twice", CASES["reasoning twice"][0]),
         ("cut in reasoning", CASES["cut in reasoning"][0]),

@@ -92,6 +92,12 @@ WRITTEN = [
      '<tool_call>{"name":"now","arguments":{}}</tool_call>', [("now", {})] * 2),
     ("qwen3_xml", PLAIN, "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n"
      "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>", [TWO]),
+    ("seed_oss", PLAIN, "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Oslo</parameter>\n</function>\n"
+     "</seed:tool_call>", [OSLO]),
+    ("glm45", PLAIN, "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>",
+     [OSLO]),
+    ("minimax_m2", PLAIN, '<minimax:tool_call>\n<invoke name="get_weather">\n'
+     '<parameter name="city">Oslo</parameter>\n' "</invoke>\n</minimax:tool_call>", [OSLO]),
     ("qwen3_xml", PLAIN, "<tool_call>\n<function=now>\n</function>\n</tool_call>", [("now", {})]),
     ("llama3_json", PLAIN, '{"name": "get_weather", "parameters": {"city": "Oslo"}}', [OSLO]),
     ("llama3_json", PLAIN, '{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}', [("now", {})] * 2),

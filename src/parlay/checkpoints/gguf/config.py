@@ -90,6 +90,11 @@ def _eps(file: GGUFFile, name: str, family: Family) -> dict[str, float]:
 def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:
     """Return what only some families have."""
     options: dict[str, Any] = {}
+    for key in family.refused:
+        if f"{name}.{key}" in file:
+            raise ModelError(
+                f"{file.path}: {name} with the key {name}.{key} is not served; its rows are stored otherwise"
+            )
     for key, hf in family.options.items():
         key = f"{name}.{key}"
         if key in file and hf == "sliding_window_pattern" and file.is_array(key):

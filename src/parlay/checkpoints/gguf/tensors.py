@@ -74,6 +74,7 @@ class Family:
         scaling: what the class has beside what files say of rotary scaling.
         also: further classes that are written as this architecture.
         layer_norms: norms subtract the mean, and their key is another.
+        refused: keys of files whose numbers mean something else.
     """
 
     architecture: str
@@ -88,6 +89,7 @@ class Family:
     scaling: dict[str, Any] = field(default_factory=dict)
     also: tuple[str, ...] = ()
     layer_norms: bool = False
+    refused: tuple[str, ...] = ()
 
 
 _WINDOW = {"attention.sliding_window": "sliding_window"}
@@ -161,7 +163,12 @@ FAMILIES = {
             "leading_dense_block_count": "moe_layer_start_index",
         },
     ),
-    "glm4": Family("Glm4ForCausalLM", _GEMMA | {"ffn_up": "mlp.gate_up_proj"}, partial=True),
+    "glm4": Family(
+        "Glm4ForCausalLM",
+        _GEMMA | {"ffn_up": "mlp.gate_up_proj"},
+        partial=True,
+        refused=("rope.dimension_sections",),  # of GLM-4.1V, whose rotary rows are in halves
+    ),
     "glm4moe": Family(
         "Glm4MoeForCausalLM",
         _LAST_NORM,

@@ -23,7 +23,7 @@ MESSAGE = "<|message|>"
 _START = "<|start|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
 _CALLED = re.compile(r"to=functions\.([\w-]+)")
-_THINKS = re.compile(r"<\|channel\|>\s*analysis\b")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 # How headers begin, without spaces.
 _HEADS = tuple(
     start + role + mark
@@ -81,7 +81,12 @@ class HarmonyReader:
 
     def _read_header(self, finished: bool) -> tuple[str, str] | None:
         """Take a header; return what kind of message follows, and what is given for it; None to wait."""
-        header, mark, rest = self._text.partition(MESSAGE)
+        places = [(at, end) for end in (MESSAGE, *_ENDS[:-1]) if (at := self._text.find(end)) >= 0]
+        place, mark = min(places, default=(len(self._text), ""))
+        header, rest = self._text[:place], self._text[place + len(mark) :]
+        if mark and mark != MESSAGE:  # a message without any text
+            self._text = rest
+            return "text", ""
         squeezed = "".join((header + mark).split())
         fits = len(header) <= _LONGEST and any(h.startswith(squeezed) or squeezed.startswith(h) for h in _HEADS)
         if fits and not mark:
@@ -95,7 +100,7 @@ class HarmonyReader:
         if called := _CALLED.search(header):
             self._place = "call"
             return "call", f"{CALL}{called[1]}{MESSAGE}"
-        self._place = "reasoning" if _THINKS.search(header) else "text"
+        self._place = "reasoning" if _thinks(header) else "text"
         return self._place, "\n" if self._place in self._given else ""
 
     def _read_message(self, finished: bool) -> tuple[str, str] | None:
@@ -121,8 +126,15 @@ class HarmonyReader:
             if mark is not None and mark != MESSAGE:
                 self._counted += self._open if self._thinks else 0
                 self._open, self._header, self._thinks = 0, [], False
+        elif mark in _ENDS[:-1]:
+            self._open, self._header = 0, []
         elif mark == MESSAGE:
             header = self._tokenizer.decode(self._header, skip_special_tokens=False)
-            self._header, self._thinks = None, bool(_THINKS.search(header)) and not _CALLED.search(header)
+            self._header, self._thinks = None, _thinks(header) and not _CALLED.search(header)
         else:
             self._header.append(token)
+
+
+def _thinks(header: str) -> bool:
+    """Whether a message is on the channel of reasoning; the last one counts."""
+    return _CHANNEL.findall(header)[-1:] == ["analysis"]

@@ -41,6 +41,7 @@ MARKS: dict[str, Marks | None] = {
     "mistral": Marks(("[THINK]",), ("[/THINK]",), special=True),
     "openai_gptoss": Marks(("<|channel|>",), ("<|end|>",), special=True, harmony=True),
     "qwen3": Marks(("<think>",), ("</think>",)),
+    "seed_oss": Marks(("<seed:think>",), ("</seed:think>",)),
 }
 assert {*MARKS, "auto"} == {*get_args(ReasoningParser)}
 

@@ -17,6 +17,7 @@ from typing import Any, get_args
 from parlay.config.server import ToolParser
 from parlay.server.openai import tool_grammars as rules
 from parlay.server.openai.harmony import CALL, MESSAGE, RECIPIENT
+from parlay.server.openai.tool_grammars import Tags
 from parlay.server.openai.tool_scanner import Scanner, Wait
 
 Parameters = Mapping[str, Any]  # JSON schemas by function
@@ -28,8 +29,7 @@ _MISTRAL_PART = re.compile(r"\s*[\w.-]*\s*(?:\[[^{]*)?")  # what may become that
 _MISTRAL_LONGEST = 256  # characters before the arguments
 _PYTHONIC = re.compile(r"(?:<\|python_start\|>)?\s*(\[.*\])\s*(?:<\|python_end\|>)?", re.DOTALL)
 _NAME = re.compile(r"[\w-]+")
-_FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_HEAD = 128  # characters of a name and what stands between it and a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,59 +188,82 @@ def _tagged(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         yield from _close(answer)
 
 
-def _close(answer: Scanner) -> Wait[None]:
+def _close(answer: Scanner, tag: str = "</tool_call>") -> Wait[None]:
     at = yield from answer.space(answer.done)
-    if (yield from answer.starts("</tool_call>", at)):
-        answer.done = at + len("</tool_call>")
+    if (yield from answer.starts(tag, at)):
+        answer.done = at + len(tag)
 
 
-def _xml(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
-    """Take `<function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, or what Hermes writes."""
-    at = yield from answer.space(at)
-    if not (yield from answer.starts(_FUNCTION, at)):
-        yield from _tagged(answer, at, parameters)
-        return
-    begin = at + len(_FUNCTION)
-    at, mark = yield from answer.find((">", "\n"), begin)
+def _xml(answer: Scanner, at: int, parameters: Parameters, *, tags: Tags) -> Wait[None]:
+    """Take functions between tags, such as `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
+
+    In their place there may be what Hermes writes.
+    """
+    before = answer.called
+    while True:
+        at = yield from answer.space(at)
+        if (yield from answer.starts(tags.function[0] or "{", at)) is not bool(tags.function[0]):
+            if answer.called == before:
+                yield from _tagged(answer, at, parameters)
+            else:
+                yield from _close(answer, tags.end)
+            return
+        if not (yield from _xml_call(answer, at + len(tags.function[0]), parameters, tags)):
+            return
+        if not tags.last:  # its end was taken
+            return
+        at = answer.done
+
+
+def _xml_call(answer: Scanner, begin: int, parameters: Parameters, tags: Tags) -> Wait[bool]:
+    """Take a function whose name begins here; return whether all of it is there."""
+    ends = ("\n", "<") if tags.function[1] == "\n" else (tags.function[1], "\n")
+    at, mark = yield from answer.find(ends, begin)
     name = answer.cut(begin, at)
-    if mark != ">" or not answer.begin(name):
-        return
+    if mark not in (tags.function[1], *(ends if tags.function[1] == "\n" else ())) or not answer.begin(name):
+        return False
     schema = parameters.get(name)
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     known = properties if isinstance(properties, Mapping) else {}
-    opening = "{"
+    opening, last = "{", tags.last or tags.end
     while True:
-        at, mark = yield from answer.find((_PARAMETER, _FUNCTION_END), at)
+        at, mark = yield from answer.find((tags.parameter[0], last), at)
         answer.done = at = at + len(mark)
-        if mark != _PARAMETER:
+        if mark != tags.parameter[0]:
             answer.add("" if not mark else "}" if opening == ", " else "{}")
-            yield from _close(answer)
-            return
+            return bool(mark)
         begin = at
-        at, mark = yield from answer.find((">", "\n"), begin)
-        if mark == ">":
-            key = answer.cut(begin, at)
-            answer.add(f"{opening}{_dump(key)}: ")
-            opening = ", "
-            at = yield from _xml_value(answer, at + 1, known.get(key))
+        at, mark = yield from answer.find((tags.parameter[1], "\n"), begin)
+        if mark != tags.parameter[1]:
+            continue
+        key, at = answer.cut(begin, at), at + len(mark)
+        if tags.value[0]:
+            at = yield from answer.space(at)
+            if not (yield from answer.starts(tags.value[0], at)):
+                continue
+            at += len(tags.value[0])
+        answer.add(f"{opening}{_dump(key)}: ")
+        opening = ", "
+        at = yield from _xml_value(answer, at, known.get(key), tags)
 
 
-def _xml_value(answer: Scanner, at: int, schema: Any) -> Wait[int]:
+def _xml_value(answer: Scanner, at: int, schema: Any, tags: Tags) -> Wait[int]:
     """Give a value that stands as bare text, a text as it grows; return behind it."""
-    if (yield from answer.char(at)) == "\n":
+    stop, line = tags.value[1], "\n" if tags.lines else ""
+    if line and (yield from answer.char(at)) == line:
         at += 1
     is_text = isinstance(schema, Mapping) and str(schema.get("type")).lower() == "string"
     if is_text:
         answer.add('"')
     begin = at
     while True:
-        place, mark = answer.first((_PARAMETER_END,), at)
+        place, mark = answer.first((stop,), at)
         complete = bool(mark) or answer.ended
         end = place
-        if mark and place > begin and answer.cut(place - 1, place) == "\n":
+        if line and mark and place > begin and answer.cut(place - 1, place) == line:
             end -= 1
         elif not complete:
-            end = min(end, answer.end - answer.overlap("\n" + _PARAMETER_END))
+            end = min(end, answer.end - answer.overlap(line + stop))
         if is_text:
             answer.add(_dump(answer.cut(at, end))[1:-1])
         at = max(at, end)
@@ -276,7 +299,11 @@ def _mistral(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
 def _harmony(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
     """Take `NAME ...<|message|>{...}`, of which the mark is the recipient's beginning."""
     begin = at
-    at, mark = yield from answer.find((MESSAGE, "\n"), at)
+    while True:
+        at, mark = answer.first((MESSAGE, "\n"), at)
+        if mark or answer.ended or answer.end - begin > _HEAD:
+            break
+        yield
     name = _NAME.match(answer.cut(begin, at))
     if mark == MESSAGE and name and answer.begin(name[0]):
         answer.done = yield from answer.give((yield from answer.space(at + len(mark))))
@@ -323,7 +350,15 @@ def _python_calls(text: str) -> list[tuple[str, str]]:
 _llama, _bare_llama = partial(_several, between=";"), partial(rules.llama, bare=True)
 FORMATS = {
     "hermes": ToolFormat(("<tool_call>",), "{[", _tagged, _json),
-    "qwen3_xml": ToolFormat(("<tool_call>",), "{[", _xml, _json, grammar=rules.xml),
+    **{
+        name: ToolFormat((tags.begin,), "{[", partial(_xml, tags=tags), _json, grammar=partial(rules.xml, tags))
+        for name, tags in {
+            "qwen3_xml": rules.QWEN,
+            "seed_oss": rules.SEED,
+            "glm45": rules.GLM,
+            "minimax_m2": rules.MINIMAX,
+        }.items()
+    },
     "llama3_json": ToolFormat(
         ("<|python_tag|>",),
         "{[",
@@ -344,6 +379,9 @@ FORCED = ToolFormat((), "[", _json, partial(_json, forced=True))  # what the gra
 # Text by which a template that uses a format is recognised; the first match counts.
 _SIGNS = (
     ("<|channel|>commentary", "openai"),
+    ("<seed:tool_call>", "seed_oss"),
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<arg_key>", "glm45"),
     ("<function=", "qwen3_xml"),
     ("<tool_call>", "hermes"),
     ("[TOOL_CALLS]", "mistral"),

@@ -6,6 +6,7 @@ Each function here gives the rules of `calls`, one or several. The arguments of 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Mark = Callable[[str], str]  # a mark as a grammar has it: its text, or a special token
@@ -61,24 +62,64 @@ def mistral(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[st
     return rules
 
 
-def xml(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
-    """Return the rules of `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """How calls are written whose values stand as bare text between tags.
+
+    Attributes:
+        begin, end: around one or more functions.
+        function: before and behind a function's name.
+        parameter: before and behind a parameter's name.
+        value: before and behind a value.
+        last: behind the last value of a function; nothing where `end` follows at once.
+        lines: values stand on lines of their own.
+    """
+
+    begin: str
+    end: str
+    function: tuple[str, str]
+    parameter: tuple[str, str]
+    value: tuple[str, str]
+    last: str
+    lines: bool = False
+
+
+_EQUALS = ("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>"
+QWEN = Tags(_OPEN, _CLOSE, *_EQUALS, lines=True)
+SEED = Tags("<seed:tool_call>", "</seed:tool_call>", *_EQUALS, lines=True)
+GLM = Tags(_OPEN, _CLOSE, ("", "\n"), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "")
+MINIMAX = Tags(
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    ('<invoke name="', '">'),
+    ('<parameter name="', '">'),
+    ("", "</parameter>"),
+    "</invoke>",
+)
+
+
+def xml(tags: Tags, parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
+    """Return the rules of calls between tags, such as `<tool_call><function=NAME>...</function></tool_call>`."""
+    before, behind = tags.parameter
+    value = " ".join(filter(None, ("S", tags.value[0] and literal(tags.value[0]), "text", "S")))
+    value = value if tags.value[0] else "text S"
     rules = [
         f"calls: {_repeated('one', several, 'S')}",
-        f"one: {mark(_OPEN)} S function S {mark(_CLOSE)}",
-        'text[suffix="</parameter>"]: /(?s:.*)/',
+        f"one: {mark(tags.begin)} S function S {mark(tags.end)}",
+        f"text[suffix={literal(tags.value[1])}]: /(?s:.*)/",
         r"KEY: /[^<>\n]{1,64}/",
-        'any: "<parameter=" KEY ">" text S',
+        f"any: {literal(before)} KEY {literal(behind)} {value}",
         SPACE,
     ]
     functions = []
     for i, (name, schema) in enumerate(parameters.items()):
         pairs = [f"p{i}_{j}" + ("" if needed else "?") for j, (_, needed) in enumerate(_properties(schema))]
         rules += [
-            f"p{i}_{j}: {literal(f'<parameter={key}>')} text S" for j, (key, _) in enumerate(_properties(schema))
+            f"p{i}_{j}: {literal(f'{before}{key}{behind}')} {value}" for j, (key, _) in enumerate(_properties(schema))
         ]
         pairs = pairs if pairs or _closed(schema) else ["any*"]
-        functions.append(f'{literal(f"<function={name}>")} S {" ".join(pairs)} "</function>"')
+        last = [literal(tags.last)] if tags.last else []
+        functions.append(" ".join([literal(name.join(tags.function)), "S", *pairs, *last]))
     return [*rules, f"function: {' | '.join(functions)}"]
 
 
