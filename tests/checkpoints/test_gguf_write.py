@@ -26,7 +26,7 @@ VALUES: st.SearchStrategy[Value] = st.one_of(
 KEYS = st.text("abc.xyz_", min_size=1, max_size=12).map("x.{}".format)
 ENTRIES = st.builds(
     lambda kind, rows, blocks: (kind, (*rows, blocks * kind.block)),
-    st.sampled_from(list(KINDS.values())),
+    st.sampled_from([kind for kind in KINDS.values() if kind.name != "Q2_0"]),  # which the package does not know yet
     st.lists(st.integers(1, 3), max_size=2),
     st.integers(1, 3),
 )
