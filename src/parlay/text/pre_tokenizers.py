@@ -65,6 +65,12 @@ PATTERNS = {
         rf"[{_CJK}]+",
         r"\p{N}+",
     ),
+    "deepseek-v3": (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+        rf" ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+    ),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", rf"[{_CJK}]+", r"\p{N}"),
 }
 SAME_AS = {
@@ -74,6 +80,7 @@ SAME_AS = {
         "qwen2": "deepseek-r1-qwen megrez kormo f2llmv2 stablelm2 hunyuan solar-open grok-2",
         "gpt-2": "phi-2 mellum granite-docling mpt olmo jais trillion gigachat a.x-4.0 exaone4 modern-bert",
         "refact": "starcoder command-r smollm codeshell exaone minerva-7b mellum2",
+        "deepseek-v3": "hunyuan-dense joyai-llm hy_v4",
         "gpt-4o": "llama4 kanana2 talkie minimax-m2",
     }.items()
     for alias in aliases.split()
