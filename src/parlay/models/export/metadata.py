@@ -28,10 +28,10 @@ def family_to_write(config: ModelConfig) -> tuple[str, Family]:
     """
     found = None if config.foreign is not None else family_for(config.architecture)
     if found is None:
-        known = ", ".join(family.architecture for family in FAMILIES.values())
+        known = ", ".join(dict.fromkeys(name for f in FAMILIES.values() for name in (f.architecture, *f.also)))
         raise ModelError(
             f"{config.path}: parlay writes no GGUF files of {config.architecture}; it does of {known}, "
-            "MistralForCausalLM and MixtralForCausalLM"
+            "MistralForCausalLM, MixtralForCausalLM and Olmo3ForCausalLM"
         )
     return found
 
