@@ -193,8 +193,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_local_experts": 5,
             "num_experts_per_tok": 2,
             "shared_intermediate_size": 56,
+            "embedding_multiplier": 3.0,
             "attention_multiplier": 0.3,
-            "residual_multiplier": 0.6,
+            "residual_multiplier": 0.4,
         },
     ),
     "glm4moe": (
