@@ -1,16 +1,29 @@
 """gpt-oss's messages on channels: any cut gives the same parts, and nothing is lost of what is damaged."""
 
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
+from checkpoints import write_llama
 from hypothesis import given
 from hypothesis import strategies as st
+from serving import Live
 from tokenizers import AddedToken, Tokenizer
 
+from parlay import AsyncLLM
 from parlay.checkpoints.find import find_model
+from parlay.sampling.grammar import Grammars
+from parlay.server.openai.fields import ChatFields
 from parlay.server.openai.harmony import HarmonyReader
-from parlay.server.openai.reasoning import MARKS, marks_of, thoughts_reader
+from parlay.server.openai.reasoning import MARKS, marks_of, reasoning_grammar, thoughts_reader
+from parlay.server.openai.response_format import CHAT, AnswerForm, form_of
 from parlay.server.openai.tool_formats import FORMATS, format_of
 from parlay.server.openai.tool_readers import FreeReader
-from parlay.server.openai.tools import Tools
+from parlay.server.openai.tools import Tools, read_tools
+from parlay.types.structured import StructuredOutputsParams
 
 TOKENIZER = Tokenizer.from_file(str(find_model("tiny-code") / "tokenizer.json"))
 SPECIAL = ("start", "end", "message", "channel", "constrain", "call", "return")
@@ -144,3 +157,134 @@ def test_it_is_found_by_the_template() -> None:
     assert marks is MARKS["openai_gptoss"]
     assert marks is not None
     assert isinstance(thoughts_reader(marks, "", TOKENIZER), HarmonyReader)
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTIONS = [{"type": "function", "function": {"name": name, "parameters": CITY}} for name in ("weather", "f")]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+ANSWER = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "array", "items": {"type": "integer"}}}}
+THOUGHT = "<|channel|>analysis<|message|>Well, {].<|end|><|start|>assistant"
+CALL = ' <|constrain|>json<|message|>{"city": "Oslo"}'
+
+
+def permitted(made: AnswerForm, text: str) -> bool:
+    marks = MARKS["openai_gptoss"]
+    assert marks is not None
+    before = reasoning_grammar(marks, "<|start|>assistant", TOKENIZER, headed=made.headed)
+    form = StructuredOutputsParams.parse({**(made.structured or {}), "prefix_grammar": before})
+    grammars = Grammars(TOKENIZER.to_str, TOKENIZER.get_vocab_size(), [0])
+    constraint, path = grammars.start(form), TOKENIZER.encode(text).ids
+    return all(constraint.permits(path[:i], token) for i, token in enumerate([*path, 0]))
+
+
+@pytest.mark.parametrize("thought", ["", THOUGHT, THOUGHT * 2])
+def test_an_answer_of_a_certain_form_may_be_thought_about(thought: str) -> None:
+    def form(**body: Any) -> AnswerForm:
+        fields = ChatFields(**body)
+        return form_of(fields, read_tools(fields), FORMATS["openai"], TOKENIZER, None, CHAT)
+
+    first, last = (f"<|channel|>commentary to=functions.{n}{CALL}" for n in ("weather", "f"))
+    turned = f" to=functions.f<|channel|>commentary{CALL}"
+    answer = "<|channel|>final<|message|>[1, 2]"
+    cases = [
+        (form(response_format=ANSWER), {answer, answer.replace("final", "final <|constrain|>json")}),
+        (form(response_format=ANSWER, tools=FUNCTIONS), {answer, first, last, turned}),
+        (form(tools=FUNCTIONS, tool_choice="required"), {first, last, turned}),
+        (form(tools=FUNCTIONS, tool_choice=NAMED), {first}),
+    ]
+    for made, texts in cases:
+        for text in (answer, first, last, turned, "[1, 2]", "<|channel|>final<|message|>Hi"):
+            assert permitted(made, thought + text) == (text in texts)
+        assert permitted(made, thought + next(iter(texts))[:-1]) is False
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
+    path: Path = write_llama(tmp_path_factory.mktemp("harmony"), vocab_size=257 + len(SPECIAL))
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    for number, name in enumerate(SPECIAL, 257):
+        vocab = tokenizer["model"]["vocab"]
+        vocab[f"<|{name}|>"] = vocab.pop(f"<{number}>")
+        token = {"id": number, "content": f"<|{name}|>", "special": True, "normalized": False}
+        tokenizer["added_tokens"].append({**token, "single_word": False, "lstrip": False, "rstrip": False})
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    template = (
+        "{# <|channel|>commentary #}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}<|start|>assistant"
+    )
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [262, 263]}))  # call, return
+    made = AsyncLLM(str(path), speculative_config=None)
+    yield made
+    asyncio.run(made.close())
+
+
+@pytest.fixture(scope="module")
+def live(engine: AsyncLLM) -> Iterator[Live]:
+    with Live(engine) as server:
+        yield server
+
+
+SCRIPTED = {
+    "final": (THOUGHT + "<|channel|>final<|message|>Yes.", "Yes.", None),
+    "commentary": (f"{THOUGHT}<|channel|>commentary to=functions.weather{CALL}", None, '{"city": "Oslo"}'),
+}
+
+
+def scripted(text: str) -> dict[str, Any]:
+    """Return the form of just this answer."""
+    codes = {f"<|{name}|>": f"<[{number}]>" for number, name in enumerate(SPECIAL, 257)}
+    parts = text.replace("<|", "\0<|").replace("|>", "|>\0").split("\0")
+    rules = " ".join(codes.get(part) or json.dumps(part) for part in parts if part)
+    return {"grammar": f"start: {rules}", "prefix_grammar": 'prefix: ""'}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_channels_over_http(live: Live, name: str, stream: bool) -> None:
+    text, content, arguments = SCRIPTED[name]
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}], "tools": FUNCTIONS, "structured_outputs": scripted(text),
+        "max_tokens": 200,
+    }  # fmt: skip
+    if stream:
+        parts = [event["choices"][0] for event in live.events("/v1/chat/completions", **body)]
+        deltas = [part["delta"] for part in parts]
+        finish = parts[-1]["finish_reason"]
+        thought = "".join(delta.get("reasoning_content", "") for delta in deltas)
+        said = "".join(delta.get("content") or "" for delta in deltas) or None
+        calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+        called = "".join(call["arguments"] for call in calls) or None
+    else:
+        answer = live.post("/v1/chat/completions", body).json()
+        message, finish = answer["choices"][0]["message"], answer["choices"][0]["finish_reason"]
+        thought, said = message["reasoning_content"], message["content"]
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        called = "".join(call["arguments"] for call in calls) or None
+        counted = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert counted == len(b"analysisWell, {].") + 3
+    assert (thought, said, called) == ("Well, {].", content, arguments)
+    assert [call["name"] for call in calls if call.get("name")] == (["weather"] if arguments else [])
+    assert finish == ("tool_calls" if arguments else "stop")
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_call_that_must_be_made(engine: AsyncLLM, live: Live, choice: Any, path: str) -> None:
+    space = engine.codec.tokenizer.token_to_id("\u0120")
+    # The model is random: without this it might think for ever.
+    body: dict[str, Any] = {"tool_choice": choice, "logit_bias": {str(space): 50}}
+    limited = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+    if path == "/v1/responses":
+        body |= {"input": "Hi", "tools": [{"type": "function", "name": "weather", "parameters": limited}]}
+        body["tool_choice"] = choice if isinstance(choice, str) else {"type": "function", "name": "weather"}
+        items = live.post(path, body).json()["output"]
+        (call,) = [item for item in items if item["type"] == "function_call"]
+    else:
+        tool = {"type": "function", "function": {"name": "weather", "parameters": limited}}
+        body |= {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool]}
+        answer = live.post(path, body).json()["choices"][0]
+        call = answer["message"]["tool_calls"][0]["function"]
+        assert answer["message"]["content"] is None
+    assert call["name"] == "weather"
+    assert json.loads(call["arguments"])["city"] in ("Oslo", "Rome")

@@ -1,6 +1,7 @@
 """Reasoning apart from answers, however the answer is cut into pieces."""
 
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from parlay.checkpoints.find import find_model
-from parlay.server.openai.reasoning import MARKS, Marks, ReasoningReader, marks_of
+from parlay.sampling.grammar import Grammars
+from parlay.server.openai.reasoning import MARKS, Marks, ReasoningReader, marks_of, reasoning_grammar
+from parlay.types.structured import StructuredOutputsParams
 
 THINK, R1, GRANITE = MARKS["qwen3"], MARKS["deepseek_r1"], MARKS["granite"]
 assert THINK is not None
@@ -106,3 +109,52 @@ def test_marks_by_name_and_by_template() -> None:
     assert marks_of("auto", None) is None
     assert marks_of("none", "<think>") is None
     assert marks_of("mistral", None) == MARKS["mistral"]
+
+
+MISTRAL = MARKS["mistral"]
+assert MISTRAL is not None
+SPECIAL = Tokenizer.from_file(str(find_model("tiny-code") / "tokenizer.json"))
+SPECIAL.add_special_tokens(["[THINK]", "[/THINK]"])
+
+
+@pytest.mark.parametrize(
+    ("marks", "prompt", "answer", "fits"),
+    [
+        (THINK, "?", "[12]", True),
+        (THINK, "?", "<think>Well, [</think>\n\n[12]", True),
+        (THINK, "?", "\n<think>\nWell.</think>[12]", True),
+        (THINK, "?", "<think>Well.</think>Sure: [12]", False),
+        (THINK, "?", "Well.</think>[12]", False),
+        (THINK, "?<think>\n", "Well.</think>\n\n[12]", True),
+        (THINK, "?<think>\n", "[12]", False),  # the reasoning has begun, and has to end
+        (THINK, "?<think>\n\n</think>\n\n", "[12]", True),
+        (THINK, "?<think>\n\n</think>\n\n", "<think>Well.</think>[12]", False),
+        (R1, "?", "Well.</think>[12]", True),
+        (R1, "?", "<think>Well.</think>[12]", True),
+        (R1, "?", "[12]", False),
+        (GRANITE, "?", "Here's my thought process: Well. Here is my response: [12]", True),
+        (GRANITE, "?", "[12]", True),
+        (MISTRAL, "?", "[THINK]Well.[/THINK][12]", True),
+        (MISTRAL, "?[THINK]", "Well.[/THINK]\n[12]", True),
+        (MISTRAL, "?", "[12]", True),
+    ],
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json": {"type": "array", "items": {"type": "integer"}}},
+        {"regex": r"\[[0-9]+\]"},
+        {"choice": ["[12]", "[13]"]},
+        {"grammar": 'root ::= "[" number "]"\nnumber ::= [0-9]+'},
+    ],
+    ids=lambda form: next(iter(form)),
+)
+def test_a_form_begins_behind_the_reasoning(
+    marks: Marks, prompt: str, answer: str, fits: bool, form: dict[str, Any]
+) -> None:
+    tokenizer = SPECIAL if marks.special else TOKENIZER
+    before = reasoning_grammar(marks, prompt, tokenizer)
+    grammars = Grammars(tokenizer.to_str, tokenizer.get_vocab_size(), [0])
+    constraint = grammars.start(StructuredOutputsParams.parse({**form, "prefix_grammar": before}))
+    path = tokenizer.encode(answer).ids
+    assert all(constraint.permits(path[:i], token) for i, token in enumerate([*path, 0])) is fits

@@ -67,6 +67,11 @@ def permitted(made: AnswerForm, text: str, tokens: Tokenizer = PLAIN) -> bool:
     return all(constraint.permits(path[:i], token) for i, token in enumerate([*path, 0]))
 
 
+def headed(name: str, text: str) -> str:
+    """Return an answer that is no call as the format writes it."""
+    return f"<|channel|>final<|message|>{text}" if FORMATS[name].head else text
+
+
 def read(made: AnswerForm, text: str, step: int = 3, **body: Any) -> tuple[str, list[tuple[str, Any]]]:
     """Return the text and the calls of an answer that comes in pieces."""
     reader = reader_of(read_tools(ChatFields(tools=TOOLS, **body)), made.calls, alone=made.alone)
@@ -127,14 +132,14 @@ def test_an_answer_by_the_schema_is_never_a_call(name: str) -> None:
     made = form(name, tools=TOOLS, response_format=by(ANSWER))
     for inner in ("Oslo", '<tool_call>{"name": "now", "arguments": {}}</tool_call>', "[TOOL_CALLS]now{}", "[now()]"):
         text = json.dumps({"answer": inner})
-        assert permitted(made, text)
+        assert permitted(made, headed(name, text))
         assert read(made, text) == (text, [])
-    assert not permitted(made, "Sure.")
-    assert not permitted(made, '{"answer": "a"} <tool_call>')
+    assert not permitted(made, headed(name, "Sure."))
+    assert not permitted(made, headed(name, '{"answer": "a"} <tool_call>'))
     made = form(name, tools=TOOLS, response_format=by(CALL))
     for key in ("arguments", "parameters"):
         text = json.dumps({"name": "get_weather", key: {"city": "Oslo"}})
-        assert permitted(made, text)
+        assert permitted(made, headed(name, text))
         assert read(made, text) == (text, [])
     made = form(name, tools=TOOLS, response_format=by({"type": "array", "items": {"type": "string"}}))
     assert read(made, '["now()"]') == ('["now()"]', [])
@@ -147,7 +152,7 @@ def test_marked_calls_of_llama_where_the_schema_may_look_like_one() -> None:
     assert read(made, text) == ("", [OSLO])
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [name for name, one in FORMATS.items() if one.head is None])
 def test_a_forced_call_comes_before_the_schema(name: str) -> None:
     for body in ({}, {"response_format": by(ANSWER)}, {"response_format": {"type": "json_object"}}):
         made = form(name, tools=TOOLS, tool_choice="required", **body)
@@ -357,8 +362,11 @@ def test_any_text_may_stand_in_a_schema(name: str) -> None:
     schema = {"type": "object", "properties": {ODD: {"const": ODD}}, "required": [ODD]}
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     value = json.dumps({ODD: ODD}, separators=(",", ":"), ensure_ascii=False)
-    assert permitted(form(name, tools=tools, tool_choice="required"), f'[{{"name":"f","arguments":{value}}}]')
-    assert permitted(form(name, tools=tools, response_format=by(schema)), value)
+    call = f'[{{"name":"f","arguments":{value}}}]'
+    if FORMATS[name].head:
+        call = f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{value}"
+    assert permitted(form(name, tools=tools, tool_choice="required"), call)
+    assert permitted(form(name, tools=tools, response_format=by(schema)), headed(name, value))
 
 
 def test_very_many_functions() -> None:

@@ -22,11 +22,20 @@ T = TypeVar("T")
 
 
 def notation(form: StructuredOutputsParams) -> str:
-    """Return a form in the library's own notation.
+    """Return a form in the library's own notation, with what may stand before it.
 
     Raises:
         RequestError: a schema has constraints that are not enforced, or is out of bounds.
     """
+    text = _notation(form)
+    if form.prefix_grammar is None:
+        return text
+    inner = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}
+    outer = {"lark_grammar": f"start: prefix @form\n{form.prefix_grammar}"}
+    return json.dumps({"grammars": [outer, {**inner, "name": "form"}]}, ensure_ascii=False)
+
+
+def _notation(form: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 

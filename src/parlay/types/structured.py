@@ -31,6 +31,7 @@ class StructuredOutputsParams:
         whitespace_pattern: a regular expression of the white space between two parts of JSON, which may be left out.
         disable_additional_properties: objects have no properties but those that the schema lists, unless it says
             `additionalProperties`.
+        prefix_grammar: Lark rules, of which the rule `prefix` matches what stands before the form, such as reasoning.
 
     Raises:
         RequestError: not just one form is given, or it is malformed or too long.
@@ -44,6 +45,7 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    prefix_grammar: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
@@ -68,11 +70,12 @@ class StructuredOutputsParams:
             object.__setattr__(self, "json", closed(text) if self.disable_additional_properties else text)
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
-        for name in ("regex", "grammar"):
+        for name in ("regex", "grammar", "prefix_grammar"):
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name))
-        if self.grammar is not None and self.grammar.count("\n") > MOST_LINES:
-            raise RequestError(f"grammar has more than {MOST_LINES} lines; write a smaller one")
+        for name in ("grammar", "prefix_grammar"):
+            if (getattr(self, name) or "").count("\n") > MOST_LINES:
+                raise RequestError(f"{name} has more than {MOST_LINES} lines; write a smaller one")
 
     @property
     def form(self) -> str:

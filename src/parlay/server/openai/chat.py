@@ -1,7 +1,7 @@
 """`/v1/chat/completions`: a conversation, and the answer to it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -17,7 +17,7 @@ from parlay.server.openai.fields import ChatFields, check_model, make_params, pa
 from parlay.server.openai.harmony import HarmonyReader
 from parlay.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from parlay.server.openai.prompts import chat_prompt, predicted
-from parlay.server.openai.reasoning import Marks, ReasoningReader, marks_of, thoughts_reader
+from parlay.server.openai.reasoning import Marks, ReasoningReader, marks_of, reasoning_grammar, thoughts_reader
 from parlay.server.openai.response_format import CHAT, AnswerForm, Names, form_of, needs_compiling
 from parlay.server.openai.tool_formats import FORMATS, ToolFormat, format_of
 from parlay.server.openai.tool_readers import CallReader, Piece, reader_of
@@ -25,6 +25,7 @@ from parlay.server.openai.tools import Tools, read_tools, tools_shown
 from parlay.text.chat import ChatOptions
 from parlay.types.output import RequestOutput
 from parlay.types.prompt import Prompt
+from parlay.types.structured import StructuredOutputsParams
 
 _IGNORED = (
     "the model's chat template ignores tools: the system message describes them instead, and calls are expected "
@@ -201,9 +202,17 @@ class ChatShape(ChoicesShape):
         return "chat.completion.chunk" if self.fields.stream else "chat.completion"
 
     def begin(self, prompt: Prompt) -> None:
-        """Take the prompt, which tells whether answers begin with reasoning."""
+        """Take the prompt, which tells whether answers begin with reasoning; a form begins behind that."""
         assert isinstance(prompt, dict)
         self.prompt = prompt.get("prompt", "")
+        marks, form = self.style.marks, self.params.structured_outputs
+        if marks is None or form is None:
+            return
+        assert isinstance(form, StructuredOutputsParams)
+        if form.prefix_grammar is None:
+            tokenizer = self.context.engine.codec.tokenizer
+            before = reasoning_grammar(marks, self.prompt, tokenizer, headed=self.form.headed)
+            self.params = replace(self.params, structured_outputs=replace(form, prefix_grammar=before))
 
     @property
     def reasoning_tokens(self) -> int:
@@ -259,9 +268,10 @@ class ChatShape(ChoicesShape):
             if first:
                 self.readers[one.index] = reader_of(self.tools, self.form.calls, alone=self.form.alone)
                 marks, codec = self.style.marks, self.context.engine.codec
-                forced = self.params.structured_outputs is not None  # which begins with the answer at once
+                form = self.params.structured_outputs
+                at_once = isinstance(form, StructuredOutputsParams) and form.prefix_grammar is None
                 self.thoughts[one.index] = (
-                    None if marks is None or forced else thoughts_reader(marks, self.prompt, codec.tokenizer)
+                    None if marks is None or at_once else thoughts_reader(marks, self.prompt, codec.tokenizer)
                 )
             if not choice.finished and ((news := choice.update(one)) or first):
                 yield one.index, news, first

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from parlay.server.openai.tool_grammars import Mark
 from parlay.server.openai.tool_scanner import overlap
 
 RECIPIENT = " to=functions."
@@ -32,6 +33,25 @@ _HEADS = tuple(
     for mark in ("<|channel|>", "<|constrain|>", "to=", MESSAGE)
 )
 _LONGEST = 256  # characters of a header
+
+
+def final(mark: Mark) -> str:
+    """Return what stands before an answer of a certain form, as a grammar has it."""
+    channel, constrain, message = map(mark, ("<|channel|>", "<|constrain|>", MESSAGE))
+    return f'{channel} "final" [[" "] {constrain} ("json" | "JSON")] {message}'
+
+
+def analysis(mark: Mark, *, headed: bool) -> str:
+    """Return the rules of what stands before an answer's form: reasoning, and the answer's header unless it is there.
+
+    Args:
+        mark: of special tokens.
+        headed: whether the form has the headers of its messages.
+    """
+    channel, message, end, start = map(mark, ("<|channel|>", MESSAGE, "<|end|>", _START))
+    rules = ["prefix: thought*" + ("" if headed else " final"), "TEXT: /(?s:.*)/"]
+    rules.append(f'thought: {channel} "analysis" {message} TEXT {end} {start} "assistant"')
+    return "\n".join([*rules, *([] if headed else [f"final: {final(mark)}"])])
 
 
 class HarmonyReader:

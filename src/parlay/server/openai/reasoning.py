@@ -10,7 +10,8 @@ from typing import get_args
 from tokenizers import Tokenizer
 
 from parlay.config.server import ReasoningParser
-from parlay.server.openai.harmony import HarmonyReader
+from parlay.server.openai.harmony import HarmonyReader, analysis
+from parlay.server.openai.tool_grammars import literal, special_token
 from parlay.server.openai.tool_scanner import overlap
 
 
@@ -58,6 +59,37 @@ def marks_of(parser: ReasoningParser, template: str | None) -> Marks | None:
 def thoughts_reader(marks: Marks, prompt: str, tokenizer: Tokenizer) -> "ReasoningReader | HarmonyReader":
     """Return what splits one answer; see `ReasoningReader`."""
     return HarmonyReader(tokenizer) if marks.harmony else ReasoningReader(marks, prompt, tokenizer)
+
+
+def reasoning_grammar(marks: Marks, prompt: str, tokenizer: Tokenizer, *, headed: bool = False) -> str | None:
+    """Return Lark rules, of which `prefix` is the reasoning that may stand before an answer of a certain form.
+
+    None if there is none behind this prompt.
+
+    Args:
+        marks: around reasoning.
+        prompt: of the answer.
+        tokenizer: of the model.
+        headed: whether the form has the headers of messages, where the model writes such.
+    """
+
+    def mark(text: str) -> str:
+        return special_token(tokenizer, text) or literal(text)
+
+    if marks.harmony:
+        return analysis(mark, headed=headed)
+    before = prompt.rstrip()
+    if before.endswith(marks.ends):
+        return None
+    opened, needed = before.endswith(marks.begins), marks.begun or before.endswith(marks.begins)
+    opening = "" if opened else f"(SPACE ({' | '.join(map(mark, marks.begins))}))" + ("?" if marks.begun else "")
+    rules = ["prefix: thoughts" + ("" if needed else "?"), r"SPACE: /[ \n]{0,3}/"]
+    ends = [f"end_{i}" for i in range(len(marks.ends))]
+    rules.append(f"thoughts: {opening} ({' | '.join(ends)}) SPACE")
+    for name, end in zip(ends, marks.ends, strict=True):
+        token = special_token(tokenizer, end)
+        rules.append(f"{name}: /(?s:.*)/ {token}" if token else f"{name}[suffix={literal(end)}]: /(?s:.*)/")
+    return "\n".join(rules)
 
 
 _STRIDE = 256  # tokens that are searched for the last mark at once

@@ -14,7 +14,7 @@ from parlay.sampling.schema import served_schema
 from parlay.server.errors import ApiError
 from parlay.server.openai.fields import ChatFields
 from parlay.server.openai.tool_formats import ToolFormat
-from parlay.server.openai.tool_grammars import forced, literal
+from parlay.server.openai.tool_grammars import forced, literal, special_token
 from parlay.server.openai.tools import Tools
 from parlay.types.json_schema import closed
 
@@ -61,6 +61,7 @@ class AnswerForm:
         special: whether calls have special tokens, which answers have to show.
         warnings: for the client.
         source: the field that it comes from.
+        headed: whether the form has the headers of messages, where the model writes such.
     """
 
     structured: dict[str, Any] | None
@@ -69,6 +70,7 @@ class AnswerForm:
     special: bool = False
     warnings: tuple[str, ...] = ()
     source: str = _OWN
+    headed: bool = False
 
     def named(self, error: ApiError) -> ApiError:
         """Return an error of the engine about the form with the name of the field that it comes from."""
@@ -107,7 +109,9 @@ def form_of(
     if given is not None or (wanted is None and not must):
         return AnswerForm(given, style)
     made = _Making(fields, tools, names, [])
-    if tools.mode == "named":
+    if must and style.head is not None:
+        form = _calls(made, style, tokenizer)
+    elif tools.mode == "named":
         schema = made.parameters(tools.named)
         form = AnswerForm({"json": schema, "disable_any_whitespace": True}, style)
     elif tools.mode == "required":
@@ -150,29 +154,43 @@ def _either(
 
     An answer by the schema must not look like calls. Of any object, what looks like calls is calls.
     """
-    special = False
-
-    def mark(text: str) -> str:
-        nonlocal special
-        number = tokenizer.token_to_id(text)
-        token = None if number is None else tokenizer.get_added_tokens_decoder().get(number)
-        if token is None or not token.special:
-            return literal(text)
-        special = True
-        return f"<[{number}]>"
-
+    marks = _Marks(tokenizer)
     bare = style.bare if any_object or _never_has(schema, "name") else None
     schemas = made.enforced()
-    rules = (bare or style.grammar)(schemas, mark, made.tools.several)
+    rules = (bare or style.grammar)(schemas, marks, made.tools.several)
     if not rules:
         made.dropped.append(
             f"{made.names.format}: no tool can be called beside it, since their names are no identifiers"
         )
         return AnswerForm({"json": schema, "whitespace_pattern": SPACE}, style, alone=True)
     space = {"whitespace_pattern": SPACE}
-    answer = f"start: calls | answer\nanswer: %json {_line({**schema, 'x-guidance': space})}"
+    head = style.head(marks) + " " if style.head is not None else ""
+    answer = f"start: calls | answer\nanswer: {head}%json {_line({**schema, 'x-guidance': space})}"
     calls = style if any_object or bare or not style.marks else replace(style, openers="")
-    return AnswerForm({"grammar": _grammar(answer, rules, schemas, space)}, calls, alone=True, special=special)
+    return AnswerForm(
+        {"grammar": _grammar(answer, rules, schemas, space)}, calls, alone=True, special=marks.special, headed=True
+    )
+
+
+def _calls(made: "_Making", style: ToolFormat, tokenizer: Tokenizer) -> AnswerForm:
+    """Return the form of calls that must be made, in the model's own format."""
+    named = made.tools.named
+    schemas = {named: made.parameters(named)} if named else made.enforced()
+    rules = style.grammar(schemas, _Marks(tokenizer), made.tools.several)
+    grammar = _grammar("start: calls", rules, schemas, {"whitespace_pattern": SPACE})
+    return AnswerForm({"grammar": grammar}, style, alone=True, special=style.special, headed=True)
+
+
+class _Marks:
+    """Marks as a grammar has them: text, or special tokens, of which it is noted that there are any."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self.special = tokenizer, False
+
+    def __call__(self, text: str) -> str:
+        token = special_token(self._tokenizer, text)
+        self.special |= token is not None
+        return literal(text) if token is None else token
 
 
 def _never_has(schema: Mapping[str, Any], name: str) -> bool:

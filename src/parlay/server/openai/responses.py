@@ -26,6 +26,7 @@ from parlay.server.openai.responses_stream import Event, ResponseOutput
 from parlay.server.openai.responses_tools import Functions, functions_of
 from parlay.text.chat import ChatOptions
 from parlay.types.output import RequestOutput
+from parlay.types.prompt import Prompt
 
 # What the fields of chat completions are called here.
 _PARAMS = {
@@ -49,7 +50,7 @@ async def responses(context: Context) -> Answer:
     shape, messages, options = await read_conversation(context, _read)
     with _own_params():
         prompt = await chat_prompt(context, messages, options)
-    shape.chat.begin(prompt)
+    shape.begin(prompt)
     return Answer([prompt], shape)
 
 
@@ -169,6 +170,11 @@ class ResponseShape(AnswerShape):
     head: dict[str, Any] = field(init=False)
     sent: int = 0  # events
     finish: str | None = None
+
+    def begin(self, prompt: Prompt) -> None:
+        """Take the prompt; see `ChatShape.begin`."""
+        self.chat.begin(prompt)
+        self.params = self.chat.params
 
     def __post_init__(self) -> None:
         fields, params = self.fields, self.params

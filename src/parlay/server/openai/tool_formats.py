@@ -16,8 +16,8 @@ from typing import Any, get_args
 
 from parlay.config.server import ToolParser
 from parlay.server.openai import tool_grammars as rules
-from parlay.server.openai.harmony import CALL, MESSAGE, RECIPIENT
-from parlay.server.openai.tool_grammars import Tags
+from parlay.server.openai.harmony import CALL, MESSAGE, RECIPIENT, final
+from parlay.server.openai.tool_grammars import Mark, Tags
 from parlay.server.openai.tool_scanner import Scanner, Wait
 
 Parameters = Mapping[str, Any]  # JSON schemas by function
@@ -44,6 +44,8 @@ class ToolFormat:
         special: whether marks are special tokens, which must be asked for.
         grammar: rules of the calls; see `tool_grammars`.
         bare: rules of calls without a mark, where the model writes such.
+        head: what stands before an answer that is no call, as a grammar has it; where there is such a header, calls
+            that must be made are written like others, instead of as a list in JSON.
     """
 
     marks: tuple[str, ...]
@@ -53,6 +55,7 @@ class ToolFormat:
     special: bool = False
     grammar: rules.Rules = rules.tagged
     bare: rules.Rules | None = None
+    head: Callable[[Mark], str] | None = None
 
     def search(self, answer: Scanner, parameters: Parameters, *, alone: bool = False) -> Wait[None]:
         """Find the calls in an answer while it grows; the space around them is no text.
@@ -369,7 +372,7 @@ FORMATS = {
         bare=partial(rules.llama, bare=True),
     ),
     "mistral": ToolFormat(("[TOOL_CALLS]",), "{[", _mistral, _json, special=True, grammar=rules.mistral),
-    "openai": ToolFormat((CALL, RECIPIENT), "", _harmony, _harmony, special=True, grammar=rules.harmony),
+    "openai": ToolFormat((CALL, RECIPIENT), "", _harmony, _harmony, special=True, grammar=rules.harmony, head=final),
     "pythonic": ToolFormat((), "[<", _pythonic, _pythonic, special=True, grammar=rules.python),
 }
 assert {*FORMATS, "auto"} == {*get_args(ToolParser)}

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizers import Tokenizer
+
 Mark = Callable[[str], str]  # a mark as a grammar has it: its text, or a special token
 Rules = Callable[[Mapping[str, Any], Mark, bool], list[str]]
 
@@ -28,6 +30,13 @@ _PYTHON = (
 def literal(text: str) -> str:
     """Return a text as a grammar has it."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def special_token(tokenizer: Tokenizer, text: str) -> str | None:
+    """Return a mark that is a special token as a grammar has it; None if it is ordinary text."""
+    number = tokenizer.token_to_id(text)
+    token = None if number is None else tokenizer.get_added_tokens_decoder().get(number)
+    return f"<[{number}]>" if token is not None and token.special else None
 
 
 def forced(names: Sequence[str], several: bool) -> list[str]:
@@ -124,10 +133,15 @@ def xml(tags: Tags, parameters: Mapping[str, Any], mark: Mark, several: bool) ->
 
 
 def harmony(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
-    """Return the rules of ` to=functions.NAME<|channel|>commentary <|constrain|>json<|message|>{...}`: one call."""
+    """Return the rules of one call, `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}`.
+
+    The recipient may also stand before the channel.
+    """
     channel, constrain, message = map(mark, ("<|channel|>", "<|constrain|>", "<|message|>"))
-    head = f'{channel} "commentary " {constrain} "json" {message}'
-    calls = [f"{literal(f' to=functions.{name}')} {head} a{i}" for i, name in enumerate(parameters)]
+    calls = []
+    for i, name in enumerate(parameters):
+        to, json_form = literal(f" to=functions.{name}"), f'" " {constrain} "json" {message} a{i}'
+        calls.append(f'({channel} "commentary" {to} | {to} {channel} "commentary") {json_form}')
     return [f"calls: {' | '.join(calls)}"]
 
 

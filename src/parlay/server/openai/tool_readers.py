@@ -139,8 +139,8 @@ class ForcedReader(FreeReader):
 
 def reader_of(tools: Tools, form: ToolFormat, *, alone: bool = False) -> CallReader | None:
     """Return the reader of calls in one answer; None if there can be none. See `FreeReader`."""
-    if tools.mode == "named":
-        return NamedReader(tools)
-    if tools.mode == "required":
-        return ForcedReader(tools)
-    return None if tools.mode == "none" else FreeReader(tools, form, alone=alone)
+    if tools.mode == "none":
+        return None
+    if tools.mode == "auto" or form.head is not None:
+        return FreeReader(tools, form, alone=alone)
+    return NamedReader(tools) if tools.mode == "named" else ForcedReader(tools)
