@@ -13,10 +13,11 @@ from parlay.sampling.grammar import Grammars
 from parlay.server.openai.reasoning import MARKS, Marks, ReasoningReader, marks_of, reasoning_grammar
 from parlay.types.structured import StructuredOutputsParams
 
-THINK, R1, GRANITE = MARKS["qwen3"], MARKS["deepseek_r1"], MARKS["granite"]
+THINK, R1, GRANITE, COHERE = (MARKS[name] for name in ("qwen3", "deepseek_r1", "granite", "cohere_command3"))
 assert THINK is not None
 assert R1 is not None
 assert GRANITE is not None
+assert COHERE is not None
 TOKENIZER = Tokenizer.from_file(str(find_model("tiny-code") / "tokenizer.json"))
 
 
@@ -44,6 +45,11 @@ def split(marks: Marks, prompt: str, pieces: list[str]) -> tuple[str, str]:
         (R1, "?", "abc", "abc", ""),
         (R1, "?", "<th", "<th", ""),
         (R1, "?</think>", "def", "", "def"),  # as DeepSeek-V3.1's template ends a prompt without reasoning
+        (COHERE, "?", "<|START_THINKING|>Well.<|END_THINKING|><|START_RESPONSE|>Yes <b>.<|END_RESPONSE|>", "Well.",
+         "Yes <b>."),
+        (COHERE, "?<|START_THINKING|><|END_THINKING|>", "<|START_TEXT|>Yes.", "", "Yes."),
+        (COHERE, "?", "<|START_ACTION|>[]<|END_ACTION|>", "", "<|START_ACTION|>[]<|END_ACTION|>"),
+        (COHERE, "?", "<|START_RESPONSE|>", "", ""),
         (
             GRANITE,
             "",
@@ -52,7 +58,7 @@ def split(marks: Marks, prompt: str, pieces: list[str]) -> tuple[str, str]:
             "42.",
         ),
     ],
-)
+)  # fmt: skip
 @given(data=st.data())
 def test_any_cut_gives_the_same_parts(
     marks: Marks, prompt: str, answer: str, reasoning: str, text: str, data: st.DataObject

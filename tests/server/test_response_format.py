@@ -104,6 +104,16 @@ WRITTEN = [
     ("minimax_m2", PLAIN, '<minimax:tool_call>\n<invoke name="get_weather">\n'
      '<parameter name="city">Oslo</parameter>\n' "</invoke>\n</minimax:tool_call>", [OSLO]),
     ("qwen3_xml", PLAIN, "<tool_call>\n<function=now>\n</function>\n</tool_call>", [("now", {})]),
+    ("cohere_command3", PLAIN, '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", '
+     '"parameters": {"city": "Oslo"}},\n    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]'
+     "<|END_ACTION|>", [OSLO, ("now", {})]),
+    ("granite", PLAIN, '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]', [OSLO]),
+    ("lfm2", PLAIN, '<|tool_call_start|>[get_weather(city="Oslo"), now()]<|tool_call_end|>', [OSLO, ("now", {})]),
+    ("olmo3", PLAIN, '<function_calls>\nget_weather(city="Oslo", days=2)\nnow()\n</function_calls>',
+     [TWO, ("now", {})]),
+    ("minicpm5", PLAIN, '<function name="get_weather"><param name="city">Oslo</param></function>', [OSLO]),
+    ("minicpm5", PLAIN, '<function name="get_weather"><param name="city"><![CDATA[a<b]]></param></function>',
+     [("get_weather", {"city": "a<b"})]),
     ("llama3_json", PLAIN, '{"name": "get_weather", "parameters": {"city": "Oslo"}}', [OSLO]),
     ("llama3_json", PLAIN, '{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}', [("now", {})] * 2),
     ("mistral", SPECIAL, '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}]', [TWO]),

@@ -241,6 +241,48 @@ RECORDED = [
         '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="time">\n</invoke>\n</minimax:tool_call>',
         ("", [PARIS, NOW]),
     ),
+    (
+        "cohere_command3",
+        'Yes.<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Paris", '
+        '"days": 2}},\n    {"tool_call_id": "1", "tool_name": "time", "parameters": {}}\n]<|END_ACTION|>',
+        ("Yes.", [PARIS, NOW]),
+    ),
+    (
+        "granite",
+        '<|tool_call|>[{"name": "weather", "arguments": {"city": "Paris", "days": 2}}, '
+        '{"name": "time", "arguments": {}}]',
+        ("", [PARIS, NOW]),
+    ),
+    ("granite", "<|tool_call|> no", ("<|tool_call|> no", [])),
+    (
+        "lfm2",
+        'I look.<|tool_call_start|>[weather(city="Paris", days=2), time()]<|tool_call_end|>Done.',
+        ("I look.Done.", [PARIS, NOW]),
+    ),
+    ("lfm2", "<|tool_call_start|>[weather(city=", ("<|tool_call_start|>[weather(city=", [])),
+    (
+        "olmo3",
+        'I look.\n<function_calls>\nweather(city="Paris", days=2)\ntime()\n</function_calls>',
+        ("I look.", [PARIS, NOW]),
+    ),
+    (
+        "olmo3",
+        '<function_calls>weather(city="a\\nb", days=null)</function_calls>',
+        ("", [("weather", {"city": "a\nb", "days": None})]),
+    ),
+    ("olmo3", "<function_calls>x = 1</function_calls>", ("<function_calls>x = 1</function_calls>", [])),
+    (
+        "minicpm5",
+        'I look.\n<function name="weather"><param name="city">Paris</param><param name="days">2</param></function>\n'
+        '<function name="time"></function>',
+        ("I look.", [PARIS, NOW]),
+    ),
+    (
+        "minicpm5",
+        '<function name="weather"><param name="city"><![CDATA[a </param>\n<b]]></param><param name="days"><![CDATA[2]]>'
+        "</param></function> and",
+        (" and", [("weather", {"city": "a </param>\n<b", "days": 2})]),
+    ),
     ("llama3_json", '{"name": "weather", "parameters": {"city": "Paris", "days": 2}}', ("", [PARIS])),
     (
         "llama3_json",
@@ -285,6 +327,12 @@ def test_recorded_answers_of_each_family(name: str, answer: str, expected: Any, 
         ("<seed:tool_call>\n<function=example>", "seed_oss"),
         ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
         ("{%- set toolcall_begin_token = '<minimax:tool_call>' -%}", "minimax_m2"),
+        ("[{'tool_call_id': '0'}] <|START_ACTION|>", "cohere_command3"),
+        ("respond only with <|tool_call|> followed by a JSON list of tools used", "granite"),
+        ("{{ 'List of tools: <|tool_list_start|>[' }}", "lfm2"),
+        ("{{ 'List of tools: [' }}", "lfm2"),
+        ("{{ '<function_calls>' }}", "olmo3"),
+        ('<function name="function-name"><param name="param-name">param-value</param></function>', "minicpm5"),
         ("{{ '[TOOL_CALLS]' }}", "mistral"),
         ("in the format [func_name1(params_name1=params_value1)]", "pythonic"),
         ('{"name": function name, "parameters": dictionary of argument name and its value}', "llama3_json"),

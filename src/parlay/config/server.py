@@ -12,17 +12,24 @@ from parlay.errors import ConfigError, shown
 # Names that vLLM gives to the ways in which families of models write calls and reasoning.
 ToolParser = Literal[
     "auto",
+    "cohere_command3",
     "glm45",
+    "granite",
     "hermes",
+    "lfm2",
     "llama3_json",
+    "minicpm5",
     "minimax_m2",
     "mistral",
+    "olmo3",
     "openai",
     "pythonic",
     "qwen3_xml",
     "seed_oss",
 ]
-ReasoningParser = Literal["auto", "none", "deepseek_r1", "granite", "mistral", "openai_gptoss", "qwen3", "seed_oss"]
+ReasoningParser = Literal[
+    "auto", "none", "cohere_command3", "deepseek_r1", "granite", "mistral", "openai_gptoss", "qwen3", "seed_oss"
+]
 MOST_REPLICAS = 64  # that one front can be expected to feed
 
 
@@ -71,12 +78,12 @@ class ServerConfig:
         log_prompts: write prompts and answers to the log.
         log_format: `json` has a line of JSON for each request, `text` one for people; `auto` is `text` on a terminal.
         log_interval: seconds between lines with the engine's speed and acceptance while it works; 0 for none.
-        tool_call_parser: the form in which the model writes calls of tools: `glm45`, `hermes`, `llama3_json`,
-            `minimax_m2`, `mistral`, `openai` (gpt-oss), `pythonic`, `qwen3_xml` or `seed_oss`; `auto` goes by the
-            chat template.
-        reasoning_parser: the marks between which the model reasons before it answers: `deepseek_r1`, `granite`,
-            `mistral`, `openai_gptoss`, `qwen3` or `seed_oss`; `auto` goes by the chat template, `none` leaves
-            reasoning in the answer.
+        tool_call_parser: the form in which the model writes calls of tools: `cohere_command3`, `glm45`, `granite`,
+            `hermes`, `lfm2`, `llama3_json`, `minicpm5`, `minimax_m2`, `mistral`, `olmo3`, `openai` (gpt-oss),
+            `pythonic`, `qwen3_xml` or `seed_oss`; `auto` goes by the chat template.
+        reasoning_parser: the marks between which the model reasons before it answers: `cohere_command3`,
+            `deepseek_r1`, `granite`, `mistral`, `openai_gptoss`, `qwen3` or `seed_oss`; `auto` goes by the chat
+            template, `none` leaves reasoning in the answer.
         strict_fields: refuse requests with fields that nobody knows, instead of ignoring these with a warning.
         per_request_spec_decode_metrics: `summary` gives `metrics.speculative_decoding` with every answer, which tools
             such as aiperf read, `detailed` that of each step too; with `none` requests ask for it themselves, by

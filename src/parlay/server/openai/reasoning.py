@@ -24,6 +24,7 @@ class Marks:
         special: whether they are special tokens, which a text has only if asked for.
         begun: whether an answer begins with reasoning even where the first mark is missing.
         harmony: an answer is messages on channels, see `harmony`.
+        around: special tokens before and behind the answer proper, which are left out.
     """
 
     begins: tuple[str, ...]
@@ -31,10 +32,17 @@ class Marks:
     special: bool = False
     begun: bool = False
     harmony: bool = False
+    around: tuple[str, ...] = ()
 
 
 MARKS: dict[str, Marks | None] = {
     "none": None,
+    "cohere_command3": Marks(
+        ("<|START_THINKING|>",),
+        ("<|END_THINKING|>",),
+        special=True,
+        around=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
     "deepseek_r1": Marks(("<think>",), ("</think>",), begun=True),
     "granite": Marks(  # quantised models write the second ones
         ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:")
@@ -158,11 +166,11 @@ class ReasoningReader:
                 del self._tokens[self._end() :]
                 self._state, self._text = "answer", rest.lstrip()
                 self._leading = not self._text
-                return reasoning, self._take()
+                return reasoning, self._take(finished)
             partial = 0 if finished else max(overlap(reasoning, mark) for mark in self._marks.ends)
             reasoning, self._text = reasoning[: len(reasoning) - partial], reasoning[len(reasoning) - partial :]
             return reasoning, ""
-        return reasoning, self._take()
+        return reasoning, self._take(finished)
 
     def _end(self) -> int:
         """Return how many of the tokens there are up to the one that completes the last mark."""
@@ -183,7 +191,11 @@ class ReasoningReader:
 
     _leading = False  # whether line ends between reasoning and answer may still come
 
-    def _take(self) -> str:
-        text, self._text = (self._text.lstrip() if self._leading else self._text), ""
+    def _take(self, finished: bool) -> str:
+        text = self._text.lstrip() if self._leading else self._text
+        for mark in self._marks.around:
+            text = text.replace(mark, "")
+        held = 0 if finished else max((overlap(text, mark) for mark in self._marks.around), default=0)
+        text, self._text = text[: len(text) - held], text[len(text) - held :]
         self._leading = self._leading and not text
         return text

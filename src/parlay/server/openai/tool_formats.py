@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from parlay.config.server import ToolParser
 from parlay.server.openai import tool_grammars as rules
@@ -97,7 +97,7 @@ class ToolFormat:
 
 
 def _json_call(answer: Scanner, at: int, forced: bool) -> Wait[bool]:
-    """Take `{"name": ..., "arguments": {...}}` (or "parameters", as Llama says); return whether it is a call.
+    """Take `{"name": ..., "arguments": {...}}` (other keys: "parameters", "tool_name"); return whether it is a call.
 
     Where it was `forced`, arguments need not be an object: the function's schema has been followed.
     """
@@ -108,12 +108,13 @@ def _json_call(answer: Scanner, at: int, forced: bool) -> Wait[bool]:
             return False
         key, at = found
         opens = forced or (yield from answer.char(at)) == "{"
-        if key == "name" or (key in ("arguments", "parameters") and not (opens and name)):
-            end = yield from (answer.string(at) if key == "name" else answer.value(at))
-            if end is None or (key != "name" and not opens):
+        if key in ("name", "tool_name") or (key in ("arguments", "parameters") and not (opens and name)):
+            is_name = key in ("name", "tool_name")
+            end = yield from (answer.string(at) if is_name else answer.value(at))
+            if end is None or not (is_name or opens):
                 return False
             value, at = answer.cut(at, end), end
-            if key == "name":
+            if is_name:
                 name = _unquoted(value)
                 if not answer.knows(name):
                     return False
@@ -191,6 +192,14 @@ def _tagged(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         yield from _close(answer)
 
 
+def _list(answer: Scanner, at: int, parameters: Parameters, *, end: str = "") -> Wait[None]:
+    """Take a list of calls in JSON, and the mark behind it."""
+    before, begin = answer.called, (yield from answer.space(at))
+    yield from _json(answer, begin, parameters)
+    if end and answer.called > before:
+        yield from _close(answer, end)
+
+
 def _close(answer: Scanner, tag: str = "</tool_call>") -> Wait[None]:
     at = yield from answer.space(answer.done)
     if (yield from answer.starts(tag, at)):
@@ -208,7 +217,7 @@ def _xml(answer: Scanner, at: int, parameters: Parameters, *, tags: Tags) -> Wai
         if (yield from answer.starts(tags.function[0] or "{", at)) is not bool(tags.function[0]):
             if answer.called == before:
                 yield from _tagged(answer, at, parameters)
-            else:
+            elif tags.end:
                 yield from _close(answer, tags.end)
             return
         if not (yield from _xml_call(answer, at + len(tags.function[0]), parameters, tags)):
@@ -216,6 +225,11 @@ def _xml(answer: Scanner, at: int, parameters: Parameters, *, tags: Tags) -> Wai
         if not tags.last:  # its end was taken
             return
         at = answer.done
+
+
+def _functions(answer: Scanner, at: int, parameters: Parameters, *, tags: Tags) -> Wait[None]:
+    """Take functions of which the first one's own tag is the mark."""
+    yield from _xml(answer, at - len(tags.function[0]), parameters, tags=tags)
 
 
 def _xml_call(answer: Scanner, begin: int, parameters: Parameters, tags: Tags) -> Wait[bool]:
@@ -255,6 +269,8 @@ def _xml_value(answer: Scanner, at: int, schema: Any, tags: Tags) -> Wait[int]:
     stop, line = tags.value[1], "\n" if tags.lines else ""
     if line and (yield from answer.char(at)) == line:
         at += 1
+    if tags.raw[0] and (yield from answer.starts(tags.raw[0], at)):
+        at, stop = at + len(tags.raw[0]), tags.raw[1] + stop
     is_text = isinstance(schema, Mapping) and str(schema.get("type")).lower() == "string"
     if is_text:
         answer.add('"')
@@ -330,24 +346,57 @@ def _pythonic(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
             answer.done = answer.end
 
 
+def _python_between(answer: Scanner, at: int, parameters: Parameters, *, end: str) -> Wait[None]:
+    """Take `[f(a=1), g(b="x")]`, or one call a line, between marks."""
+    place, mark = yield from answer.find((end,), at)
+    try:
+        calls = _python_calls(answer.cut(at, place).strip())
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return
+    if calls and all(answer.knows(name) for name, _ in calls):
+        for name, arguments in calls:
+            answer.begin(name)
+            answer.add(arguments)
+        answer.done = place + len(mark)
+
+
+class _Constants(ast.NodeTransformer):
+    """JSON's names of constants, which some models write, as Python's."""
+
+    _VALUES: ClassVar = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Return a constant for a name that is one."""
+        return ast.Constant(self._VALUES[node.id]) if node.id in self._VALUES else node
+
+
 def _python_calls(text: str) -> list[tuple[str, str]]:
-    """Return names and arguments.
+    """Return names and arguments of calls in a list, or in lines.
 
     Raises:
         ValueError: something is no call.
     """
-    body = ast.parse(text, mode="eval").body
+    listed: list[ast.expr] = []
+    for line in ast.parse(text).body:
+        if not isinstance(line, ast.Expr):
+            raise ValueError(text)
+        listed += line.value.elts if isinstance(line.value, ast.List) else [line.value]
     calls = []
-    for call in body.elts if isinstance(body, ast.List) else [body]:
+    for call in listed:
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError(text)
         values = {}
         for word in call.keywords:
             if word.arg is None:
                 raise ValueError(text)
-            values[word.arg] = ast.literal_eval(word.value)
+            values[word.arg] = ast.literal_eval(_Constants().visit(word.value))
         calls.append((ast.unparse(call.func), _dump(values)))
     return calls
+
+
+def _nothing(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
+    """Take no call."""
+    yield from ()
 
 
 _llama, _bare_llama = partial(_several, between=";"), partial(rules.llama, bare=True)
@@ -362,6 +411,36 @@ FORMATS = {
             "minimax_m2": rules.MINIMAX,
         }.items()
     },
+    **{
+        name: ToolFormat(
+            around[:1],
+            "",
+            partial(_python_between, end=around[1]),
+            _nothing,
+            special=True,
+            grammar=partial(rules.python, around=around, lines=lines),
+        )
+        for name, around, lines in (
+            ("lfm2", ("<|tool_call_start|>", "<|tool_call_end|>"), False),
+            ("olmo3", ("<function_calls>", "</function_calls>"), True),
+        )
+    },
+    "cohere_command3": ToolFormat(
+        ("<|START_ACTION|>",),
+        "{[",
+        partial(_list, end="<|END_ACTION|>"),
+        _json,
+        special=True,
+        grammar=rules.cohere,
+    ),
+    "granite": ToolFormat(("<|tool_call|>",), "{[", _list, _json, special=True, grammar=rules.granite),
+    "minicpm5": ToolFormat(
+        (rules.MINICPM.function[0],),
+        "{[",
+        partial(_functions, tags=rules.MINICPM),
+        _json,
+        grammar=partial(rules.xml, rules.MINICPM),
+    ),
     "llama3_json": ToolFormat(
         ("<|python_tag|>",),
         "{[",
@@ -385,6 +464,12 @@ _SIGNS = (
     ("<seed:tool_call>", "seed_oss"),
     ("<minimax:tool_call>", "minimax_m2"),
     ("<arg_key>", "glm45"),
+    ('<function name="', "minicpm5"),
+    ("<|START_ACTION|>", "cohere_command3"),
+    ("<|tool_list_start|>", "lfm2"),
+    ("List of tools: [", "lfm2"),
+    ("<function_calls>", "olmo3"),
+    ("<|tool_call|>", "granite"),
     ("<function=", "qwen3_xml"),
     ("<tool_call>", "hermes"),
     ("[TOOL_CALLS]", "mistral"),

@@ -71,6 +71,25 @@ def mistral(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[st
     return rules
 
 
+def granite(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
+    """Return the rules of `<|tool_call|>[{"name": ..., "arguments": ...}]`."""
+    listed = _repeated("call", several, '"," S', "[", "]")
+    return [f"calls: {mark('<|tool_call|>')} S {listed}", *_objects(parameters), SPACE]
+
+
+def cohere(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
+    """Return the rules of `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters": ...}]<|END_ACTION|>`."""
+    listed = _repeated("S call S", several, '","', "[", "]")
+    calls = [
+        " S ".join([r'"{" S "\"tool_call_id\":"', "ID", *map(literal, (",", '"tool_name":', f'"{name}"', ","))])
+        + f' S {literal(chr(34) + "parameters" + chr(34) + ":")} S a{i} S {literal("}")}'
+        for i, name in enumerate(parameters)
+    ]
+    begin, end = mark("<|START_ACTION|>"), mark("<|END_ACTION|>")
+    ids = r'ID: /"[0-9]{1,3}"/'
+    return [f"calls: {begin} {listed} {end}", f"call: {' | '.join(calls)}", ids, r"S: /\n? {0,4}/"]
+
+
 @dataclass(frozen=True, slots=True)
 class Tags:
     """How calls are written whose values stand as bare text between tags.
@@ -82,6 +101,7 @@ class Tags:
         value: before and behind a value.
         last: behind the last value of a function; nothing where `end` follows at once.
         lines: values stand on lines of their own.
+        raw: around a value that may have any character but the second of them.
     """
 
     begin: str
@@ -91,6 +111,7 @@ class Tags:
     value: tuple[str, str]
     last: str
     lines: bool = False
+    raw: tuple[str, str] = ("", "")
 
 
 _EQUALS = ("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>"
@@ -105,6 +126,15 @@ MINIMAX = Tags(
     ("", "</parameter>"),
     "</invoke>",
 )
+MINICPM = Tags(
+    "",
+    "",
+    ('<function name="', '">'),
+    ('<param name="', '">'),
+    ("", "</param>"),
+    "</function>",
+    raw=("<![CDATA[", "]]>"),
+)
 
 
 def xml(tags: Tags, parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
@@ -114,8 +144,11 @@ def xml(tags: Tags, parameters: Mapping[str, Any], mark: Mark, several: bool) ->
     value = value if tags.value[0] else "text S"
     rules = [
         f"calls: {_repeated('one', several, 'S')}",
-        f"one: {mark(tags.begin)} S function S {mark(tags.end)}",
-        f"text[suffix={literal(tags.value[1])}]: /(?s:.*)/",
+        f"one: {mark(tags.begin)} S function S {mark(tags.end)}" if tags.begin else "one: function",
+        f"bare[suffix={literal(tags.value[1])}]: /(?s:.*)/",
+        f"raw: {literal(tags.raw[0])} raw_end {literal(tags.value[1])}" if tags.raw[0] else "",
+        f"raw_end[suffix={literal(tags.raw[1])}]: /(?s:.*)/" if tags.raw[0] else "",
+        "text: bare | raw" if tags.raw[0] else "text: bare",
         r"KEY: /[^<>\n]{1,64}/",
         f"any: {literal(before)} KEY {literal(behind)} {value}",
         SPACE,
@@ -129,7 +162,7 @@ def xml(tags: Tags, parameters: Mapping[str, Any], mark: Mark, several: bool) ->
         pairs = pairs if pairs or _closed(schema) else ["any*"]
         last = [literal(tags.last)] if tags.last else []
         functions.append(" ".join([literal(name.join(tags.function)), "S", *pairs, *last]))
-    return [*rules, f"function: {' | '.join(functions)}"]
+    return [*filter(None, rules), f"function: {' | '.join(functions)}"]
 
 
 def harmony(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
@@ -145,8 +178,21 @@ def harmony(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[st
     return [f"calls: {' | '.join(calls)}"]
 
 
-def python(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
-    """Return the rules of `[f(a=1), g(b="x")]`; values are any that Python can read."""
+def python(
+    parameters: Mapping[str, Any],
+    mark: Mark,
+    several: bool,
+    *,
+    around: tuple[str, str] = ("", ""),
+    lines: bool = False,
+) -> list[str]:
+    """Return the rules of `[f(a=1), g(b="x")]`; values are any that Python can read.
+
+    Args:
+        parameters, mark, several: see the module.
+        around: marks before and behind them.
+        lines: each call is a line, without brackets.
+    """
     rules, calls = list(_PYTHON), []
     for i, (name, schema) in enumerate(parameters.items()):
         if not name.isidentifier():  # it cannot be called in this format
@@ -161,7 +207,9 @@ def python(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str
         free = "" if _closed(schema) else '[IDENTIFIER "=" value ("," S IDENTIFIER "=" value)*]'
         inner = f"f{i}_0" if listed else free
         calls.append(f'{literal(name + "(")} {inner} ")"')
-    one = _repeated("call", several, '"," S', "[", "]")
+    one = _repeated("call", several, r'"\n"') if lines else _repeated("call", several, '"," S', "[", "]")
+    if around[0]:
+        one = f"{mark(around[0])} S {one} S {mark(around[1])}"
     return [*rules, f"calls: {one}", f"call: {' | '.join(calls)}", SPACE] if calls else []
 
 
