@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from stored_layers import write as write_quantised
 
 from parlay import LLM, ConfigError, ModelError, SamplingParams
 from parlay.checkpoints.find import find_model
+from parlay.checkpoints.gguf import writer
 from parlay.checkpoints.gguf.reader import GGUFFile
 from parlay.checkpoints.loader import Checkpoint
 from parlay.models.export.gguf import FORMS, export
@@ -60,6 +62,28 @@ def test_logits_are_those_of_the_directory(models: dict[str, Path], name: str, f
     expected = logits_of(model, dtype, storage)
     assert expected.std() > 1e-2
     assert torch.equal(logits_of(file, dtype), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen2moe", "ernie4_5_moe", "gptoss"])
+def test_vectors_may_be_matrices_of_one_row(
+    models: dict[str, Path], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As llama.cpp's converter leaves those that Hugging Face has so; to ggml it is the same."""
+    export(models[name], tmp_path / "model.gguf", "bf16")
+    vectors = ("ffn_gate_inp_shexp.weight", "exp_probs_b.bias", "attn_sinks.weight")
+    widened = []
+
+    def header(metadata: Any, tensors: Any) -> bytes:
+        widened[:] = [one.name for one in tensors if one.name.endswith(vectors)]
+        return writer.header(
+            metadata, [replace(one, shape=(1, *one.shape)) if one.name in widened else one for one in tensors]
+        )
+
+    monkeypatch.setattr("parlay.models.export.gguf.header", header)
+    export(models[name], tmp_path / "wide.gguf", "bf16")
+    assert widened
+    dtype = torch.float32
+    assert torch.equal(logits_of(tmp_path / "wide.gguf", dtype), logits_of(tmp_path / "model.gguf", dtype))
 
 
 @pytest.mark.parametrize("name", [name for name in WRITTEN if name != "mellum"])  # which the package does not have

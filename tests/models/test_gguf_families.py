@@ -38,6 +38,16 @@ def test_logits_are_those_of_safetensors(models: dict[str, Path], variant: str, 
         assert torch.equal(logits(tmp_path / "model.gguf", dtype), expected)
 
 
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("variant", ["llama-biases", "qwen2", "qwen3", "granite", "mixtral", "qwen3moe", "gemma3"])
+def test_tensors_that_hold_several(models: dict[str, Path], variant: str, kind: str, tmp_path: Path) -> None:
+    """What converters put behind one another is read as if each was a tensor."""
+    convert(models[variant], tmp_path / "apart.gguf", kind)
+    convert(models[variant], tmp_path / "fused.gguf", kind, fused=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(logits(tmp_path / "fused.gguf", dtype), logits(tmp_path / "apart.gguf", dtype))
+
+
 BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 
 

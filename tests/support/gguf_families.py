@@ -58,6 +58,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "seedoss": {},
     "ernie4_5": {"use_bias": False},
     "ernie4_5_moe": {},
+    "glm": {},
     "glm4": {},
     "glm4moe": {},
     "exaone4": {},
@@ -92,13 +93,16 @@ _KEYS = {
 }
 
 
-def convert(model: Path, path: Path, kind: str = "F32", **metadata: Any) -> dict[str, Tensor]:
+def convert(
+    model: Path, path: Path, kind: str = "F32", *, fused: bool = False, **metadata: Any
+) -> dict[str, Tensor]:
     """Write a GGUF file.
 
     Args:
         model: a directory in Hugging Face's format.
         path: the file to write.
         kind: how matrices are stored, all but routers; norms and biases are float32.
+        fused: queries, keys and values are one tensor, and so are gates and ups of experts.
         metadata: further keys; dots as double underscores, None leaves a key out.
 
     Returns:
@@ -112,6 +116,7 @@ def convert(model: Path, path: Path, kind: str = "F32", **metadata: Any) -> dict
     heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
     values: dict[str, Tensor] = {}
     stacks: dict[str, dict[int, np.ndarray]] = {}
+    raw: dict[str, tuple[np.ndarray, str]] = {}
     for i, (name, tensor) in enumerate(load_file(model / "model.safetensors").items()):
         own = "F32" if tensor.dim() == 1 or re.search(r"(mlp|moe)\.gate\.weight$", name) else kind
         blocks = to_blocks(tensor, own, seed=i)
@@ -128,17 +133,33 @@ def convert(model: Path, path: Path, kind: str = "F32", **metadata: Any) -> dict
             stack = stacks.setdefault(name.replace(expert[0], ".experts"), {})
             stack[int(expert[1])] = blocks
             continue
-        add_raw(writer, table.get_name(name, try_suffixes=(".weight", ".bias")), blocks, own)
+        raw[str(table.get_name(name, try_suffixes=(".weight", ".bias")))] = blocks, own
     for name, stack in stacks.items():
-        add_raw(
-            writer, table.get_name(name, try_suffixes=(".weight",)), np.stack([stack[e] for e in sorted(stack)]), kind
-        )
+        raw[str(table.get_name(name, try_suffixes=(".weight",)))] = np.stack([stack[e] for e in sorted(stack)]), kind
+    for name, (blocks, own) in (_fused(raw) if fused else raw).items():
+        add_raw(writer, name, blocks, own)
     rope = config["rope_parameters"]
     if "long_factor" in rope:
         for which in ("long", "short"):
             writer.add_tensor(f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32))
     finish(writer)
     return values
+
+
+def _fused(raw: dict[str, tuple[np.ndarray, str]]) -> dict[str, tuple[np.ndarray, str]]:
+    """Return the tensors as `--fuse-qkv` and `--fuse-gate-up-exps` of llama.cpp's converter write them."""
+    found: dict[str, tuple[np.ndarray, str]] = {}
+    for name, (blocks, own) in raw.items():
+        parts = [name.replace("attn_q.", f"attn_{x}.") for x in "qkv"]
+        into, axis = name.replace("attn_q.", "attn_qkv."), 0
+        if "ffn_gate_exps." in name:
+            parts = [name, name.replace("gate", "up")]
+            into, axis = name.replace("gate", "gate_up"), 1
+        if into != name:
+            found[into] = np.concatenate([raw[part][0] for part in parts], axis), own
+        elif not re.search(r"attn_[kv]\.|ffn_up_exps\.", name):
+            found[name] = blocks, own
+    return found
 
 
 def dequantised(blocks: np.ndarray, kind: str, shape: tuple[int, ...]) -> Tensor:

@@ -30,7 +30,6 @@ _INNER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
@@ -163,9 +162,16 @@ FAMILIES = {
             "leading_dense_block_count": "moe_layer_start_index",
         },
     ),
+    "chatglm": Family(
+        "GlmForCausalLM",
+        {"ffn_up": "mlp.gate_up_proj"},
+        fixed={"attention_bias": False},
+        partial=True,
+    ),
     "glm4": Family(
         "Glm4ForCausalLM",
         _GEMMA | {"ffn_up": "mlp.gate_up_proj"},
+        fixed={"attention_bias": False},
         partial=True,
         refused=("rope.dimension_sections",),  # of GLM-4.1V, whose rotary rows are in halves
     ),
@@ -223,7 +229,12 @@ FAMILIES = {
         listed=True,
         scaling={"truncate": False},
     ),
-    "phi3": Family("Phi3ForCausalLM", {"ffn_up": "mlp.gate_up_proj"}, options=_WINDOW, partial=True),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        options=_WINDOW,
+        partial=True,
+    ),
     "gemma2": Family(
         "Gemma2ForCausalLM",
         _GEMMA,
@@ -258,6 +269,21 @@ _MISTRAL = Family("MistralForCausalLM", interleaved=True, options=_WINDOW)
 _MIXTRAL = Family("MixtralForCausalLM", interleaved=True, options=_WINDOW | _mixture("num_local_experts"))
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one of the decoder's tensors is.
+
+    Attributes:
+        name: of the file's tensor.
+        index: of the tensor in a stack.
+        rows: that it has of a tensor that holds several, behind one another.
+    """
+
+    name: str
+    index: int | None = None
+    rows: tuple[int, int] | None = None
+
+
 class GGUFWeights:
     """The tensors of a GGUF file under the decoder's names; offers what a safetensors file does."""
 
@@ -269,10 +295,11 @@ class GGUFWeights:
         """
         self._file = GGUFModel(path)
         self._name, self._family = family_of(self._file)
-        self._names: dict[str, tuple[str, int | None]] = {}
+        self._names: dict[str, Place] = {}
+        heads = _heads_of(self._file, self._name)
         for stored in self._file.tensors.values():
             if stored.name not in ROTARY:
-                self._names |= _names_of(stored, self._family)
+                self._names |= _names_of(stored, self._family, heads)
 
     def keys(self) -> list[str]:
         """Return the tensors' names."""
@@ -280,26 +307,33 @@ class GGUFWeights:
 
     def get_slice(self, name: str) -> StoredShape:
         """Return what knows a tensor's shape without reading it."""
-        ours, index = self._names[name]
-        return StoredShape(list(self._file.tensors[ours].shape[0 if index is None else 1 :]))
+        place = self._names[name]
+        shape = list(self._file.tensors[place.name].shape[0 if place.index is None else 1 :])
+        if place.rows is not None:
+            shape[0] = len(range(shape[0])[slice(*place.rows)])
+        return StoredShape(shape)
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as Hugging Face's class would have it; what was quantised comes as float32."""
-        tensor = self._halved(name, self._file.read(*self._names[name]))
+        place = self._names[name]
+        tensor = self._file.read(place.name, place.index)
+        tensor = self._halved(name, tensor if place.rows is None else tensor[slice(*place.rows)].contiguous())
         if self._family.norm_offset and "norm" in name:
             return tensor - self._family.norm_offset
         return tensor
 
     def kind(self, name: str) -> Kind:
         """Return how a tensor is stored."""
-        kind = self._file.tensors[self._names[name][0]].kind
+        kind = self._file.tensors[self._names[name].name].kind
         return READ_AS.get(kind, kind)
 
     def get_blocks(self, name: str) -> Weight:
         """Return a matrix of blocks as Hugging Face's class would have it, as it is stored."""
         from parlay.weights.weight import Part, Weight
 
-        stored = self._file.read_blocks(*self._names[name])
+        place = self._names[name]
+        stored = self._file.read_blocks(place.name, place.index)
+        stored = stored if place.rows is None else stored.outputs(*place.rows)
         return Weight(tuple(Part(part.kind, self._halved(name, part.data)) for part in stored.parts))
 
     def _halved(self, name: str, tensor: Tensor) -> Tensor:
@@ -309,7 +343,7 @@ class GGUFWeights:
             return tensor
         if tensor.shape[0] % (2 * heads):
             raise ModelError(
-                f"{self._file.path}: tensor {self._names[name][0]!r} has {tensor.shape[0]} rows, which are not "
+                f"{self._file.path}: tensor {self._names[name].name!r} has {tensor.shape[0]} rows, which are not "
                 f"{heads} heads of pairs; the file is damaged"
             )
         pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
@@ -354,25 +388,50 @@ def family_of(file: GGUFFile) -> tuple[str, Family]:
     return name, FAMILIES[name]
 
 
-def _names_of(stored: TensorInfo, family: Family) -> dict[str, tuple[str, int | None]]:
-    """Return the decoder's name of a tensor, or of each one in a stack, and where it is.
+def _heads_of(file: GGUFFile, name: str) -> tuple[int, int]:
+    """Return how many rows queries have, and keys and values each."""
+    heads = size_of(file, f"{name}.attention.head_count")
+    width = size_of(
+        file, f"{name}.attention.key_length", size_of(file, f"{name}.embedding_length") // max(heads, 1)
+    )
+    return heads * width, size_of(file, f"{name}.attention.head_count_kv", heads) * width
+
+
+def _names_of(stored: TensorInfo, family: Family, heads: tuple[int, int]) -> dict[str, Place]:
+    """Return the decoder's name of a tensor, or of each one that it holds, and where it is.
 
     An unknown one keeps its own name, and is a leftover to the loader.
     """
     layer = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.((?:nextn\.)?[a-z_]+)\.(weight|bias)", stored.name)
     if not layer:
         part, _, kind = stored.name.partition(".")
-        return {f"{_OUTER[part]}.{kind}" if part in _OUTER else stored.name: (stored.name, None)}
+        return {f"{_OUTER[part]}.{kind}" if part in _OUTER else stored.name: Place(stored.name)}
     index, part, kind = layer.groups()
     prefix = f"model.layers.{index}."
-    if whole := _WHOLE.get(f"{part}.{kind}"):
-        return {prefix + whole: (stored.name, None)}
+    vector = _WHOLE.get(f"{part}.{kind}") or (f"{_INNER[part]}.{kind}" if part == "ffn_gate_inp_shexp" else "")
+    if vector:  # which converters may leave as a matrix of one row
+        return {prefix + vector: Place(stored.name, 0 if len(stored.shape) == 2 and stored.shape[0] == 1 else None)}
     dimensions = 3 if kind == "weight" else 2
     if part in _EXPERTS and len(stored.shape) == dimensions and stored.shape[0] <= MAX_EXPERTS:
         names = [f"{prefix}{_EXPERTS[part].format(e)}.{kind}" for e in range(stored.shape[0])]
-        return {name: (stored.name, e) for e, name in enumerate(names)}
+        return {name: Place(stored.name, e) for e, name in enumerate(names)}
+    # What llama.cpp's converter puts behind one another with --fuse-qkv and --fuse-gate-up-exps.
+    q, kv = heads
+    if part == "attn_qkv" and part not in family.inner and stored.shape[0] == q + 2 * kv:
+        found = {}
+        for letter, begin, end in ("q", 0, q), ("k", q, q + kv), ("v", q + kv, q + 2 * kv):
+            found[f"{prefix}self_attn.{letter}_proj.{kind}"] = Place(stored.name, None, (begin, end))
+        return found
+    if part == "ffn_gate_up_exps" and len(stored.shape) == dimensions and stored.shape[0] <= MAX_EXPERTS:
+        count, both = stored.shape[:2]
+        halves = (("ffn_gate_exps", 0, both // 2), ("ffn_up_exps", both // 2, both))
+        return {
+            f"{prefix}{_EXPERTS[half].format(e)}.{kind}": Place(stored.name, e, (begin, end))
+            for half, begin, end in halves
+            for e in range(count)
+        }
     inner = family.inner.get(part) or _INNER.get(part) or (part if part.startswith("nextn.") else None)
-    return {f"{prefix}{inner}.{kind}" if inner else stored.name: (stored.name, None)}
+    return {f"{prefix}{inner}.{kind}" if inner else stored.name: Place(stored.name)}
 
 
 def file_name(name: str, family: Family) -> tuple[str, int | None]:

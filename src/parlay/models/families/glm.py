@@ -17,5 +17,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     config.only(hidden_act="silu")
     stated = "partial_rotary_factor" in {**config.raw, **(config.raw.get("rope_parameters") or {})}
     rotary = config.rotary if stated else replace(config.rotary, partial=_PARTIAL)
-    style = Style(qkv_bias=config.flag("attention_bias", True), fused_mlp=True, interleaved=True)
+    style = Style(
+        qkv_bias=config.flag("qkv_bias", config.flag("attention_bias", True)), fused_mlp=True, interleaved=True
+    )
     return replace(config, rotary=rotary, style=style)
