@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from parlay import LLM, ModelError, SamplingParams
 from parlay.checkpoints.inventory import describe as describe_checkpoint
+from parlay.models.export.gguf import export
 from parlay.models.select import describe_model
 
 SEES: dict[str, Any] = {
@@ -73,12 +74,14 @@ TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 
 
-def write_tower(path: Path, name: str) -> torch.Tensor:
+def write_tower(path: Path, name: str, **changes: Any) -> torch.Tensor:
     """Write a random checkpoint; return transformers' logits of random tokens, `[tokens, vocab]`."""
     import transformers
 
     prefix, text, vision, more, _ = TOWERS[name]
-    config = getattr(transformers, f"{prefix}Config")(text_config={**SMALL, **text}, vision_config=vision, **more)
+    config = getattr(transformers, f"{prefix}Config")(
+        text_config={**SMALL, **text, **changes}, vision_config=vision, **more
+    )
     torch.manual_seed(0)
     model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).float().eval()
     with torch.no_grad():
@@ -101,6 +104,17 @@ def test_equal_to_transformers(tmp_path: Path, name: str) -> None:
         found = logits_in_pieces(make_runner(tmp_path), random_tokens(), cuts)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     assert describe_checkpoint(tmp_path, "disk", "own").role == "model"
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_as_a_gguf_file(tmp_path: Path, name: str) -> None:
+    model = tmp_path / "model"
+    write_tower(model, name, **({"query_pre_attn_scalar": 16} if name == "gemma3" else {}))  # which files cannot say
+    halves = {key: tensor.half().float() for key, tensor in load_file(model / "model.safetensors").items()}
+    save_file(halves, model / "model.safetensors", {"format": "pt"})
+    file = export(model, tmp_path / "model.gguf", "f16").path
+    expected, found = (logits_in_pieces(make_runner(path), random_tokens(), [33]) for path in (model, file))
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)

@@ -162,7 +162,10 @@ def test_it_is_found_by_the_template() -> None:
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTIONS = [{"type": "function", "function": {"name": name, "parameters": CITY}} for name in ("weather", "f")]
 NAMED = {"type": "function", "function": {"name": "weather"}}
-ANSWER = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "array", "items": {"type": "integer"}}}}
+ANSWER = {
+    "type": "json_schema",
+    "json_schema": {"name": "a", "schema": {"type": "array", "items": {"type": "integer"}}},
+}
 THOUGHT = "<|channel|>analysis<|message|>Well, {].<|end|><|start|>assistant"
 CALL = ' <|constrain|>json<|message|>{"city": "Oslo"}'
 

@@ -93,9 +93,7 @@ _KEYS = {
 }
 
 
-def convert(
-    model: Path, path: Path, kind: str = "F32", *, fused: bool = False, **metadata: Any
-) -> dict[str, Tensor]:
+def convert(model: Path, path: Path, kind: str = "F32", *, fused: bool = False, **metadata: Any) -> dict[str, Tensor]:
     """Write a GGUF file.
 
     Args:

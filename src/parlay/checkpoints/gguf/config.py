@@ -110,7 +110,12 @@ def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[s
         options.setdefault("attention_multiplier", head_dim**-0.5)
     # One flag for all of attention, and one for the whole network; the loader compares with what there is. Some files
     # have biases of queries, keys and values alone.
-    biases = ("attn_q", "qkv_bias"), ("attn_qkv", "qkv_bias"), ("attn_output", "attention_bias"), ("ffn_down", "mlp_bias")
+    biases = (
+        ("attn_q", "qkv_bias"),
+        ("attn_qkv", "qkv_bias"),
+        ("attn_output", "attention_bias"),
+        ("ffn_down", "mlp_bias"),
+    )
     for last, flag in biases:
         if f"blk.0.{last}.bias" in file.tensors:
             options[flag] = True

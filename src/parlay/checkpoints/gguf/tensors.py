@@ -391,9 +391,7 @@ def family_of(file: GGUFFile) -> tuple[str, Family]:
 def _heads_of(file: GGUFFile, name: str) -> tuple[int, int]:
     """Return how many rows queries have, and keys and values each."""
     heads = size_of(file, f"{name}.attention.head_count")
-    width = size_of(
-        file, f"{name}.attention.key_length", size_of(file, f"{name}.embedding_length") // max(heads, 1)
-    )
+    width = size_of(file, f"{name}.attention.key_length", size_of(file, f"{name}.embedding_length") // max(heads, 1))
     return heads * width, size_of(file, f"{name}.attention.head_count_kv", heads) * width
 
 

@@ -82,7 +82,7 @@ def cohere(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str
     listed = _repeated("S call S", several, '","', "[", "]")
     calls = [
         " S ".join([r'"{" S "\"tool_call_id\":"', "ID", *map(literal, (",", '"tool_name":', f'"{name}"', ","))])
-        + f' S {literal(chr(34) + "parameters" + chr(34) + ":")} S a{i} S {literal("}")}'
+        + f" S {literal(chr(34) + 'parameters' + chr(34) + ':')} S a{i} S {literal('}')}"
         for i, name in enumerate(parameters)
     ]
     begin, end = mark("<|START_ACTION|>"), mark("<|END_ACTION|>")
