@@ -279,8 +279,8 @@ RECORDED = [
     ),
     (
         "minicpm5",
-        '<function name="weather"><param name="city"><![CDATA[a </param>\n<b]]></param><param name="days"><![CDATA[2]]>'
-        "</param></function> and",
+        '<function name="weather"><param name="city"><![CDATA[a </param>\n<b]]></param><param name="days">'
+        "<![CDATA[2]]></param></function> and",
         (" and", [("weather", {"city": "a </param>\n<b", "days": 2})]),
     ),
     ("llama3_json", '{"name": "weather", "parameters": {"city": "Paris", "days": 2}}', ("", [PARIS])),

@@ -378,9 +378,8 @@ def _python_calls(text: str) -> list[tuple[str, str]]:
     """
     listed: list[ast.expr] = []
     for line in ast.parse(text).body:
-        if not isinstance(line, ast.Expr):
-            raise ValueError(text)
-        listed += line.value.elts if isinstance(line.value, ast.List) else [line.value]
+        value = line.value if isinstance(line, ast.Expr) else ast.Constant(None)
+        listed += value.elts if isinstance(value, ast.List) else [value]
     calls = []
     for call in listed:
         if not isinstance(call, ast.Call) or call.args:

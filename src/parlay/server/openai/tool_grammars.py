@@ -78,7 +78,7 @@ def granite(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[st
 
 
 def cohere(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
-    """Return the rules of `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters": ...}]<|END_ACTION|>`."""
+    """Return the rules of a list of `{"tool_call_id": "0", "tool_name": ..., "parameters": ...}` between marks."""
     listed = _repeated("S call S", several, '","', "[", "]")
     calls = [
         " S ".join([r'"{" S "\"tool_call_id\":"', "ID", *map(literal, (",", '"tool_name":', f'"{name}"', ","))])
