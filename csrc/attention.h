@@ -162,7 +162,7 @@ struct Task {
 
   // Finds the keys begin..end of the block at `start` where row r sees them.
   void locate(int64_t r, int64_t start, int64_t begin, int64_t end, int64_t* to) const {
-    const int64_t block_stride = a.kv_heads * a.block_size * a.head_dim;
+    const int64_t block_stride = a.stored * a.block_size * a.head_dim;
     const int32_t* table = a.tables + a.row_request[row + r] * a.max_blocks;
     const int32_t* extra = a.extra_slots + a.extra_offsets[row + r];
     const int64_t through_table = last(r) - start < end ? last(r) - start : end;
@@ -347,7 +347,7 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
     const int64_t left = task.last(longest) - start - kKeys;
     task.locate(longest, start + kKeys, 0, left < kKeys ? left : kKeys, task.ahead);
     for (int64_t h = 0, i = 0; h < kv_heads; ++h, i += rows * group) {
-      const int64_t head_start = (kv_head + h) * a.block_size * dim;
+      const int64_t head_start = (kv_head + h) * a.stored / a.kv_heads * a.block_size * dim;
       task.block = {(const T*)a.key_cache + head_start, (const T*)a.value_cache + head_start, task.at, task.ahead,
                     (T*)memory.packed, (float*)memory.wide, false, (T*)memory.wide, true, {}, {}};
       task.queries = {q + h * head_size, most + i, lanes + i * kLanes, totals + i * padded, dim, padded, stride, a.scale, a.cap};

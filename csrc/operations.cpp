@@ -155,13 +155,30 @@ void rotary_store(const Tensor& qkv, const Tensor& positions, const Tensor& slot
           rows, rows * (heads + 2 * kv_heads) * head_dim / 4);
 }
 
+void latent_store(const Tensor& query, const Tensor& latent, const Tensor& norm, float eps, const Tensor& positions,
+                  const Tensor& slots, const Tensor& cos_sin, const Tensor& cache) {
+  const int64_t rows = query.size(0), heads = query.size(1), dim = query.size(2);
+  const int64_t rotary_dim = cos_sin.size(1);
+  const bool bf16 = all_bf16({&query, &latent, &norm, &cache});
+  latent.expect({rows, dim});
+  norm.expect({dim - rotary_dim});
+  cache.expect({cache.size(0), 1, cache.size(2), dim});
+  by_rows(&Table::latent_store,
+          LatentArgs{query.memory(), latent.memory(), norm.memory(), eps, positions.as<int32_t>({rows}),
+                     slots.as<int64_t>({rows}), cos_sin.as<float>(), cache.memory(), heads, dim, rotary_dim, bf16},
+          rows, rows * (heads + 2) * dim / 4);
+}
+
 // Deals attention's rows and heads to threads by what the rows see now: a recording is replayed with other views.
-void attend(const AttentionArgs& a, int64_t rows) {
+void attend(AttentionArgs a, int64_t rows) {
+  const int64_t threads = get_threads();
+  // A kv head whose queries are many counts as several where threads would have nothing to do.
+  while (rows * a.kv_heads < threads && a.heads / a.kv_heads % 2 == 0) a.kv_heads *= 2;
   int64_t keys = a.extra_offsets[rows];
   for (int64_t row = 0; row < rows; ++row) keys += std::min<int64_t>(a.last[row] - a.first[row], a.window);
   // Adjacent rows of one request share their reading of keys, and few rows take several kv heads, whose keys lie
   // beside each other; as far as every thread still has a task. Halving leaves tasks of equal size.
-  const int64_t threads = get_threads(), group = a.heads / a.kv_heads;
+  const int64_t group = a.heads / a.kv_heads;
   const auto pieces = [](int64_t n, int64_t most) { return (n + most - 1) / most; };
   int64_t most_rows = std::max<int64_t>(kAttentionQueries / group, 1), most_heads = a.kv_heads;
   while (most_rows > 1 && pieces(rows, most_rows) * a.kv_heads < threads) most_rows = pieces(most_rows, 2);
@@ -208,6 +225,7 @@ void attention(const Tensor& q, const Tensor& key_cache, const Tensor& value_cac
                            kv_heads,
                            head_dim,
                            block_size,
+                           kv_heads,
                            window > 0 ? window : INT64_MAX / 2,
                            scale,
                            cap,
@@ -576,6 +594,8 @@ void bind_operations(nb::module_& m) {
       .def_static("layer_norm", &layer_norm, arg("x"), arg("weight"), arg("bias"), arg("eps"), arg("out"))
       .def_static("add_layer_norm", &add_layer_norm, arg("residual"), arg("delta"), arg("weight"), arg("bias"),
                   arg("eps"), arg("out"))
+      .def_static("latent_store", &latent_store, arg("query"), arg("latent"), arg("norm"), arg("eps"),
+                  arg("positions"), arg("slots"), arg("cos_sin"), arg("cache"))
       .def_static("rotary_store", &rotary_store, arg("qkv"), arg("positions"), arg("slots"), arg("cos_sin"),
                   arg("q_out"), arg("key_cache"), arg("value_cache"), arg("q_norm") = none, arg("k_norm") = none,
                   arg("eps") = 0.0)

@@ -1,5 +1,6 @@
 // Half-split rotary embedding of the first columns of q and k, each head of which may be normalised then; k and v go to
-// their slots of the cache.
+// their slots of the cache. Of latent attention the same for queries and the one latent row that stands for all keys
+// and values.
 #pragma once
 
 #include "norm.h"
@@ -20,7 +21,7 @@ PARLAY_INLINE void rotate(const T* from, const float* cos_sin, T* to, int64_t ro
     store_at(to, x * c - y * s, first, n);  // products and sums apart, as in the twin
     store_at(to + half, y * c + x * s, first, n);
   }
-  if (rotary_dim < dim) memcpy((void*)(to + rotary_dim), from + rotary_dim, (dim - rotary_dim) * sizeof(T));
+  if (rotary_dim < dim && to != from) memcpy((void*)(to + rotary_dim), from + rotary_dim, (dim - rotary_dim) * sizeof(T));
 }
 
 template <class T>
@@ -50,6 +51,25 @@ void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
 
 void rotary_store(const RotaryArgs& a, int64_t begin, int64_t end) {
   a.bf16 ? rotary_rows<bf16>(a, begin, end) : rotary_rows<float>(a, begin, end);
+}
+
+template <class T>
+void latent_rows(const LatentArgs& a, int64_t begin, int64_t end) {
+  const int64_t dim = a.dim, rotary_dim = a.rotary_dim;
+  for (int64_t row = begin; row < end; ++row) {
+    const float* cos_sin = a.cos_sin + (int64_t)a.positions[row] * rotary_dim;
+    T* query = (T*)a.query + row * a.heads * dim;
+    for (int64_t h = 0; h < a.heads; ++h) rotate(query + h * dim, cos_sin, query + h * dim, rotary_dim, dim);
+    if (a.slots[row] < 0) continue;
+    T* latent = (T*)a.latent + row * dim;
+    T* to = (T*)a.cache + a.slots[row] * dim;
+    rotate(latent, cos_sin, to, rotary_dim, rotary_dim);
+    norm_row<T>(latent + rotary_dim, nullptr, (const T*)a.norm, to + rotary_dim, dim - rotary_dim, a.eps, false);
+  }
+}
+
+void latent_store(const LatentArgs& a, int64_t begin, int64_t end) {
+  a.bf16 ? latent_rows<bf16>(a, begin, end) : latent_rows<float>(a, begin, end);
 }
 
 }  // namespace

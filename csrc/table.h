@@ -55,6 +55,19 @@ struct JointNormArgs {
   bool bf16;
 };
 
+struct LatentArgs {
+  void* query;   // [rows, heads, dim]
+  void* latent;  // [rows, dim]
+  const void* norm;  // [dim - rotary_dim]
+  float eps;
+  const int32_t* positions;
+  const int64_t* slots;
+  const float* cos_sin;
+  void* cache;  // [blocks, 1, block_size, dim]
+  int64_t heads, dim, rotary_dim;
+  bool bf16;
+};
+
 struct RotaryArgs {
   const void* qkv;
   const int32_t* positions;
@@ -83,6 +96,7 @@ struct AttentionArgs {
   const float* sinks;  // [heads], or null
   void* out;
   int64_t max_blocks, heads, kv_heads, head_dim, block_size;
+  int64_t stored;    // kv heads of the cache; where there are fewer, several of `kv_heads` are one
   int64_t window;    // most keys that a row sees
   float scale, cap;  // cap 0: none
   bool bf16;
@@ -280,6 +294,7 @@ struct BranchArgs {
   KERNEL(head_squares, HeadSquaresArgs)                                                                                \
   KERNEL(joint_norm, JointNormArgs)                                                                                    \
   KERNEL(rotary_store, RotaryArgs)                                                                                     \
+  KERNEL(latent_store, LatentArgs)                                                                                     \
   KERNEL(act_mul, ActivationArgs)                                                                                      \
   KERNEL(activate, PointwiseArgs)                                                                                      \
   KERNEL(add_bias, PointwiseArgs)                                                                                      \

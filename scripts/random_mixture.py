@@ -19,6 +19,17 @@ from parlay.checkpoints.find import find_model
 from parlay.text.gguf_vocabulary import vocabulary
 
 
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Widths of latent attention."""
+
+    query_rank: int
+    rank: int
+    content: int
+    turning: int
+    value: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Of a model, with what its architecture has beside."""
@@ -33,6 +44,7 @@ class Shape:
     chosen: int
     kind: Type  # of the experts' blocks
     window: int = 0
+    latent: Latent | None = None
 
 
 SHAPES = {
@@ -58,6 +70,18 @@ SHAPES = {
         experts=128,
         chosen=8,
         kind=Type.Q4_0,
+    ),
+    "glm-4.7-flash": Shape(
+        arch="deepseek2",
+        hidden=2048,
+        width=1536,
+        heads=20,
+        kv_heads=1,
+        head_dim=576,
+        experts=64,
+        chosen=4,
+        kind=Type.Q4_0,
+        latent=Latent(768, 512, 192, 64, 256),
     ),
 }
 _VOCAB = 4096
@@ -94,10 +118,27 @@ def write(shape: Shape, layers: int, path: Path) -> None:
     }
     if shape.window:
         keys[f"{a}.attention.sliding_window"] = shape.window
+    if (latent := shape.latent) is not None:
+        own = {
+            "attention.q_lora_rank": latent.query_rank,
+            "attention.kv_lora_rank": latent.rank,
+            "attention.value_length": latent.rank,
+            "attention.key_length_mla": latent.content + latent.turning,
+            "attention.value_length_mla": latent.value,
+            "rope.dimension_count": latent.turning,
+            "leading_dense_block_count": 0,
+            "expert_shared_count": 1,
+            "expert_gating_func": 2,
+            "vocab_size": _VOCAB,
+        }
+        keys |= {f"{a}.{key}": value for key, value in own.items()}
     for key, value in keys.items():
         writer.add_uint32(key, value)
     writer.add_float32(f"{a}.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add_float32(f"{a}.rope.freq_base", 150000.0)
+    if latent is not None:
+        writer.add_float32(f"{a}.expert_weights_scale", 1.8)
+        writer.add_bool(f"{a}.expert_weights_norm", True)
     for key, value in vocabulary(find_model("tiny-code"), a, _VOCAB, (0,), {}).items():
         if isinstance(value, str):
             writer.add_string(key, value)
@@ -121,19 +162,32 @@ def write(shape: Shape, layers: int, path: Path) -> None:
     for layer in (f"blk.{i}." for i in range(layers)):
         plain(f"{layer}attn_norm.weight", shape.hidden, around=1.0)
         plain(f"{layer}{'post_attention_norm' if oss else 'ffn_norm'}.weight", shape.hidden, around=1.0)
-        for name, (outputs, inputs) in {
+        attention: dict[str, tuple[int, ...]] = {
             "attn_q": (q, shape.hidden),
             "attn_k": (kv, shape.hidden),
             "attn_v": (kv, shape.hidden),
             "attn_output": (shape.hidden, q),
-        }.items():
-            matrix(layer + name, Type.Q8_0, outputs, inputs)
+        }
+        if latent is not None:
+            attention = {
+                "attn_q_a": (latent.query_rank, shape.hidden),
+                "attn_q_b": (shape.heads * (latent.content + latent.turning), latent.query_rank),
+                "attn_kv_a_mqa": (latent.rank + latent.turning, shape.hidden),
+                "attn_k_b": (shape.heads, latent.rank, latent.content),
+                "attn_v_b": (shape.heads, latent.value, latent.rank),
+                "attn_output": (shape.hidden, shape.heads * latent.value),
+            }
+            plain(f"{layer}attn_q_a_norm.weight", latent.query_rank, around=1.0)
+            plain(f"{layer}attn_kv_a_norm.weight", latent.rank, around=1.0)
+            plain(f"{layer}exp_probs_b.bias", shape.experts)
+        for name, sizes in attention.items():
+            matrix(layer + name, Type.Q8_0, *sizes)
             if oss:
-                plain(f"{layer}{name}.bias", outputs)
+                plain(f"{layer}{name}.bias", sizes[0])
         if oss:
             plain(f"{layer}attn_sinks.weight", shape.heads)
             plain(f"{layer}ffn_gate_inp.bias", shape.experts)
-        else:
+        elif latent is None:
             for x in "qk":
                 plain(f"{layer}attn_{x}_norm.weight", shape.head_dim, around=1.0)
         plain(f"{layer}ffn_gate_inp.weight", shape.experts, shape.hidden, spread=0.05)
@@ -143,6 +197,8 @@ def write(shape: Shape, layers: int, path: Path) -> None:
             "down": (shape.hidden, shape.width),
         }.items():
             matrix(f"{layer}ffn_{name}_exps", shape.kind, shape.experts, outputs, inputs)
+            if latent is not None:
+                matrix(f"{layer}ffn_{name}_shexp", shape.kind, outputs, inputs)
             if oss:
                 plain(f"{layer}ffn_{name}_exps.bias", shape.experts, outputs)
     writer.write_header_to_file()

@@ -11,7 +11,18 @@ from parlay.kernels.reference import ReferenceKernels
 
 from .helpers import BLOCK, DTYPES, attend, ints, random, same_bits, table_view
 
-SHAPES = ((8, 2, 32), (4, 4, 64), (3, 1, 80), (2, 2, 96), (8, 2, 128), (2, 1, 8), (3, 3, 40), (2, 1, 256), (72, 1, 8))
+SHAPES = (
+    (8, 2, 32),
+    (4, 4, 64),
+    (3, 1, 80),
+    (2, 2, 96),
+    (8, 2, 128),
+    (2, 1, 8),
+    (3, 3, 40),
+    (2, 1, 256),
+    (72, 1, 8),
+    (20, 1, 576),
+)
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 65)
 
 

@@ -134,6 +134,31 @@ def test_norms_behind_rotation(kernels: Kernels, dtype: torch.dtype) -> None:
         assert same_bits(found.view(-1, dim), expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "turning"), [(72, 16), (40, 8), (576, 64)])
+def test_latents_are_rotated_and_normalised(kernels: Kernels, dtype: torch.dtype, dim: int, turning: int) -> None:
+    """As `rotary_store` and `rms_norm` do it; of a row with a negative slot nothing is stored."""
+    rows, heads = 5, 3
+    query, latent = random(rows, heads, dim, dtype=dtype), random(rows, dim, dtype=dtype, seed=1)
+    angles, norm = random(9, turning // 2, seed=3, spread=9), random(dim - turning, dtype=dtype, seed=2)
+    cos_sin, positions = torch.cat((angles.cos(), angles.sin()), 1), ints(1, 2, 0, 8, 5)
+    slots = torch.tensor([0, 5, -1, 2, 11])
+    whole = torch.cat((query.view(rows, -1), latent, latent), 1)
+    turned = torch.empty_like(query)
+    keys, values = (torch.zeros(3, 1, 4, dim, dtype=dtype) for _ in range(2))
+    kernels.rotary_store(whole, positions, slots, cos_sin, turned, keys, values)
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            kernels.rms_norm(
+                latent[row : row + 1, turning:].contiguous(), norm, 1e-6, normal := torch.empty_like(norm[None])
+            )
+            keys[slot // 4, 0, slot % 4, turning:] = normal[0]
+    cache, own = torch.zeros_like(keys), query.clone()
+    kernels.latent_store(own, latent, norm, 1e-6, positions, slots, cos_sin, cache)
+    assert same_bits(own, turned)
+    assert same_bits(cache, keys)
+
+
 @pytest.mark.parametrize("activation", get_args(Activation))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activate_is_act_mul_by_one(kernels: Kernels, dtype: torch.dtype, activation: Activation) -> None:

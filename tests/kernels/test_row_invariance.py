@@ -79,6 +79,21 @@ def test_rotary_store(kernels: Kernels, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_latent_store(kernels: Kernels, dtype: torch.dtype) -> None:
+    query, latent = random(ROWS, 3, 72, dtype=dtype), random(ROWS, 72, dtype=dtype, seed=2)
+    positions, slots = torch.arange(ROWS).flip(0).int(), torch.randperm(ROWS)
+    cos_sin, norm = random(ROWS, 16, seed=1), random(56, dtype=dtype, seed=3)
+
+    def rows(chosen: Tensor) -> Tensor:
+        turned, cache = query[chosen].clone(), torch.zeros(20, 1, 16, 72, dtype=dtype)
+        where = positions[chosen], slots[chosen], cos_sin
+        kernels.latent_store(turned, latent[chosen], norm, 1e-6, *where, cache)
+        return torch.cat((turned.flatten(1), cache[slots[chosen] // 16, 0, slots[chosen] % 16]), 1)
+
+    check(kernels, rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), [(256, 512), (640, 256), (96, 160), (1536, 50)])
 def test_linear(kernels: Kernels, dtype: torch.dtype, inputs: int, outputs: int) -> None:
     x, weight = cancelling(ROWS, inputs, outputs, dtype)
@@ -171,7 +186,7 @@ def test_cancelling_data_would_show_another_order() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 32), (3, 1, 80)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 32), (3, 1, 80), (20, 1, 72)])
 def test_attention(kernels: Kernels, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
     count = 45
     q = random(count, heads, dim, dtype=dtype)

@@ -179,7 +179,12 @@ REFUSALS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("Bloom", "ForCausalLM", {}, "attention does not go through transformers' attention interface"),
     ("Mpt", "ForCausalLM", {}, "attention does not go through transformers' attention interface"),
     ("GraniteSWA", "ForCausalLM", {"num_hidden_layers": 2}, "it asks attention for sinks"),
-    ("DeepseekV3", "ForCausalLM", {"num_hidden_layers": 2}, "values have another width than its keys|columns"),
+    (
+        "MiniCPM3",
+        "ForCausalLM",
+        {"num_hidden_layers": 2, "v_head_dim": 32},
+        "values have another width than its keys|columns",
+    ),
     ("StableLm", "ForCausalLM", {"num_hidden_layers": 2}, "do not hand arguments of a call on to attention"),
     ("Gemma", "ForCausalLM", {"num_hidden_layers": 2, "head_dim": 10}, "10 columns"),
     ("DiffLlama", "ForCausalLM", {"num_hidden_layers": 2}, "several times in a layer"),

@@ -114,6 +114,7 @@ ONE_EACH += (
 )
 ONE_EACH += ("glm", "glm4", "exaone4-windows", "ministral3")
 ONE_EACH += ("olmo3", "olmoe", "minimaxm2", "arcee", "hunyuan", "cohere2")
+ONE_EACH += ("deepseekv3", "deepseekv2", "glm4moelite")
 ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gptoss")
 
 

@@ -77,10 +77,21 @@ LENGTH = 32
 EVEN = {"vocab_size": 288, "num_hidden_layers": 2}
 
 
-@crossed(kind=["untied", "tied", "GGUF", "float16", "experts", "positions"], dtype=[torch.float32, torch.bfloat16])
+LATENTS = {
+    "q_lora_rank": 64, "kv_lora_rank": 96, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32,
+    "moe_intermediate_size": 64, "n_routed_experts": 32, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+
+
+@crossed(
+    kind=["untied", "tied", "GGUF", "float16", "experts", "positions", "latents"],
+    dtype=[torch.float32, torch.bfloat16],
+)
 def test_what_is_really_allocated(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     if kind == "experts":
         path = write_family(tmp_path / "model", "mixtral", num_local_experts=32, **EVEN)
+    elif kind == "latents":
+        path = write_family(tmp_path / "model", "deepseekv3", **EVEN, **LATENTS)
     elif kind == "positions":
         path = write_family(tmp_path / "model", "opt", **EVEN)
     else:
@@ -89,7 +100,7 @@ def test_what_is_really_allocated(tmp_path: Path, kind: str, dtype: torch.dtype)
     if kind == "GGUF":
         path = write_gguf(path, tmp_path / "m.gguf", "Q8_0")
     config = describe_model(str(path))
-    rotary = 0 if kind == "positions" else LENGTH * config.head_dim * 4
+    rotary = 0 if kind == "positions" else LENGTH * int(config.head_dim * config.rotary.partial) * 4
     model = load_model(config, dtype, LENGTH, KERNELS)
     gc.collect()
     held = sum(tensors_of(model).values()) - sum(tensors_of(KERNELS).values())

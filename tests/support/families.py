@@ -29,6 +29,22 @@ def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 1000.0, **numbers}}
 
 
+# Latent attention, with widths that are no powers of two, and experts.
+LATENT: dict[str, Any] = {
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 56,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+}
+
 # name: (transformers' prefix of class names, changes)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -197,6 +213,33 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.3,
             "residual_multiplier": 0.4,
         },
+    ),
+    "deepseekv3": ("DeepseekV3", {**LATENT, "n_group": 3, "topk_group": 2, "first_k_dense_replace": 1}),
+    "deepseekv3-yarn": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            **rope("yarn", factor=8.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=0.7),
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 2,
+            "rope_interleave": False,
+            "attention_bias": True,
+        },
+    ),
+    "deepseekv2": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "glm4moelite": (
+        "Glm4MoeLite",
+        {**LATENT, "head_dim": None, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8, "v_head_dim": 32},
     ),
     "glm4moe": (
         "Glm4Moe",

@@ -97,6 +97,9 @@ class Operations:
     def add_layer_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, out: torch.Tensor) -> None: ...
 
     @staticmethod
+    def latent_store(query: torch.Tensor, latent: torch.Tensor, norm: torch.Tensor, eps: float, positions: torch.Tensor, slots: torch.Tensor, cos_sin: torch.Tensor, cache: torch.Tensor) -> None: ...
+
+    @staticmethod
     def rotary_store(qkv: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cos_sin: torch.Tensor, q_out: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, q_norm: torch.Tensor | None = None, k_norm: torch.Tensor | None = None, eps: float = 0.0) -> None: ...
 
     @staticmethod

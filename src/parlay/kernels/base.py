@@ -228,6 +228,35 @@ class Kernels(Drawing, Protocol):
         """
         ...
 
+    def latent_store(
+        self,
+        query: Tensor,
+        latent: Tensor,
+        norm: Tensor,
+        eps: float,
+        positions: Tensor,
+        slots: Tensor,
+        cos_sin: Tensor,
+        cache: Tensor,
+    ) -> None:
+        """Rotate queries, and store rotated and normalised latents, which stand for all heads' keys and values.
+
+        The first R columns turn as those of `rotary_store`; of a latent the others are normalised by `rms_norm`.
+
+        Source: DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1.2.
+
+        Args:
+            query: T `[rows, H, D]`, read and written.
+            latent: T `[rows, D]`.
+            norm: T `[D - R]`.
+            eps: of the norm.
+            positions: int32 `[rows]`.
+            slots: int64 `[rows]`, see `rotary_store`.
+            cos_sin: float32 `[max_len, R]`, see `rotary_store`.
+            cache: T `[num_blocks, 1, block_size, D]`.
+        """
+        ...
+
     def attention(
         self,
         q: Tensor,

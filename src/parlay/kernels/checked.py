@@ -111,6 +111,7 @@ _SIZES: Mapping[str, Mapping[str, Callable[[Arguments], int]]] = {
     "embed_packed": {"tokens": lambda of: int(of["weight"].outputs)},
     "add_embedding": {"index": lambda of: len(of["weight"])},
     "rotary_store": {"positions": lambda of: len(of["cos_sin"]), "slots": lambda of: _slots(of["key_cache"])},
+    "latent_store": {"positions": lambda of: len(of["cos_sin"]), "slots": lambda of: _slots(of["cache"])},
     "attention": {},  # has a check of its own
     "expert_linear": {"experts": lambda of: len(of["weights"])},
     "excess": {"ids": lambda of: int(of["target"].shape[1])},

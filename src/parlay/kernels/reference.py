@@ -198,6 +198,29 @@ class ReferenceKernels(ReferenceDrawing):
         key_cache[block, :, offset] = rotated[stored, heads:]
         value_cache[block, :, offset] = all_heads[stored, heads + kv_heads :]
 
+    def latent_store(  # noqa: D102
+        self,
+        query: Tensor,
+        latent: Tensor,
+        norm: Tensor,
+        eps: float,
+        positions: Tensor,
+        slots: Tensor,
+        cos_sin: Tensor,
+        cache: Tensor,
+    ) -> None:
+        rows, _, dim = query.shape
+        turning = cos_sin.shape[1]
+        whole = torch.cat((query, latent[:, None], latent.new_zeros(rows, 1, dim)), dim=1).view(rows, -1)
+        turned, values = torch.empty_like(query), torch.empty_like(cache)
+        self.rotary_store(whole, positions, slots, cos_sin, turned, cache, values)
+        query.copy_(turned)
+        stored = slots >= 0
+        block, offset = slots[stored] // cache.shape[2], slots[stored] % cache.shape[2]
+        normal = torch.empty_like(latent[stored, turning:].contiguous())
+        self.rms_norm(latent[stored, turning:].contiguous(), norm, eps, normal)
+        cache[block, 0, offset, turning:] = normal
+
     def attention(  # noqa: D102
         self,
         q: Tensor,

@@ -16,7 +16,8 @@ _LINE = 64  # bytes: a cache line, in which rows begin
 def allocate(spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> tuple[LayerCache, ...]:
     """Return zeroed caches for every layer of a group, all on the same block ids."""
     shape = (num_blocks, spec.kv_heads, block_size, spec.head_dim)
-    return tuple(LayerCache(_zeros(shape, dtype), _zeros(shape, dtype)) for _ in range(spec.layers))
+    keys = [_zeros(shape, dtype) for _ in range(spec.layers)]
+    return tuple(LayerCache(key, _zeros(shape, dtype) if spec.values else key) for key in keys)
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

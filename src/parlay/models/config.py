@@ -188,6 +188,17 @@ class ModelConfig:
         hidden, experts, layers = self.hidden_size, self.style.experts, self.num_layers
         sparse = sum(experts.sparse) if experts else 0
         products = [("qkv", (q + 2 * kv, hidden), layers), ("out", (hidden, q), layers)]
+        if (latent := self.style.latent) is not None:
+            queries = self.num_heads * latent.query
+            products = [
+                ("query latents", (latent.query_rank, hidden), layers if latent.query_rank else 0),
+                ("queries", (queries, latent.query_rank or hidden), layers),
+                ("latents", (self.head_dim, hidden), layers),
+                ("absorbed keys", (self.head_dim, latent.query), layers * self.num_heads),
+                ("absorbed values", (latent.value, self.head_dim), layers * self.num_heads),
+                ("out", (hidden, self.num_heads * latent.value), layers),
+            ]
+            products = [product for product in products if product[-1]]
 
         def network(name: str, inner: int, times: int) -> list[tuple[str, tuple[int, int], int]]:
             up = ("gate up", (2 * inner, hidden)) if self.style.gated else ("up", (inner, hidden))

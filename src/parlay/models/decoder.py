@@ -14,6 +14,7 @@ from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.kernels.base import Kernels
 from parlay.models.config import MOST_LAYERS, ModelConfig
 from parlay.models.context import ForwardContext, LayerCache, handed_states
+from parlay.models.latent import LatentAttention, latent_shapes, make_latent_attention
 from parlay.models.layers import (
     Attention,
     ColumnParallelLinear,
@@ -79,6 +80,8 @@ def _norm_names(config: ModelConfig) -> tuple[str, ...]:
 def attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor of a layer's attention."""
     style, h = config.style, config.hidden_size
+    if style.latent is not None:
+        return latent_shapes(config, style.latent)
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     widths = {"qkv_proj": q + 2 * kv} if style.fused_qkv else {"q_proj": q, "k_proj": kv, "v_proj": kv}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -139,9 +142,11 @@ def _network_shapes(config: ModelConfig, prefix: str, inner: int) -> dict[str, t
 
 def make_attention(
     config: ModelConfig, index: int, read: TensorReader, kernels: Kernels, group: Group, tables: RotaryTables
-) -> Attention:
+) -> Attention | LatentAttention:
     """Read the attention of layer `index`."""
     style = config.style
+    if style.latent is not None:
+        return make_latent_attention(config, style.latent, read, kernels, group, tables)
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     # Whose columns turn: queries and keys, in the order that the kernels expect.
     orders = [halves(config, heads) for heads in (config.num_heads, config.num_kv_heads)] if style.interleaved else []

@@ -74,7 +74,7 @@ def halves(config: ModelConfig, heads: int) -> Tensor:
     Returns:
         int64 `[heads * head_dim]`.
     """
-    turning = torch.arange(int(config.head_dim * config.rotary.partial))
+    turning = torch.arange(_turning(config, config.rotary))
     rest = torch.arange(len(turning), config.head_dim)
     one = torch.cat((turning[0::2], turning[1::2], rest))
     return (torch.arange(heads)[:, None] * config.head_dim + one).view(-1)
@@ -92,7 +92,7 @@ def frequencies_of(config: ModelConfig, length: int, rotary: Rotary | None = Non
         ModelError: the config's numbers do not fit its heads.
     """
     rotary = rotary or config.rotary
-    dim = int(config.head_dim * rotary.partial)
+    dim = _turning(config, rotary)
     if dim < 2 or dim % 2:
         raise ModelError(f"{config.path}: partial_rotary_factor={rotary.partial} of {config.head_dim} columns is odd")
     try:
@@ -102,6 +102,11 @@ def frequencies_of(config: ModelConfig, length: int, rotary: Rotary | None = Non
     if not frequencies.isfinite().all() or not math.isfinite(size):
         raise ModelError(f"{config.path}: the numbers of the rotary embedding ({rotary.kind}) give no frequencies")
     return frequencies, size
+
+
+def _turning(config: ModelConfig, rotary: Rotary) -> int:
+    """Return how many of a head's columns turn: of a part that is no whole number, what lies below it."""
+    return int(config.head_dim * rotary.partial + 1e-6)
 
 
 def _frequencies(config: ModelConfig, rotary: Rotary, dim: int, length: int) -> tuple[Tensor, float]:

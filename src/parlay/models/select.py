@@ -178,8 +178,10 @@ def describe_as(
 
 def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) -> CacheSpec:
     """Return what the model's layers keep of a token, on one of the ranks among which it is split."""
-    begin, end = group.share(group.bounds(config.num_kv_heads))
     first, last = own_layers(config, weight_shapes, group.pipeline)
+    if config.style.latent is not None:  # of which every rank has all
+        return CacheSpec(last - first, 1, config.head_dim, dtype.itemsize, values=False)
+    begin, end = group.share(group.bounds(config.num_kv_heads))
     return CacheSpec(last - first, end - begin, config.head_dim, dtype.itemsize)
 
 

@@ -71,6 +71,32 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Widths of latent attention, in columns; see `latent`.
+
+    Attributes:
+        query_rank: of the queries' own latents; 0 where they have none.
+        rank: of the latents that stand for keys and values.
+        content: of a head's query, those that meet the latent.
+        turning: of a head's query, those that turn with the position, behind the others.
+        value: of a head's value.
+        interleaved: the two columns that turn together are neighbours in the files.
+    """
+
+    query_rank: int
+    rank: int
+    content: int
+    turning: int
+    value: int
+    interleaved: bool = True
+
+    @property
+    def query(self) -> int:
+        """Columns of a head's query."""
+        return self.content + self.turning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
     """What `decoder.Decoder` does differently from a plain Llama.
 
@@ -100,6 +126,7 @@ class Style:
         residual_scale: factor on what is added to the residual stream.
         logit_divisor: of logits.
         logit_cap: bound that logits approach; 0 is none.
+        latent: of latent attention, in place of heads of keys and values; None is grouped-query attention.
         sinks: each query head sees a key without a value first, whose score it has learnt.
         experts: None where all layers have one feed-forward network.
     """
@@ -129,6 +156,7 @@ class Style:
     residual_scale: float = 1.0
     logit_divisor: float = 1.0
     logit_cap: float = 0.0
+    latent: Latent | None = None
     sinks: bool = False
     experts: Experts | None = None
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from parlay.models.config import ModelConfig
+from parlay.models.latent import plain_numbers
 from parlay.models.select import stored_kinds, weight_shapes
 
 
@@ -29,10 +30,10 @@ def end_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def _bytes(config: ModelConfig, dtype: torch.dtype, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    kinds = stored_kinds(config)
+    kinds = stored_kinds(config) | dict.fromkeys(absorbed := plain_numbers(config))
     total = 0
     for name, shape in shapes.items():
-        numbers, kind = math.prod(shape), kinds.get(name)
+        numbers, kind = absorbed.get(name, math.prod(shape)), kinds.get(name)
         if kind is not None:
             total += numbers // kind.block * kind.size
         else:

@@ -12,14 +12,16 @@ class CacheSpec:
         kv_heads: key and value heads a layer.
         head_dim: elements a head.
         itemsize: bytes an element.
+        values: whether there are values; otherwise they are the keys, as in latent attention.
     """
 
     layers: int
     kv_heads: int
     head_dim: int
     itemsize: int
+    values: bool = True
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token takes in the group."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.itemsize
+        return (1 + self.values) * self.layers * self.kv_heads * self.head_dim * self.itemsize

@@ -59,7 +59,10 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         sizes["vocab_size"] = embedding.shape[0]
         hidden, head_dim = sizes["hidden_size"], sizes["head_dim"]
         _check_sizes(file, {**sizes, "num_experts": size_of(file, f"{name}.expert_count", 0) or 1}, layers)
-        if size_of(file, f"{name}.attention.value_length", head_dim) != head_dim:
+        if family.latent:
+            sizes |= _latent(file, name)
+            head_dim = sizes["head_dim"]
+        elif size_of(file, f"{name}.attention.value_length", head_dim) != head_dim:
             raise ModelError(f"{path}: heads whose values are not as wide as their keys are not served")
         options = _options(file, name, family, head_dim)
         layers -= file.integer(f"{name}.nextn_predict_layers", 0)
@@ -80,6 +83,25 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             **family.fixed,
             **options,
         }
+
+
+def _latent(file: GGUFFile, name: str) -> dict[str, int]:
+    """Return the sizes of latent attention; older files have heads' widths where others have those of entries."""
+    turning = size_of(file, f"{name}.rope.dimension_count")
+    query = size_of(file, f"{name}.attention.key_length_mla", size_of(file, f"{name}.attention.key_length", 1 << 10))
+    value = size_of(
+        file, f"{name}.attention.value_length_mla", size_of(file, f"{name}.attention.value_length", 1 << 10)
+    )
+    if not 0 < turning < query:
+        raise ModelError(f"{file.path}: {turning} of the {query} columns of a query turn, which is not served")
+    heads = size_of(file, f"{name}.attention.head_count")
+    return {
+        "qk_rope_head_dim": turning,
+        "qk_nope_head_dim": query - turning,
+        "v_head_dim": value,
+        "head_dim": turning,
+        "num_key_value_heads": heads,
+    }
 
 
 def _eps(file: GGUFFile, name: str, family: Family) -> dict[str, float]:
@@ -176,7 +198,9 @@ def _rotary(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[st
             if f"{name}.rope.scaling.{key}" in file:
                 scaling[hf] = file.value(f"{name}.rope.scaling.{key}")
         if multiplier := file.number(f"{name}.rope.scaling.yarn_log_multiplier", 0.0):
-            scaling |= {"mscale": 1.0, "mscale_all_dim": multiplier}  # llama.cpp supposes the first one
+            # llama.cpp supposes the first one; of latent attention it writes a tenth, and takes both to be alike.
+            both = {"mscale": multiplier * 10, "mscale_all_dim": multiplier * 10}
+            scaling |= both if family.latent else {"mscale": 1.0, "mscale_all_dim": multiplier}
         if kind == "yarn":
             scaling |= family.scaling
     return {**found, "rope_scaling": scaling}

@@ -7,7 +7,7 @@ rotary rows are interleaved, Gemma's norms are stored plus one, experts are stac
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,12 @@ _INNER = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
@@ -74,6 +80,8 @@ class Family:
         also: further classes that are written as this architecture.
         layer_norms: norms subtract the mean, and their key is another.
         refused: keys of files whose numbers mean something else.
+        latent: the model has latent attention, and sizes of its own.
+        written: whether parlay writes such files.
     """
 
     architecture: str
@@ -89,6 +97,8 @@ class Family:
     also: tuple[str, ...] = ()
     layer_norms: bool = False
     refused: tuple[str, ...] = ()
+    latent: bool = False
+    written: bool = True
 
 
 _WINDOW = {"attention.sliding_window": "sliding_window"}
@@ -193,6 +203,27 @@ FAMILIES = {
         },
         partial=True,
     ),
+    "deepseek2": Family(
+        "DeepseekV3ForCausalLM",
+        options=_mixture(
+            "n_routed_experts",
+            feed_forward_length="moe_intermediate_size",
+            shared_count="n_shared_experts",
+            weights_scale="routed_scaling_factor",
+            weights_norm="norm_topk_prob",
+            group_count="n_group",
+            group_used_count="topk_group",
+        )
+        | {
+            "attention.q_lora_rank": "q_lora_rank",
+            "attention.kv_lora_rank": "kv_lora_rank",
+            "leading_dense_block_count": "first_k_dense_replace",
+            "nextn_predict_layers": "num_nextn_predict_layers",
+        },
+        fixed={"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+        latent=True,
+        written=False,
+    ),
     "arcee": Family("ArceeForCausalLM", interleaved=True),
     "cohere2": Family(
         "Cohere2ForCausalLM",
@@ -263,6 +294,8 @@ FAMILIES = {
         wide_layers=62,
     ),
 }
+_SOFTMAX = 1  # a router's, among the values of `expert_gating_func`
+
 # Three more under names that others have too; they are known by what they have beside.
 _OLMO3 = Family("Olmo3ForCausalLM", _LAST_NORMS, options=_WINDOWS, listed=True)
 _MISTRAL = Family("MistralForCausalLM", interleaved=True, options=_WINDOW)
@@ -300,6 +333,19 @@ class GGUFWeights:
         for stored in self._file.tensors.values():
             if stored.name not in ROTARY:
                 self._names |= _names_of(stored, self._family, heads)
+        # Absorbed keys and values, each of which has heads as a dimension: together they are one matrix of the class.
+        self._joined = {
+            f"model.layers.{stored.name.split('.')[1]}.self_attn.kv_b_proj.weight": stored.name
+            for stored in self._file.tensors.values()
+            if self._family.latent and stored.name.endswith(".attn_k_b.weight") and len(stored.shape) == 3
+        }
+        for name, keys in self._joined.items():
+            values = self._file.tensors.get(keys.replace("attn_k_b", "attn_v_b"))
+            if values is None or len(values.shape) != 3 or values.shape[0] != self._file.tensors[keys].shape[0]:
+                raise ModelError(f"{path}: {keys!r} has no matrix of values beside it for each of its heads")
+            for own in (keys, values.name):
+                self._names.pop(own, None)
+            self._names[name] = Place(keys)
 
     def keys(self) -> list[str]:
         """Return the tensors' names."""
@@ -308,6 +354,10 @@ class GGUFWeights:
     def get_slice(self, name: str) -> StoredShape:
         """Return what knows a tensor's shape without reading it."""
         place = self._names[name]
+        if name in self._joined:
+            heads, rank, content = self._file.tensors[place.name].shape
+            value = self._file.tensors[place.name.replace("attn_k_b", "attn_v_b")].shape[1]
+            return StoredShape([heads * (content + value), rank])
         shape = list(self._file.tensors[place.name].shape[0 if place.index is None else 1 :])
         if place.rows is not None:
             shape[0] = len(range(shape[0])[slice(*place.rows)])
@@ -316,11 +366,25 @@ class GGUFWeights:
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as Hugging Face's class would have it; what was quantised comes as float32."""
         place = self._names[name]
+        if name in self._joined:
+            return self._absorbed(place.name)
         tensor = self._file.read(place.name, place.index)
         tensor = self._halved(name, tensor if place.rows is None else tensor[slice(*place.rows)].contiguous())
         if self._family.norm_offset and "norm" in name:
             return tensor - self._family.norm_offset
         return tensor
+
+    def _absorbed(self, keys: str) -> Tensor:
+        """Return keys and values of a latent as one matrix, `[heads * (content + value), rank]`."""
+        import torch
+
+        parts = self._file.read(keys).transpose(1, 2), self._file.read(keys.replace("attn_k_b", "attn_v_b"))
+        if parts[0].shape[2] != parts[1].shape[2]:
+            raise ModelError(
+                f"{self._file.path}: {keys!r} and the values beside it are of latents of different widths"
+            )
+        whole = torch.cat([part.float() if parts[0].dtype != parts[1].dtype else part for part in parts], dim=1)
+        return whole.reshape(-1, whole.shape[2])
 
     def kind(self, name: str) -> Kind:
         """Return how a tensor is stored."""
@@ -368,7 +432,11 @@ class GGUFWeights:
 def family_for(architecture: str) -> tuple[str, Family] | None:
     """Return what files call the architecture of a class of Hugging Face's, and what is known of it, if they do."""
     families = [*FAMILIES.items(), ("llama", _MISTRAL), ("llama", _MIXTRAL), ("olmo2", _OLMO3)]
-    found = ((name, family) for name, family in families if architecture in (family.architecture, *family.also))
+    found = (
+        (name, family)
+        for name, family in families
+        if family.written and architecture in (family.architecture, *family.also)
+    )
     return next(found, None)
 
 
@@ -383,6 +451,9 @@ def family_of(file: GGUFFile) -> tuple[str, Family]:
         return name, _MISTRAL
     if name == "olmo2" and "olmo2.attention.sliding_window" in file:
         return name, _OLMO3
+    biased = any(stored.endswith("exp_probs_b.bias") for stored in file.tensors)
+    if name == "deepseek2" and not biased and file.integer("deepseek2.expert_gating_func", _SOFTMAX) == _SOFTMAX:
+        return name, replace(FAMILIES[name], architecture="DeepseekV2ForCausalLM")
     if name == "mistral3" and "mistral3.attention.temperature_scale" not in file:  # Mistral Small and its kin
         return name, FAMILIES["llama"]
     return name, FAMILIES[name]

@@ -28,7 +28,9 @@ def family_to_write(config: ModelConfig) -> tuple[str, Family]:
     """
     found = None if config.foreign is not None else family_for(config.architecture)
     if found is None:
-        known = ", ".join(dict.fromkeys(name for f in FAMILIES.values() for name in (f.architecture, *f.also)))
+        known = ", ".join(
+            dict.fromkeys(name for f in FAMILIES.values() if f.written for name in (f.architecture, *f.also))
+        )
         raise ModelError(
             f"{config.path}: parlay writes no GGUF files of {config.architecture}; it does of {known}, "
             "MistralForCausalLM, MixtralForCausalLM and Olmo3ForCausalLM"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from parlay.models.config import ModelConfig
 from parlay.models.style import Experts, Style
 
-_NAMES = {
+NAMES = {
     f"mlp.shared_expert.{name}_proj.weight": f"mlp.shared_experts.{name}_proj.weight"
     for name in ("gate", "up", "down")
 }
@@ -17,10 +17,26 @@ def describe(config: ModelConfig) -> ModelConfig:
     Raises:
         ModelError: an option that is not served.
     """
-    config.only(hidden_act="silu", mlp_bias=False)
+    config.only(mlp_bias=False)
+    bias = config.flag("qkv_bias", config.flag("attention_bias", False))
+    style = Style(qkv_bias=bias, head_norms=config.flag("use_qk_norm", False), experts=experts(config))
+    partial = config.within("rope_parameters").number(
+        "partial_rotary_factor", config.number("partial_rotary_factor", 0.5)
+    )
+    rotary = replace(config.rotary, partial=partial)
+    return replace(config, style=style, rotary=rotary, renamed=config.in_layers(NAMES))
+
+
+def experts(config: ModelConfig) -> Experts:
+    """Return the mixture, in DeepSeek-V3's words.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    config.only(hidden_act="silu")
     dense = config.count("first_k_dense_replace", None) if config.raw.get("first_k_dense_replace", 1) else 0
     width = config.count("moe_intermediate_size", 1408)
-    experts = Experts(
+    found = Experts(
         count=config.count("n_routed_experts", config.raw.get("num_local_experts", 128)),
         chosen=config.count("num_experts_per_tok", 8),
         width=width,
@@ -33,11 +49,5 @@ def describe(config: ModelConfig) -> ModelConfig:
         factor=config.number("routed_scaling_factor", 1.0),
         shared=width * config.count("n_shared_experts", 1),
     )
-    config.check_experts(experts)
-    bias = config.flag("qkv_bias", config.flag("attention_bias", False))
-    style = Style(qkv_bias=bias, head_norms=config.flag("use_qk_norm", False), experts=experts)
-    partial = config.within("rope_parameters").number(
-        "partial_rotary_factor", config.number("partial_rotary_factor", 0.5)
-    )
-    rotary = replace(config.rotary, partial=partial)
-    return replace(config, style=style, rotary=rotary, renamed=config.in_layers(_NAMES))
+    config.check_experts(found)
+    return found

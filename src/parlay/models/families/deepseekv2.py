@@ -1,0 +1,20 @@
+"""DeepSeek-V2-Lite (DeepSeek-AI 2024, arXiv 2405.04434): latent attention, and a mixture with shared experts."""
+
+from dataclasses import replace
+
+from parlay.models.config import ModelConfig
+from parlay.models.families import deepseekv3, glm4moe
+
+DEFAULTS = {"head_dim": 64}  # where files have none: heads have widths of their own
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    config.only(topk_method="greedy", mlp_bias=False)
+    plain = replace(config, raw={**config.raw, "n_group": 1, "topk_group": 1, "norm_topk_prob": False})
+    experts = replace(glm4moe.experts(plain), sigmoid=False, selection_bias=False)
+    return deepseekv3.with_latents(config, experts, interleaved=True)

@@ -1,0 +1,56 @@
+"""DeepSeek-V3 and R1 (DeepSeek-AI 2024, arXiv 2412.19437): latent attention, and experts chosen by sigmoids."""
+
+import math
+from dataclasses import replace
+
+from parlay.errors import ModelError
+from parlay.models.config import ModelConfig
+from parlay.models.families import glm4moe
+from parlay.models.style import Experts, Latent, Style
+
+DEFAULTS = {"head_dim": 64}  # where files have none: heads have widths of their own
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    experts = glm4moe.experts(config)
+    return with_latents(config, experts, interleaved=config.flag("rope_interleave", True))
+
+
+def with_latents(config: ModelConfig, experts: Experts | None, *, interleaved: bool) -> ModelConfig:
+    """Return the config of a model with latent attention: to the cache it has one head, which is an entry.
+
+    Raises:
+        ModelError: sizes are missing or contradict each other.
+    """
+    latent = Latent(
+        query_rank=config.count("q_lora_rank", None) if config.raw.get("q_lora_rank") else 0,
+        rank=config.count("kv_lora_rank", 512),
+        content=config.count("qk_nope_head_dim", 128),
+        turning=config.count("qk_rope_head_dim", 64),
+        value=config.count("v_head_dim", 128),
+        interleaved=interleaved,
+    )
+    entry = latent.rank + latent.turning
+    if entry % 8 or latent.turning % 2:
+        raise ModelError(
+            f"{config.path}: kv_lora_rank={latent.rank} and qk_rope_head_dim={latent.turning} are not served; the "
+            "second one is to be even, and their sum a multiple of 8"
+        )
+    numbers = config.rotary.scaling
+    scale = latent.query**-0.5
+    if config.rotary.kind != "default" and numbers.get("mscale_all_dim") and numbers.get("factor", 1.0) > 1:
+        scale *= (0.1 * numbers["mscale_all_dim"] * math.log(numbers["factor"]) + 1.0) ** 2
+    bias = config.flag("attention_bias", False)
+    return replace(
+        config,
+        num_kv_heads=1,
+        head_dim=entry,
+        rotary=replace(config.rotary, partial=latent.turning / entry),
+        style=Style(latent=latent, experts=experts, score_scale=scale, output_bias=bias),
+        renamed=config.in_layers(glm4moe.NAMES),
+    )

@@ -1,0 +1,23 @@
+"""GLM-4.7-Flash (Z.ai 2026): DeepSeek-V3's latent attention in a smaller GLM."""
+
+from dataclasses import replace
+
+from parlay.errors import ModelError
+from parlay.models.config import ModelConfig
+from parlay.models.families import deepseekv3, glm4moe
+
+DEFAULTS = {"head_dim": 64}  # where files have none: heads have widths of their own
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    kinds = config.raw.get("mlp_layer_types") or ["dense"] + ["sparse"] * (config.num_layers - 1)
+    if len(kinds) != config.num_layers or not {*kinds} <= {"dense", "sparse"}:
+        raise ModelError(f"{config.path}: mlp_layer_types must list dense or sparse for {config.num_layers} layers")
+    counted = replace(config, raw={**config.raw, "first_k_dense_replace": 0})
+    experts = replace(glm4moe.experts(counted), sparse=tuple(kind == "sparse" for kind in kinds))
+    return deepseekv3.with_latents(config, experts, interleaved=config.flag("rope_interleave", True))

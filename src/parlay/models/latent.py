@@ -1,0 +1,193 @@
+"""Multi-head latent attention: all heads' keys and values come of one short row a token, which is all that is cached.
+
+A head's key is `W_k c` of the latent `c`, beside columns that all heads share and that turn with the position; its
+value is `W_v c`. The products are moved to the query and behind the sum of values (absorbed): `q . W_k c` is
+`W_k^T q . c`. So every head sees the same key `[turning | c]`, whose end is also its value. Prompts and decoding do
+the same, so that bits do not depend on which of the two a row is part of.
+
+Source: DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.checkpoints.loader import TensorReader
+from parlay.kernels.base import Kernels
+from parlay.kernels.linear import LinearWeight
+from parlay.models.config import ModelConfig
+from parlay.models.context import ForwardContext, LayerCache
+from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
+from parlay.models.rotary import RotaryTables
+from parlay.models.style import Latent
+from parlay.parallel.group import ALONE, Group
+from parlay.weights.weight import Weight
+
+_EXPAND = "kv_b_proj.weight"
+_EPS = 1e-6  # of the latents' norms, whatever the config has for others, as in transformers
+
+
+def latent_shapes(config: ModelConfig, latent: Latent) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor of a layer's attention."""
+    heads, hidden = config.num_heads, config.hidden_size
+    queries, entry = heads * latent.query, latent.rank + latent.turning
+    shapes: dict[str, tuple[int, ...]] = {"q_proj.weight": (queries, hidden)}
+    biases = {"kv_a_proj_with_mqa.bias": (entry,), "o_proj.bias": (hidden,)}
+    if latent.query_rank:
+        shapes = {
+            "q_a_proj.weight": (latent.query_rank, hidden),
+            "q_a_layernorm.weight": (latent.query_rank,),
+            "q_b_proj.weight": (queries, latent.query_rank),
+        }
+        biases["q_a_proj.bias"] = (latent.query_rank,)
+    shapes |= {
+        "kv_a_proj_with_mqa.weight": (entry, hidden),
+        "kv_a_layernorm.weight": (latent.rank,),
+        _EXPAND: (heads * (latent.content + latent.value), latent.rank),
+        "o_proj.weight": (hidden, heads * latent.value),
+    }
+    shapes |= biases if config.style.output_bias else {}
+    return {f"self_attn.{name}": shape for name, shape in shapes.items()}
+
+
+def plain_numbers(config: ModelConfig) -> dict[str, int]:
+    """Return how many numbers are kept in the place of some tensors, whatever kind these are stored in, by name."""
+    if (latent := config.style.latent) is None:
+        return {}
+    absorbed = config.num_heads * (latent.rank + latent.turning) * (latent.query + latent.value)
+    return {f"model.layers.{i}.self_attn.{_EXPAND}": absorbed for i in range(config.num_layers)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Attention of one layer; a rank has whole heads, and every rank computes and keeps all latents.
+
+    Attributes:
+        first: projects to the queries' own latents, and the weight of their norm; None where queries have none.
+        query: projects to this rank's queries, `[heads * query]`.
+        latent: projects to what is cached, the turning columns first.
+        norm: weight of the latents' norm, `[rank]`.
+        eps: of both norms.
+        into: of each head, from its query to what meets the cache, `[entry, query]`.
+        back: of each head, from a sum of entries to its value, `[value, entry]`.
+        output: projects back.
+        shape: widths.
+        cos_sin: `[max_len, turning]`, see `Kernels.rotary_store`.
+        scale: factor on scores.
+    """
+
+    first: tuple[ColumnParallelLinear, Tensor] | None
+    query: ColumnParallelLinear
+    latent: ColumnParallelLinear
+    norm: Tensor
+    eps: float
+    into: tuple[LinearWeight, ...]
+    back: tuple[LinearWeight, ...]
+    output: GatheredLinear | ReducedLinear
+    shape: Latent
+    cos_sin: Tensor
+    scale: float
+
+    def __call__(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> Tensor:
+        """Store the rows' latents, then let each row attend to what its view shows it.
+
+        Args:
+            x: `[rows, hidden]`, normalised.
+            context: positions, slots and view of the rows.
+            cache: this layer's entries; its values are its keys.
+
+        Returns:
+            `[rows, hidden]`.
+        """
+        kernels, buffers, rows, heads = context.kernels, context.buffers, len(x), len(self.into)
+        entry = self.shape.rank + self.shape.turning
+        values = buffers("values", heads * self.shape.value)
+        if heads:
+            latent = self.latent(x, buffers, "latent")
+            if self.first is not None:
+                project, norm = self.first
+                narrow = project(x, buffers, "query latent")
+                x = buffers("normed query latent", narrow.shape[1])
+                kernels.rms_norm(narrow, norm, self.eps, x)
+            queries = self.query(x, buffers, "queries").view(rows * heads, self.shape.query)
+            query = buffers("query", heads * entry)
+            mixed = buffers("mixed", heads * entry)
+            head = torch.arange(heads, dtype=torch.int32).repeat(rows)
+            kernels.expert_linear(queries, head, self.into, query.view(rows * heads, entry))
+            wide = query.view(rows, heads, entry)
+            where = context.positions, context.slots, self.cos_sin
+            kernels.latent_store(wide, latent, self.norm, self.eps, *where, cache.key)
+            kernels.attention(wide, cache.key, cache.value, context.view, self.scale, mixed)
+            kernels.expert_linear(
+                mixed.view(rows * heads, entry), head, self.back, values.view(rows * heads, self.shape.value)
+            )
+        return self.output(values, buffers, "attention")
+
+
+def make_latent_attention(
+    config: ModelConfig, latent: Latent, read: TensorReader, kernels: Kernels, group: Group, tables: RotaryTables
+) -> LatentAttention:
+    """Read the attention of a layer."""
+    bias = config.style.output_bias
+
+    def bias_of(name: str) -> list[Tensor] | None:
+        return [read(f"self_attn.{name}.bias")] if bias else None
+
+    # Which of the turning columns are halves of a pair: the files may have them as neighbours.
+    turning = torch.arange(latent.turning)
+    if latent.interleaved:
+        turning = torch.cat((turning[0::2], turning[1::2]))
+    order = torch.cat((latent.rank + turning, torch.arange(latent.rank)))
+    entries = read.weight("self_attn.kv_a_proj_with_mqa.weight").chosen(order)
+    entry_bias = [each[order] for each in bias_of("kv_a_proj_with_mqa") or ()] or None
+    first = None
+    if latent.query_rank:
+        narrow = ColumnParallelLinear(kernels, [read.weight("self_attn.q_a_proj.weight")], ALONE, bias_of("q_a_proj"))
+        first = narrow, read("self_attn.q_a_layernorm.weight")
+    queries = read.weight(f"self_attn.{'q_b_proj' if latent.query_rank else 'q_proj'}.weight")
+    begin, end = group.share(group.bounds(config.num_heads))
+    into, back = _absorbed(read(f"self_attn.{_EXPAND}"), latent, turning, range(begin, end))
+    scale = config.style.score_scale
+    return LatentAttention(
+        first=first,
+        query=ColumnParallelLinear(kernels, [queries], group, None, [latent.query]),
+        latent=ColumnParallelLinear(kernels, [entries], ALONE, entry_bias),
+        norm=read("self_attn.kv_a_layernorm.weight"),
+        eps=_EPS,
+        into=tuple(map(kernels.pack_linear, into)),
+        back=tuple(map(kernels.pack_linear, back)),
+        output=whole_linear(
+            kernels,
+            read.weight("self_attn.o_proj.weight"),
+            group,
+            group.bounds(config.num_heads * latent.value, latent.value),
+            read("self_attn.o_proj.bias") if bias else None,
+        ),
+        shape=latent,
+        cos_sin=tables[0],
+        scale=latent.query**-0.5 if scale is None else scale,
+    )
+
+
+def _absorbed(expand: Tensor, latent: Latent, turning: Tensor, heads: range) -> tuple[list[Weight], list[Weight]]:
+    """Return for each head what makes its query one of entries, and its value of a sum of entries.
+
+    Args:
+        expand: `[all heads * (content + value), rank]`, keys and values of a latent.
+        latent: widths.
+        turning: which of a query's turning columns comes where, int64 `[turning]`.
+        heads: which ones.
+    """
+    parts = expand.view(-1, latent.content + latent.value, latent.rank)
+    into, back = [], []
+    for head in heads:
+        keys, values = parts[head].tensor_split((latent.content,))
+        whole = expand.new_zeros(latent.turning + latent.rank, latent.query)
+        whole[torch.arange(latent.turning), latent.content + turning] = 1
+        whole[latent.turning :, : latent.content] = keys.T
+        into.append(Weight.of(whole))
+        back.append(Weight.of(torch.cat((expand.new_zeros(latent.value, latent.turning), values), dim=1)))
+    return into, back
