@@ -26,7 +26,7 @@ from parlay.models.style import Latent
 from parlay.parallel.group import ALONE, Group
 from parlay.weights.weight import Weight
 
-_EXPAND = "kv_b_proj.weight"
+EXPAND = "kv_b_proj.weight"
 _EPS = 1e-6  # of the latents' norms, whatever the config has for others, as in transformers
 
 
@@ -46,7 +46,7 @@ def latent_shapes(config: ModelConfig, latent: Latent) -> dict[str, tuple[int, .
     shapes |= {
         "kv_a_proj_with_mqa.weight": (entry, hidden),
         "kv_a_layernorm.weight": (latent.rank,),
-        _EXPAND: (heads * (latent.content + latent.value), latent.rank),
+        EXPAND: (heads * (latent.content + latent.value), latent.rank),
         "o_proj.weight": (hidden, heads * latent.value),
     }
     shapes |= biases if config.style.output_bias else {}
@@ -58,7 +58,7 @@ def plain_numbers(config: ModelConfig) -> dict[str, int]:
     if (latent := config.style.latent) is None:
         return {}
     absorbed = config.num_heads * (latent.rank + latent.turning) * (latent.query + latent.value)
-    return {f"model.layers.{i}.self_attn.{_EXPAND}": absorbed for i in range(config.num_layers)}
+    return {f"model.layers.{i}.self_attn.{EXPAND}": absorbed for i in range(config.num_layers)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def make_latent_attention(
         first = narrow, read("self_attn.q_a_layernorm.weight")
     queries = read.weight(f"self_attn.{'q_b_proj' if latent.query_rank else 'q_proj'}.weight")
     begin, end = group.share(group.bounds(config.num_heads))
-    into, back = _absorbed(read(f"self_attn.{_EXPAND}"), latent, turning, range(begin, end))
+    into, back = _absorbed(read(f"self_attn.{EXPAND}"), latent, turning, range(begin, end))
     scale = config.style.score_scale
     return LatentAttention(
         first=first,

@@ -74,9 +74,9 @@ def halves(config: ModelConfig, heads: int) -> Tensor:
     Returns:
         int64 `[heads * head_dim]`.
     """
-    turning = torch.arange(_turning(config, config.rotary))
-    rest = torch.arange(len(turning), config.head_dim)
-    one = torch.cat((turning[0::2], turning[1::2], rest))
+    first = torch.arange(turning(config, config.rotary))
+    rest = torch.arange(len(first), config.head_dim)
+    one = torch.cat((first[0::2], first[1::2], rest))
     return (torch.arange(heads)[:, None] * config.head_dim + one).view(-1)
 
 
@@ -92,7 +92,7 @@ def frequencies_of(config: ModelConfig, length: int, rotary: Rotary | None = Non
         ModelError: the config's numbers do not fit its heads.
     """
     rotary = rotary or config.rotary
-    dim = _turning(config, rotary)
+    dim = turning(config, rotary)
     if dim < 2 or dim % 2:
         raise ModelError(f"{config.path}: partial_rotary_factor={rotary.partial} of {config.head_dim} columns is odd")
     try:
@@ -104,7 +104,7 @@ def frequencies_of(config: ModelConfig, length: int, rotary: Rotary | None = Non
     return frequencies, size
 
 
-def _turning(config: ModelConfig, rotary: Rotary) -> int:
+def turning(config: ModelConfig, rotary: Rotary) -> int:
     """Return how many of a head's columns turn: of a part that is no whole number, what lies below it."""
     return int(config.head_dim * rotary.partial + 1e-6)
 

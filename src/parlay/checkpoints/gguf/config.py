@@ -199,7 +199,7 @@ def _rotary(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[st
                 scaling[hf] = file.value(f"{name}.rope.scaling.{key}")
         if multiplier := file.number(f"{name}.rope.scaling.yarn_log_multiplier", 0.0):
             # llama.cpp supposes the first one; of latent attention it writes a tenth, and takes both to be alike.
-            both = {"mscale": multiplier * 10, "mscale_all_dim": multiplier * 10}
+            both = dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * multiplier, 6))
             scaling |= both if family.latent else {"mscale": 1.0, "mscale_all_dim": multiplier}
         if kind == "yarn":
             scaling |= family.scaling

@@ -81,7 +81,6 @@ class Family:
         layer_norms: norms subtract the mean, and their key is another.
         refused: keys of files whose numbers mean something else.
         latent: the model has latent attention, and sizes of its own.
-        written: whether parlay writes such files.
     """
 
     architecture: str
@@ -98,7 +97,6 @@ class Family:
     layer_norms: bool = False
     refused: tuple[str, ...] = ()
     latent: bool = False
-    written: bool = True
 
 
 _WINDOW = {"attention.sliding_window": "sliding_window"}
@@ -221,8 +219,8 @@ FAMILIES = {
             "nextn_predict_layers": "num_nextn_predict_layers",
         },
         fixed={"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+        also=("DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
         latent=True,
-        written=False,
     ),
     "arcee": Family("ArceeForCausalLM", interleaved=True),
     "cohere2": Family(
@@ -432,11 +430,7 @@ class GGUFWeights:
 def family_for(architecture: str) -> tuple[str, Family] | None:
     """Return what files call the architecture of a class of Hugging Face's, and what is known of it, if they do."""
     families = [*FAMILIES.items(), ("llama", _MISTRAL), ("llama", _MIXTRAL), ("olmo2", _OLMO3)]
-    found = (
-        (name, family)
-        for name, family in families
-        if family.written and architecture in (family.architecture, *family.also)
-    )
+    found = ((name, family) for name, family in families if architecture in (family.architecture, *family.also))
     return next(found, None)
 
 

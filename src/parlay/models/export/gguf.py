@@ -25,6 +25,7 @@ from parlay.errors import ConfigError, ModelError, shown
 from parlay.log import logger
 from parlay.models.config import ModelConfig
 from parlay.models.export.metadata import family_to_write, metadata, rotary_factors
+from parlay.models.latent import EXPAND
 from parlay.models.select import check_weights, describe_files, weight_shapes
 from parlay.models.stored import open_weights
 from parlay.text.gguf_vocabulary import vocabulary
@@ -163,15 +164,34 @@ class _Source:
         """Return the tensors of the file, in order."""
         stacks: dict[str, list[str]] = {}
         for name in self.names:
-            stacks.setdefault(file_name(name, self._family)[0], []).append(name)
+            if name.endswith(EXPAND) and self._family.latent:
+                layer = file_name(name, self._family)[0].removesuffix("attn_kv_b.weight")
+                for part in ("attn_k_b", "attn_v_b"):
+                    stacks[f"{layer}{part}.weight"] = [name]
+            else:
+                stacks.setdefault(file_name(name, self._family)[0], []).append(name)
         return [self._planned(name, sources) for name, sources in stacks.items()]
 
     def _planned(self, name: str, sources: list[str]) -> _Planned:
         shape = self.names[sources[0]]
+        if sources[0].endswith(EXPAND) and self._family.latent:
+            return _Planned(Entry(name, self._plain, tuple(self._absorbed(name, sources[0]).shape)), tuple(sources))
         stacked = file_name(sources[0], self._family)[1] is not None
         return _Planned(
             Entry(name, self._kind(sources[0]), (len(sources), *shape) if stacked else shape), tuple(sources)
         )
+
+    def _absorbed(self, entry: str, name: str) -> Tensor:
+        """Return each head's keys of a latent, `[heads, rank, content]`, or its values, `[heads, value, rank]`."""
+        latent = self.config.style.latent
+        assert latent is not None
+        whole = self._made.read(name, _DTYPES[self._plain.name]).view(self.config.num_heads, -1, latent.rank)
+        keys, values = whole.tensor_split((latent.content,), dim=1)
+        return (keys.transpose(1, 2) if "attn_k_b" in entry else values).contiguous()
+
+    def absorbed_bytes(self, entry: str, name: str) -> Tensor:
+        """Return what one of the file's two tensors has of the model's one, as `bytes_of`."""
+        return self._absorbed(entry, name).view(-1).view(torch.uint8)
 
     def _part(self, name: str) -> tuple[str, slice]:
         """Return the model's own tensor that one is of, and which of its outputs; some models fuse gate and up."""
@@ -256,6 +276,8 @@ def _write(
 
 
 def _joined(source: _Source, planned: _Planned) -> Any:
+    if planned.sources[0].endswith(EXPAND) and planned.entry.name.endswith(("attn_k_b.weight", "attn_v_b.weight")):
+        return source.absorbed_bytes(planned.entry.name, planned.sources[0]).numpy()
     if len(planned.sources) == 1:
         return source.bytes_of(planned.sources[0]).numpy()
     stack = torch.empty(planned.entry.size, dtype=torch.uint8)

@@ -16,7 +16,7 @@ from parlay.checkpoints.gguf.tensors import FAMILIES, Family, family_for
 from parlay.checkpoints.gguf.writer import Value
 from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
-from parlay.models.rotary import llama3_divisors
+from parlay.models.rotary import llama3_divisors, turning
 from parlay.models.style import Experts
 
 
@@ -28,9 +28,7 @@ def family_to_write(config: ModelConfig) -> tuple[str, Family]:
     """
     found = None if config.foreign is not None else family_for(config.architecture)
     if found is None:
-        known = ", ".join(
-            dict.fromkeys(name for f in FAMILIES.values() if f.written for name in (f.architecture, *f.also))
-        )
+        known = ", ".join(dict.fromkeys(name for f in FAMILIES.values() for name in (f.architecture, *f.also)))
         raise ModelError(
             f"{config.path}: parlay writes no GGUF files of {config.architecture}; it does of {known}, "
             "MistralForCausalLM, MixtralForCausalLM and Olmo3ForCausalLM"
@@ -46,18 +44,24 @@ def metadata(config: ModelConfig) -> dict[str, Value]:
     """
     name, family = family_to_write(config)
     values = _values(config)
-    if values["norm_topk_prob"] is False and "norm_topk_prob" in family.options.values():
+    supposed = "norm_topk_prob" in family.options.values() and family.fixed.get("norm_topk_prob", True)
+    if values["norm_topk_prob"] is False and supposed:
         raise ModelError(f"{config.path}: norm_topk_prob=false cannot be written; who reads such files supposes true")
     keys = {**SIZES, **family.options}
     given = {key: values.get(hf) for key, hf in keys.items()}
     found = {key: value for key, value in given.items() if value not in (None, family.fixed.get(keys[key]))}
     if family.listed and config.style.windows:
         found["attention.sliding_window_pattern"] = [window > 0 for window in config.style.windows]
-    if config.style.experts and config.style.experts.sigmoid:
-        found["expert_gating_func"] = 2  # sigmoid
+    if config.style.experts and (config.style.experts.sigmoid or family.latent):
+        found["expert_gating_func"] = 1 + config.style.experts.sigmoid  # softmax or sigmoid
     if name == "phi3" and not config.style.windows:
         found["attention.sliding_window"] = 0  # which says that there is none
     found["attention.value_length"] = config.head_dim
+    if (latent := config.style.latent) is not None:
+        found["attention.value_length"] = latent.rank
+        found["attention.key_length_mla"] = latent.query
+        found["attention.value_length_mla"] = latent.value
+        found["vocab_size"] = config.vocab_size
     found[EPS[family.layer_norms][0]] = config.rms_norm_eps
     return {f"{name}.{key}": value for key, value in {**found, **_rotary(config)}.items()}
 
@@ -99,6 +103,8 @@ def _values(config: ModelConfig) -> dict[str, Any]:
         "num_experts_per_tok": experts.chosen if experts else None,
         "moe_intermediate_size": experts.width if experts else None,
         "norm_topk_prob": experts.normalise if experts else None,
+        "q_lora_rank": (style.latent.query_rank or None) if style.latent else None,
+        "kv_lora_rank": style.latent.rank if style.latent else None,
         "llama_4_scaling_beta": config.rotary.query_growth or None,
         **(_mixture(experts) if experts else {}),
     }
@@ -129,7 +135,7 @@ def _rotary(config: ModelConfig) -> dict[str, Value]:
     rotary, scaling = config.rotary, config.rotary.scaling
     found: dict[str, Value] = {
         "rope.freq_base": rotary.theta,
-        "rope.dimension_count": int(config.head_dim * rotary.partial),
+        "rope.dimension_count": config.style.latent.turning if config.style.latent else turning(config, rotary),
     }
     names = {"linear": {"factor": "factor"}, "yarn": YARN}.get(rotary.kind, {})
     if names:
@@ -139,7 +145,8 @@ def _rotary(config: ModelConfig) -> dict[str, Value]:
             length = hf == "original_max_position_embeddings"
             found[f"rope.scaling.{key}"] = int(scaling[hf]) if length else scaling[hf]
     if "mscale_all_dim" in scaling:
-        found["rope.scaling.yarn_log_multiplier"] = scaling["mscale_all_dim"]
+        # Of latent attention llama.cpp has a tenth there, for reasons of its own.
+        found["rope.scaling.yarn_log_multiplier"] = scaling["mscale_all_dim"] / (10 if config.style.latent else 1)
     if rotary.kind == "longrope":
         original = scaling["original_max_position_embeddings"]
         found["rope.scaling.original_context_length"] = int(original)
