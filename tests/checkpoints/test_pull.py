@@ -234,7 +234,8 @@ def command(hub: Hub, *arguments: str) -> list[str]:
 
 
 def test_an_interrupted_pull_goes_on(standing: StandInHub, endpoint: str, hub: Hub, files: Path) -> None:
-    environment = os.environ | {"HF_ENDPOINT": endpoint}
+    # On a busy machine the signal may take longer than the library waits before it tries again.
+    environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HUB_DOWNLOAD_TIMEOUT": "60"}
     standing.cuts[FILE], standing.stalls = [6000], True
     with subprocess.Popen(
         command(hub, "pull", "owner/files:Q8_0"), env=environment, stderr=subprocess.PIPE, text=True
@@ -262,7 +263,8 @@ def test_an_interrupted_pull_goes_on(standing: StandInHub, endpoint: str, hub: H
 
 def test_pulls_at_the_same_time(standing: StandInHub, endpoint: str, hub: Hub, files: Path) -> None:
     """The second waits for the first, and finds what it fetched."""
-    environment = os.environ | {"HF_ENDPOINT": endpoint}
+    # On a busy machine the signal may take longer than the library waits before it tries again.
+    environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HUB_DOWNLOAD_TIMEOUT": "60"}
     standing.cuts[FILE], standing.stalls = [6000], True
 
     def run(_: int) -> "subprocess.CompletedProcess[str]":

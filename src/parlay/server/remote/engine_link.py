@@ -18,6 +18,8 @@ from parlay.log import logger
 from parlay.server.open_files import OUT_OF_FILES, too_few_files
 from parlay.server.remote.engine_process import COMMANDS, MESSAGES, REPORTS, main
 
+_ON_THEIR_WAY = 100  # milliseconds without a report, after which a process that has ended has said all
+
 
 class EngineLink:
     """A process with an engine, and the two sockets that lead to it.
@@ -141,6 +143,8 @@ class EngineLink:
 
     def _end(self) -> None:
         self._read()
+        while self._reports.poll(_ON_THEIR_WAY):
+            self._read()
         self._loop.remove_reader(self._process.sentinel)
         self._loop.remove_reader(self._reports.FD)
         self._process.join()
