@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from parlay import LLM, ModelError
+from parlay.checkpoints.loader import TensorReader
 from parlay.kernels.select import select_kernels
 from parlay.kv.store import allocate
+from parlay.models.latent import _absorbed, absorbed_bytes
 from parlay.models.select import cache_spec, describe_model, load_model
+from parlay.models.stored import open_weights
+from parlay.runner.footprint import weight_bytes
+from parlay.weights.kinds import BY_NAME
+from parlay.weights.weight import Weight
 
 # Of which files can say all; their blocks are 32 columns wide.
 EVEN: dict[str, Any] = {
@@ -124,6 +131,29 @@ def test_files_have_the_bits_of_the_directory(tmp_path: Path, name: str, kind: s
         expected = logits_of(same, dtype, "plain")
         assert expected.std() > 1e-2
         assert torch.equal(logits_of(tmp_path / "model.gguf", dtype, "plain"), expected)
+
+
+def test_blocks_of_keys_and_values_stay(tmp_path: Path) -> None:
+    """What heads multiply with is what the file says, with zeros beside it; blocks of plain numbers are the twin."""
+    model = write_family(tmp_path / "model", "deepseekv3", **{**EVEN, "qk_rope_head_dim": 32})
+    convert(model, file := tmp_path / "model.gguf", "Q8_0")
+    config = describe_model(str(file))
+    assert config.style.latent is not None
+    weights: dict[str, tuple[list[Weight], list[Weight]]] = {}
+    for storage in ("stored", "plain"):
+        with open_weights(config, storage=storage) as opened:
+            read = TensorReader(opened, torch.float32, "model.layers.1.")
+            weights[storage] = _absorbed(read, config.style.latent, torch.arange(32), range(5))
+    for stored, plain in zip(*weights.values(), strict=True):
+        for one, other in zip(stored, plain, strict=True):
+            assert "Q8_0" in {part.kind.name for part in one.parts}
+            assert torch.equal(one.numbers(), other.numbers().float())
+    stored_bits, plain_bits = (logits_of(file, torch.float32, storage) for storage in ("stored", "plain"))
+    # Queries are rounded to eight bits, and a router's choice may fall otherwise.
+    assert (stored_bits - plain_bits).abs().mean() < 0.1 * plain_bits.std()
+    held = sum(part.data.nbytes for each in weights["stored"] for one in each for part in one.parts)
+    assert held == absorbed_bytes(config, 4, (BY_NAME["Q8_0"], BY_NAME["Q8_0"]))
+    assert weight_bytes(config, torch.float32) < weight_bytes(replace(config, storage="plain"), torch.float32)
 
 
 def test_scaling_of_long_contexts_is_read(tmp_path: Path) -> None:

@@ -257,6 +257,27 @@ class Checkpoint:
         self._on_read(sum(part.data.nbytes for part in weight.parts))
         return weight
 
+    def head_kinds(self, name: str) -> tuple[Kind | None, Kind | None]:
+        """Return the blocks of which `read_head` gives a head's keys and values; None for what it does not give."""
+        file, own = self._file(name)
+        found = file.head_kinds(own) if self._storage == "stored" and isinstance(file, GGUFWeights) else None
+        keys, values = (kind if kind in COMPUTED else None for kind in found or (None, None))
+        return keys, values
+
+    def read_head(self, name: str, head: int, *, values: bool) -> Weight:
+        """Return a head's part of a latent's expansion as it is stored: its values, or its keys turned over.
+
+        Raises:
+            ModelError: as `read` does.
+        """
+        file, own = self._file(name)
+        assert isinstance(file, GGUFWeights)
+        weight = file.get_head(own, head, values=values)
+        if not weight.finite():
+            raise self._not_finite(name)
+        self._on_read(sum(part.data.nbytes for part in weight.parts))
+        return weight
+
     def _not_finite(self, name: str, dtype: str = "") -> ModelError:
         return ModelError(
             f"{self._where[name]}: tensor {shown(name)} holds values that are infinite or not numbers{dtype}; "
@@ -305,6 +326,14 @@ class TensorReader:
     def weight(self, name: str) -> Weight:
         """Return a matrix as the kernels multiply with it."""
         return self._weights.read_weight(self._full(name), self._dtype)
+
+    def head_kinds(self, name: str) -> tuple[Kind | None, Kind | None]:
+        """As `Checkpoint.head_kinds`."""
+        return self._weights.head_kinds(self._full(name))
+
+    def head(self, name: str, head: int, *, values: bool) -> Weight:
+        """As `Checkpoint.read_head`."""
+        return self._weights.read_head(self._full(name), head, values=values)
 
     def _full(self, name: str) -> str:
         return self._prefix + self._renamed.get(name, name)

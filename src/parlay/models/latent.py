@@ -24,7 +24,10 @@ from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLi
 from parlay.models.rotary import RotaryTables
 from parlay.models.style import Latent
 from parlay.parallel.group import ALONE, Group
-from parlay.weights.weight import Weight
+from parlay.weights.kinds import Kind
+from parlay.weights.weight import Part, Weight
+
+HeadKinds = tuple[Kind | None, Kind | None]  # of a latent's keys and values
 
 EXPAND = "kv_b_proj.weight"
 _EPS = 1e-6  # of the latents' norms, whatever the config has for others, as in transformers
@@ -53,12 +56,34 @@ def latent_shapes(config: ModelConfig, latent: Latent) -> dict[str, tuple[int, .
     return {f"self_attn.{name}": shape for name, shape in shapes.items()}
 
 
-def plain_numbers(config: ModelConfig) -> dict[str, int]:
-    """Return how many numbers are kept in the place of some tensors, whatever kind these are stored in, by name."""
-    if (latent := config.style.latent) is None:
-        return {}
-    absorbed = config.num_heads * (latent.rank + latent.turning) * (latent.query + latent.value)
-    return {f"model.layers.{i}.self_attn.{EXPAND}": absorbed for i in range(config.num_layers)}
+def absorbed_bytes(config: ModelConfig, itemsize: int, kinds: HeadKinds) -> int:
+    """Return the bytes of a layer's absorbed matrices.
+
+    Args:
+        config: the model.
+        itemsize: bytes of a number of its dtype.
+        kinds: of the blocks in which files have keys and values; None for numbers.
+    """
+    latent = config.style.latent
+    assert latent is not None
+    entry, (keys, values) = latent.rank + latent.turning, _aligned(latent, kinds)
+    into, back = entry * latent.query * itemsize, latent.value * entry * itemsize
+    if keys is not None:
+        into = latent.turning * latent.query * itemsize + latent.rank * (latent.query // keys.block) * keys.size
+    if values is not None:
+        back = latent.value * (entry // values.block) * values.size
+    return config.num_heads * (into + back)
+
+
+def _aligned(latent: Latent, kinds: HeadKinds) -> HeadKinds:
+    """Return the blocks that stay: zeros beside them have to be whole blocks too."""
+    keys, values = kinds
+    widths = (latent.content, latent.turning), (latent.rank, latent.turning)
+    kept = [
+        kind if kind is not None and not any(width % kind.block for width in each) else None
+        for kind, each in zip((keys, values), widths, strict=True)
+    ]
+    return kept[0], kept[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +174,7 @@ def make_latent_attention(
         first = narrow, read("self_attn.q_a_layernorm.weight")
     queries = read.weight(f"self_attn.{'q_b_proj' if latent.query_rank else 'q_proj'}.weight")
     begin, end = group.share(group.bounds(config.num_heads))
-    into, back = _absorbed(read(f"self_attn.{EXPAND}"), latent, turning, range(begin, end))
+    into, back = _absorbed(read, latent, turning, range(begin, end))
     scale = config.style.score_scale
     return LatentAttention(
         first=first,
@@ -172,22 +197,40 @@ def make_latent_attention(
     )
 
 
-def _absorbed(expand: Tensor, latent: Latent, turning: Tensor, heads: range) -> tuple[list[Weight], list[Weight]]:
+def _absorbed(read: TensorReader, latent: Latent, turning: Tensor, heads: range) -> tuple[list[Weight], list[Weight]]:
     """Return for each head what makes its query one of entries, and its value of a sum of entries.
 
+    What files have in blocks stays in blocks, with blocks of zeros beside it.
+
     Args:
-        expand: `[all heads * (content + value), rank]`, keys and values of a latent.
+        read: of the layer.
         latent: widths.
         turning: which of a query's turning columns comes where, int64 `[turning]`.
         heads: which ones.
     """
+    name = f"self_attn.{EXPAND}"
+    stored = _aligned(latent, read.head_kinds(name))
+    expand = read(name)
     parts = expand.view(-1, latent.content + latent.value, latent.rank)
+    turned = expand.new_zeros(latent.turning, latent.query)
+    turned[torch.arange(latent.turning), latent.content + turning] = 1
     into, back = [], []
     for head in heads:
         keys, values = parts[head].tensor_split((latent.content,))
-        whole = expand.new_zeros(latent.turning + latent.rank, latent.query)
-        whole[torch.arange(latent.turning), latent.content + turning] = 1
-        whole[latent.turning :, : latent.content] = keys.T
-        into.append(Weight.of(whole))
-        back.append(Weight.of(torch.cat((expand.new_zeros(latent.value, latent.turning), values), dim=1)))
+        if stored[0] is None:
+            met = Weight.of(torch.cat((keys.T, expand.new_zeros(latent.rank, latent.turning)), dim=1))
+        else:
+            met = _padded(read.head(name, head, values=False), 0, latent.turning)
+        into.append(Weight.stack([Weight.of(turned), met]))
+        if stored[1] is None:
+            back.append(Weight.of(torch.cat((expand.new_zeros(latent.value, latent.turning), values), dim=1)))
+        else:
+            back.append(_padded(read.head(name, head, values=True), latent.turning, 0))
     return into, back
+
+
+def _padded(weight: Weight, before: int, behind: int) -> Weight:
+    """Return a weight of blocks with inputs before and behind its own that are multiplied with zero."""
+    (part,) = weight.parts
+    zeros = [part.data.new_zeros(len(part.data), n // part.kind.block * part.kind.size) for n in (before, behind)]
+    return Weight((Part(part.kind, torch.cat((zeros[0], part.data, zeros[1]), dim=1)),))

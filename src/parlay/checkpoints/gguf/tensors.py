@@ -372,6 +372,18 @@ class GGUFWeights:
             return tensor - self._family.norm_offset
         return tensor
 
+    def head_kinds(self, name: str) -> tuple[Kind, Kind] | None:
+        """Return how a latent's keys and values are stored, where each head has matrices of its own."""
+        if name not in self._joined:
+            return None
+        keys = self._joined[name]
+        return self._file.tensors[keys].kind, self._file.tensors[keys.replace("attn_k_b", "attn_v_b")].kind
+
+    def get_head(self, name: str, head: int, *, values: bool) -> Weight:
+        """Return a head's values, `[value, rank]`, or keys, `[rank, content]`, as they are stored in blocks."""
+        keys = self._joined[name]
+        return self._file.read_blocks(keys.replace("attn_k_b", "attn_v_b") if values else keys, head)
+
     def _absorbed(self, keys: str) -> Tensor:
         """Return keys and values of a latent as one matrix, `[heads * (content + value), rank]`."""
         import torch
