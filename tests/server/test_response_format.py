@@ -89,6 +89,10 @@ def read(made: AnswerForm, text: str, step: int = 3, **body: Any) -> tuple[str, 
 
 
 OSLO, TWO = ("get_weather", {"city": "Oslo"}), ("get_weather", {"city": "Oslo", "days": 2})
+BEGIN, ONE, SEP, END, CLOSE = (  # DeepSeek's
+    f"<\uff5ctool\u2581{name}\uff5c>"
+    for name in ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
+)
 # As the chat templates of the families write them.
 WRITTEN = [
     ("hermes", PLAIN, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>', [OSLO]),
@@ -107,6 +111,12 @@ WRITTEN = [
     ("cohere_command3", PLAIN, '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", '
      '"parameters": {"city": "Oslo"}},\n    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]'
      "<|END_ACTION|>", [OSLO, ("now", {})]),
+    ("deepseek_v3", PLAIN, f'{BEGIN}{ONE}function{SEP}get_weather\n```json\n{{"city": "Oslo"}}\n```{END}{CLOSE}',
+     [OSLO]),
+    ("deepseek_v31", PLAIN, f'{BEGIN}{ONE}get_weather{SEP}{{"city": "Oslo"}}{END}{ONE}now{SEP}{{}}{END}{CLOSE}',
+     [OSLO, ("now", {})]),
+    ("kimi_k2", PLAIN, "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+     '<|tool_call_argument_begin|>{"city": "Oslo"}<|tool_call_end|><|tool_calls_section_end|>', [OSLO]),
     ("granite", PLAIN, '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]', [OSLO]),
     ("lfm2", PLAIN, '<|tool_call_start|>[get_weather(city="Oslo"), now()]<|tool_call_end|>', [OSLO, ("now", {})]),
     ("olmo3", PLAIN, '<function_calls>\nget_weather(city="Oslo", days=2)\nnow()\n</function_calls>',

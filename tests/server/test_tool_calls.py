@@ -204,6 +204,10 @@ WEATHER = Tools(
     "auto",
 )
 PARIS, NOW = ("weather", {"city": "Paris", "days": 2}), ("time", {})
+BEGIN, ONE, SEP, END, CLOSE = (  # DeepSeek's
+    f"<\uff5ctool\u2581{name}\uff5c>"
+    for name in ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
+)
 RECORDED = [
     (
         "hermes",
@@ -239,6 +243,25 @@ RECORDED = [
         "minimax_m2",
         '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Paris</parameter>\n'
         '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="time">\n</invoke>\n</minimax:tool_call>',
+        ("", [PARIS, NOW]),
+    ),
+    (
+        "deepseek_v3",
+        f'I look.{BEGIN}{ONE}function{SEP}weather\n```json\n{{"city": "Paris", "days": 2}}\n```{END}\n'
+        f"{ONE}function{SEP}time\n```json\n{{}}\n```{END}{CLOSE}",
+        ("I look.", [PARIS, NOW]),
+    ),
+    (
+        "deepseek_v31",
+        f'{BEGIN}{ONE}weather{SEP}{{"city": "Paris", "days": 2}}{END}{ONE}time{SEP}{{}}{END}{CLOSE} and',
+        (" and", [PARIS, NOW]),
+    ),
+    ("deepseek_v31", f"{BEGIN}{ONE}other{SEP}{{}}", (f"{BEGIN}{ONE}other{SEP}{{}}", [])),
+    (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        '{"city": "Paris", "days": 2}<|tool_call_end|><|tool_call_begin|>functions.time:1'
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
         ("", [PARIS, NOW]),
     ),
     (
@@ -333,6 +356,9 @@ def test_recorded_answers_of_each_family(name: str, answer: str, expected: Any, 
         ("{{ 'List of tools: [' }}", "lfm2"),
         ("{{ '<function_calls>' }}", "olmo3"),
         ('<function name="function-name"><param name="param-name">param-value</param></function>', "minicpm5"),
+        (f"{{{{ '{BEGIN}' + '{SEP}' + name + '\\n' + '```json' + '\\n' }}}}", "deepseek_v3"),
+        (f"{{{{ '{BEGIN}{ONE}'+ name }}}}", "deepseek_v31"),
+        ("<|tool_calls_section_begin|>", "kimi_k2"),
         ("{{ '[TOOL_CALLS]' }}", "mistral"),
         ("in the format [func_name1(params_name1=params_value1)]", "pythonic"),
         ('{"name": function name, "parameters": dictionary of argument name and its value}', "llama3_json"),

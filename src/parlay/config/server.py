@@ -13,9 +13,12 @@ from parlay.errors import ConfigError, shown
 ToolParser = Literal[
     "auto",
     "cohere_command3",
+    "deepseek_v3",
+    "deepseek_v31",
     "glm45",
     "granite",
     "hermes",
+    "kimi_k2",
     "lfm2",
     "llama3_json",
     "minicpm5",
@@ -78,9 +81,10 @@ class ServerConfig:
         log_prompts: write prompts and answers to the log.
         log_format: `json` has a line of JSON for each request, `text` one for people; `auto` is `text` on a terminal.
         log_interval: seconds between lines with the engine's speed and acceptance while it works; 0 for none.
-        tool_call_parser: the form in which the model writes calls of tools: `cohere_command3`, `glm45`, `granite`,
-            `hermes`, `lfm2`, `llama3_json`, `minicpm5`, `minimax_m2`, `mistral`, `olmo3`, `openai` (gpt-oss),
-            `pythonic`, `qwen3_xml` or `seed_oss`; `auto` goes by the chat template.
+        tool_call_parser: the form in which the model writes calls of tools: `cohere_command3`,
+            `deepseek_v3`, `deepseek_v31`, `glm45`, `granite`, `hermes`, `kimi_k2`, `lfm2`, `llama3_json`, `minicpm5`,
+            `minimax_m2`, `mistral`, `olmo3`, `openai` (gpt-oss), `pythonic`, `qwen3_xml` or `seed_oss`; `auto` goes
+            by the chat template.
         reasoning_parser: the marks between which the model reasons before it answers: `cohere_command3`,
             `deepseek_r1`, `granite`, `mistral`, `openai_gptoss`, `qwen3` or `seed_oss`; `auto` goes by the chat
             template, `none` leaves reasoning in the answer.

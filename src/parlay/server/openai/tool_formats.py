@@ -200,6 +200,27 @@ def _list(answer: Scanner, at: int, parameters: Parameters, *, end: str = "") ->
         yield from _close(answer, end)
 
 
+def _headed(answer: Scanner, at: int, parameters: Parameters, *, form: rules.Headed) -> Wait[None]:
+    """Take calls with marks around names and behind arguments."""
+    named = re.compile(re.escape(form.name).replace(re.escape("{}"), r"([\w.-]+)").replace(":0", r":\d+"))
+    while True:
+        at = yield from answer.space(at)
+        if not (yield from answer.starts(form.before, at)):
+            if answer.called:
+                yield from _close(answer, form.end)
+            return
+        begin = at + len(form.before)
+        at, mark = yield from answer.find((form.between[0], form.before), begin)
+        found = named.fullmatch(answer.cut(begin, at).strip())
+        if mark != form.between[0] or found is None or not answer.begin(found[1]):
+            return
+        answer.done = at = yield from answer.give((yield from answer.space(at + len(mark))))
+        for mark in form.behind:
+            at = yield from answer.space(at)
+            if (yield from answer.starts(mark.strip(), at)):
+                answer.done = at = at + len(mark.strip())
+
+
 def _close(answer: Scanner, tag: str = "</tool_call>") -> Wait[None]:
     at = yield from answer.space(answer.done)
     if (yield from answer.starts(tag, at)):
@@ -424,6 +445,21 @@ FORMATS = {
             ("olmo3", ("<function_calls>", "</function_calls>"), True),
         )
     },
+    **{
+        name: ToolFormat(
+            (form.begin,),
+            "{[",
+            partial(_headed, form=form),
+            _json,
+            special=True,
+            grammar=partial(rules.headed, form),
+        )
+        for name, form in {
+            "deepseek_v3": rules.DEEPSEEK,
+            "deepseek_v31": rules.DEEPSEEK_31,
+            "kimi_k2": rules.KIMI,
+        }.items()
+    },
     "cohere_command3": ToolFormat(
         ("<|START_ACTION|>",),
         "{[",
@@ -464,6 +500,9 @@ _SIGNS = (
     ("<minimax:tool_call>", "minimax_m2"),
     ("<arg_key>", "glm45"),
     ('<function name="', "minicpm5"),
+    ("<|tool_calls_section_begin|>", "kimi_k2"),
+    ("'\\n' + '```json'", "deepseek_v3"),
+    ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek_v31"),
     ("<|START_ACTION|>", "cohere_command3"),
     ("<|tool_list_start|>", "lfm2"),
     ("List of tools: [", "lfm2"),

@@ -71,6 +71,58 @@ def mistral(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[st
     return rules
 
 
+@dataclass(frozen=True, slots=True)
+class Headed:
+    """How calls are written of which each has marks around its name and behind its arguments in JSON.
+
+    Attributes:
+        begin, end: around all of them.
+        before: a name's marks and text, once for each call.
+        between: behind a name.
+        behind: the arguments.
+        name: what stands for a name, with a place for it.
+    """
+
+    begin: str
+    end: str
+    before: str
+    between: tuple[str, ...]
+    behind: tuple[str, ...]
+    name: str = "{}"
+
+
+_CALLS, _CALL, _SEP = (
+    "<\uff5ctool\u2581calls\u2581{}\uff5c>",
+    "<\uff5ctool\u2581call\u2581{}\uff5c>",
+    "<\uff5ctool\u2581sep\uff5c>",
+)
+_AROUND = _CALLS.format("begin"), _CALLS.format("end"), _CALL.format("begin")
+DEEPSEEK = Headed(*_AROUND, ("\n```json\n",), ("\n```", _CALL.format("end")), f"function{_SEP}{{}}")
+DEEPSEEK_31 = Headed(*_AROUND, (_SEP,), (_CALL.format("end"),))
+KIMI = Headed(
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    ("<|tool_call_argument_begin|>",),
+    ("<|tool_call_end|>",),
+    "functions.{}:0",
+)
+
+
+def headed(form: Headed, parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
+    """Return the rules of calls such as `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}`."""
+    prefix, _, suffix = form.name.partition("{}")
+    first, separator = prefix.removesuffix(_SEP), mark(_SEP) if prefix.endswith(_SEP) else ""
+    calls = []
+    for i, name in enumerate(parameters):
+        number = [literal(f"{name}:"), "NUMBER"] if suffix else [literal(name)]
+        parts = [literal(first)] if first else []
+        calls.append(" ".join([*parts, separator, *number, *map(mark, form.between), f"a{i}"]))
+    one = " ".join([mark(form.before), "call", *map(mark, form.behind)])
+    listed = f"{mark(form.begin)} {_repeated('one', several, 'S')} {mark(form.end)}"
+    return [f"calls: {listed}", f"one: {one}", f"call: {' | '.join(calls)}", SPACE, "NUMBER: /[0-9]{1,3}/"]
+
+
 def granite(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
     """Return the rules of `<|tool_call|>[{"name": ..., "arguments": ...}]`."""
     listed = _repeated("call", several, '"," S', "[", "]")
