@@ -1,6 +1,7 @@
 """Reasoning apart from answers, however the answer is cut into pieces."""
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,12 @@ from tokenizers import Tokenizer
 
 from parlay.checkpoints.find import find_model
 from parlay.sampling.grammar import Grammars
+from parlay.server.openai.chat import ChatShape
+from parlay.server.openai.choice import News
 from parlay.server.openai.reasoning import MARKS, Marks, ReasoningReader, marks_of, reasoning_grammar
+from parlay.server.openai.tool_formats import FORMATS
+from parlay.server.openai.tool_readers import reader_of
+from parlay.server.openai.tools import Tools
 from parlay.types.structured import StructuredOutputsParams
 
 THINK, R1, GRANITE, COHERE = (MARKS[name] for name in ("qwen3", "deepseek_r1", "granite", "cohere_command3"))
@@ -164,3 +170,19 @@ def test_a_form_begins_behind_the_reasoning(
     constraint = grammars.start(StructuredOutputsParams.parse({**form, "prefix_grammar": before}))
     path = tokenizer.encode(answer).ids
     assert all(constraint.permits(path[:i], token) for i, token in enumerate([*path, 0])) is fits
+
+
+def test_a_forced_call_begins_behind_the_reasoning() -> None:
+    assert THINK is not None
+    tools = Tools({"f": {}}, "named", "f")
+    shape = SimpleNamespace(
+        readers={0: reader_of(tools, FORMATS["hermes"])},
+        thoughts={0: ReasoningReader(THINK, "?<think>", TOKENIZER)},
+        fields=SimpleNamespace(include_reasoning=True),
+    )
+    found = []
+    for text in ("We", "ll.", "</think>", '{"a"', ": 1}"):
+        news = News(text, (), (), None, "stop" if text.endswith("}") else None, None)
+        reasoning, pieces = ChatShape._read(shape, 0, news)  # type: ignore[arg-type]
+        found.append((reasoning, [piece["function"]["arguments"] for piece in pieces if isinstance(piece, dict)]))
+    assert found == [("We", []), ("ll.", []), ("", []), ("", ['{"a"']), ("", [": 1}"])]

@@ -283,6 +283,8 @@ class ChatShape(ChoicesShape):
         if thoughts is not None:
             reasoning, text = thoughts.feed(text, finished, news.tokens)
             reasoning = reasoning if self.fields.include_reasoning else ""
+            if not text and not finished:  # a call that must be made begins behind the reasoning
+                return reasoning, []
         if reader is None:
             return reasoning, [text] if text else []
         return reasoning, reader.feed(text, finished)
