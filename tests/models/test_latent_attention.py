@@ -143,7 +143,7 @@ def test_blocks_of_keys_and_values_stay(tmp_path: Path) -> None:
     for storage in ("stored", "plain"):
         with open_weights(config, storage=storage) as opened:
             read = TensorReader(opened, torch.float32, "model.layers.1.")
-            weights[storage] = _absorbed(read, config.style.latent, torch.arange(32), range(5))
+            weights[storage] = _absorbed(read, config.style.latent, torch.arange(32), range(5), torch.empty(0))
     for stored, plain in zip(*weights.values(), strict=True):
         for one, other in zip(stored, plain, strict=True):
             assert "Q8_0" in {part.kind.name for part in one.parts}

@@ -174,13 +174,14 @@ def make_latent_attention(
         first = narrow, read("self_attn.q_a_layernorm.weight")
     queries = read.weight(f"self_attn.{'q_b_proj' if latent.query_rank else 'q_proj'}.weight")
     begin, end = group.share(group.bounds(config.num_heads))
-    into, back = _absorbed(read, latent, turning, range(begin, end))
+    norm = read("self_attn.kv_a_layernorm.weight")
+    into, back = _absorbed(read, latent, turning, range(begin, end), norm)
     scale = config.style.score_scale
     return LatentAttention(
         first=first,
         query=ColumnParallelLinear(kernels, [queries], group, None, [latent.query]),
         latent=ColumnParallelLinear(kernels, [entries], ALONE, entry_bias),
-        norm=read("self_attn.kv_a_layernorm.weight"),
+        norm=norm,
         eps=_EPS,
         into=tuple(map(kernels.pack_linear, into)),
         back=tuple(map(kernels.pack_linear, back)),
@@ -197,7 +198,9 @@ def make_latent_attention(
     )
 
 
-def _absorbed(read: TensorReader, latent: Latent, turning: Tensor, heads: range) -> tuple[list[Weight], list[Weight]]:
+def _absorbed(
+    read: TensorReader, latent: Latent, turning: Tensor, heads: range, like: Tensor
+) -> tuple[list[Weight], list[Weight]]:
     """Return for each head what makes its query one of entries, and its value of a sum of entries.
 
     What files have in blocks stays in blocks, with blocks of zeros beside it.
@@ -207,25 +210,28 @@ def _absorbed(read: TensorReader, latent: Latent, turning: Tensor, heads: range)
         latent: widths.
         turning: which of a query's turning columns comes where, int64 `[turning]`.
         heads: which ones.
+        like: a tensor of the model's dtype.
     """
     name = f"self_attn.{EXPAND}"
     stored = _aligned(latent, read.head_kinds(name))
-    expand = read(name)
-    parts = expand.view(-1, latent.content + latent.value, latent.rank)
-    turned = expand.new_zeros(latent.turning, latent.query)
+    numbers = read(name).view(-1, latent.content + latent.value, latent.rank) if None in stored else None
+    turned = like.new_zeros(latent.turning, latent.query)
     turned[torch.arange(latent.turning), latent.content + turning] = 1
     into, back = [], []
     for head in heads:
-        keys, values = parts[head].tensor_split((latent.content,))
-        if stored[0] is None:
-            met = Weight.of(torch.cat((keys.T, expand.new_zeros(latent.rank, latent.turning)), dim=1))
-        else:
+        if stored[0] is not None:
             met = _padded(read.head(name, head, values=False), 0, latent.turning)
-        into.append(Weight.stack([Weight.of(turned), met]))
-        if stored[1] is None:
-            back.append(Weight.of(torch.cat((expand.new_zeros(latent.value, latent.turning), values), dim=1)))
         else:
+            assert numbers is not None
+            keys = numbers[head, : latent.content].T
+            met = Weight.of(torch.cat((keys, like.new_zeros(latent.rank, latent.turning)), dim=1))
+        into.append(Weight.stack([Weight.of(turned), met]))
+        if stored[1] is not None:
             back.append(_padded(read.head(name, head, values=True), latent.turning, 0))
+        else:
+            assert numbers is not None
+            values = numbers[head, latent.content :]
+            back.append(Weight.of(torch.cat((like.new_zeros(latent.value, latent.turning), values), dim=1)))
     return into, back
 
 

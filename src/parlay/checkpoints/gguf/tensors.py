@@ -121,6 +121,18 @@ def _mixture(count: str = "num_experts", chosen: str = "num_experts_per_tok", **
 
 
 _QWEN_MOE = _mixture(feed_forward_length="moe_intermediate_size", weights_norm="norm_topk_prob")
+_DEEPSEEK_MOE = _mixture(
+    "n_routed_experts",
+    feed_forward_length="moe_intermediate_size",
+    shared_count="n_shared_experts",
+    weights_scale="routed_scaling_factor",
+    weights_norm="norm_topk_prob",
+    group_count="n_group",
+    group_used_count="topk_group",
+) | {
+    "leading_dense_block_count": "first_k_dense_replace",
+    "nextn_predict_layers": "num_nextn_predict_layers",
+}
 
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", interleaved=True),
@@ -186,38 +198,12 @@ FAMILIES = {
     "glm4moe": Family(
         "Glm4MoeForCausalLM",
         _LAST_NORM,
-        options=_mixture(
-            "n_routed_experts",
-            feed_forward_length="moe_intermediate_size",
-            shared_count="n_shared_experts",
-            weights_scale="routed_scaling_factor",
-            weights_norm="norm_topk_prob",
-            group_count="n_group",
-            group_used_count="topk_group",
-        )
-        | {
-            "leading_dense_block_count": "first_k_dense_replace",
-            "nextn_predict_layers": "num_nextn_predict_layers",
-        },
+        options=_DEEPSEEK_MOE,
         partial=True,
     ),
     "deepseek2": Family(
         "DeepseekV3ForCausalLM",
-        options=_mixture(
-            "n_routed_experts",
-            feed_forward_length="moe_intermediate_size",
-            shared_count="n_shared_experts",
-            weights_scale="routed_scaling_factor",
-            weights_norm="norm_topk_prob",
-            group_count="n_group",
-            group_used_count="topk_group",
-        )
-        | {
-            "attention.q_lora_rank": "q_lora_rank",
-            "attention.kv_lora_rank": "kv_lora_rank",
-            "leading_dense_block_count": "first_k_dense_replace",
-            "nextn_predict_layers": "num_nextn_predict_layers",
-        },
+        options=_DEEPSEEK_MOE | {"attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank"},
         fixed={"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
         also=("DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
         latent=True,

@@ -164,7 +164,7 @@ class _Source:
         """Return the tensors of the file, in order."""
         stacks: dict[str, list[str]] = {}
         for name in self.names:
-            if name.endswith(EXPAND) and self._family.latent:
+            if name.endswith(EXPAND):  # of which files have keys and values apart
                 layer = file_name(name, self._family)[0].removesuffix("attn_kv_b.weight")
                 for part in ("attn_k_b", "attn_v_b"):
                     stacks[f"{layer}{part}.weight"] = [name]
@@ -174,24 +174,22 @@ class _Source:
 
     def _planned(self, name: str, sources: list[str]) -> _Planned:
         shape = self.names[sources[0]]
-        if sources[0].endswith(EXPAND) and self._family.latent:
-            return _Planned(Entry(name, self._plain, tuple(self._absorbed(name, sources[0]).shape)), tuple(sources))
+        if (latent := self.config.style.latent) is not None and sources[0].endswith(EXPAND):
+            each = (latent.rank, latent.content) if _is_keys(name) else (latent.value, latent.rank)
+            return _Planned(Entry(name, self._plain, (self.config.num_heads, *each)), tuple(sources))
         stacked = file_name(sources[0], self._family)[1] is not None
         return _Planned(
             Entry(name, self._kind(sources[0]), (len(sources), *shape) if stacked else shape), tuple(sources)
         )
 
-    def _absorbed(self, entry: str, name: str) -> Tensor:
-        """Return each head's keys of a latent, `[heads, rank, content]`, or its values, `[heads, value, rank]`."""
+    def absorbed_bytes(self, entry: Entry, name: str) -> Tensor:
+        """Return each head's keys, turned over, or values of a latent, as `bytes_of`."""
         latent = self.config.style.latent
         assert latent is not None
-        whole = self._made.read(name, _DTYPES[self._plain.name]).view(self.config.num_heads, -1, latent.rank)
+        whole = self._made.read(name, _DTYPES[entry.kind.name]).view(self.config.num_heads, -1, latent.rank)
         keys, values = whole.tensor_split((latent.content,), dim=1)
-        return (keys.transpose(1, 2) if "attn_k_b" in entry else values).contiguous()
-
-    def absorbed_bytes(self, entry: str, name: str) -> Tensor:
-        """Return what one of the file's two tensors has of the model's one, as `bytes_of`."""
-        return self._absorbed(entry, name).view(-1).view(torch.uint8)
+        part = keys.transpose(1, 2) if _is_keys(entry.name) else values
+        return part.contiguous().view(-1).view(torch.uint8)
 
     def _part(self, name: str) -> tuple[str, slice]:
         """Return the model's own tensor that one is of, and which of its outputs; some models fuse gate and up."""
@@ -276,14 +274,19 @@ def _write(
 
 
 def _joined(source: _Source, planned: _Planned) -> Any:
-    if planned.sources[0].endswith(EXPAND) and planned.entry.name.endswith(("attn_k_b.weight", "attn_v_b.weight")):
-        return source.absorbed_bytes(planned.entry.name, planned.sources[0]).numpy()
+    if planned.sources[0].endswith(EXPAND):
+        return source.absorbed_bytes(planned.entry, planned.sources[0]).numpy()
     if len(planned.sources) == 1:
         return source.bytes_of(planned.sources[0]).numpy()
     stack = torch.empty(planned.entry.size, dtype=torch.uint8)
     for part, name in zip(stack.chunk(len(planned.sources)), planned.sources, strict=True):
         part.copy_(source.bytes_of(name))
     return stack.numpy()
+
+
+def _is_keys(name: str) -> bool:
+    """Whether one of a file's two tensors that make up a latent's expansion is that of keys."""
+    return name.endswith("attn_k_b.weight")
 
 
 def _put(target: BinaryIO, data: Any) -> None:

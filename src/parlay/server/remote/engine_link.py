@@ -24,8 +24,8 @@ _ON_THEIR_WAY = 100  # milliseconds without a report, after which a process that
 class EngineLink:
     """A process with an engine, and the two sockets that lead to it.
 
-    Everything here happens on one event loop, and nothing in it waits for the process: commands are queued, reports
-    and the process's end are calls.
+    Everything here happens on one event loop, and nothing in it waits for the process while that lives: commands are
+    queued, reports and the process's end are calls.
 
     Attributes:
         pid: of the process.
