@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -231,6 +232,109 @@ void attention(const Tensor& q, const Tensor& key_cache, const Tensor& value_cac
                            cap,
                            bf16};
   submit([=] { attend(a, rows); });
+}
+
+void multiply_rows(const Tensor& x, const Tensor& other, bool sigmoid) {
+  const int64_t rows = x.size(0), width = x.size(1);
+  const bool bf16 = all_bf16({&x, &other});
+  other.expect({rows, width});
+  by_rows(&Table::multiply, MultiplyArgs{x.memory(), other.memory(), width, sigmoid, bf16}, rows, rows * width / 2);
+}
+
+StateArgs states_of(const States& states, int64_t rows) {
+  states.sequences.expect({states.sequences.size(0), 5});
+  states.replayed.expect({states.replayed.size(0), 2});
+  return {states.sequences.as<int32_t>(), states.rows.as<int32_t>({rows, 4}), states.replayed.as<int32_t>()};
+}
+
+void causal_conv(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, bool silu,
+                 const States& states, const Tensor& tails, const Tensor& kept, const Tensor& out) {
+  const int64_t rows = x.size(0), width = x.size(1), taps = weight.size(0);
+  const bool bf16 = all_bf16({&x, &weight, bias ? &*bias : &x, &tails, &kept, &out});
+  if (taps < 2 || taps > kMostTaps) throw std::invalid_argument("a convolution of " + weight.text());
+  weight.expect({taps, width});
+  if (bias) bias->expect({width});
+  tails.expect({tails.size(0), taps - 1, width});
+  kept.expect({kept.size(0), width});
+  out.expect({rows, width});
+  by_rows(&Table::causal_conv,
+          ConvArgs{x.memory(), weight.memory(), bias ? bias->memory() : nullptr, states_of(states, rows),
+                   tails.memory(), kept.memory(), out.memory(), width, taps, silu, bf16},
+          rows, rows * width * (taps + 4) / 8);
+}
+
+// Deals sequences, heads and pieces of their columns to threads, by the rows that there are now.
+void recur(const RecurrenceArgs& a, int64_t sequences, int64_t rows) {
+  int64_t live = 0, replayed = 0;
+  for (; live < sequences && a.states.sequences[5 * live + 4] > a.states.sequences[5 * live + 3]; ++live)
+    replayed += a.states.sequences[5 * live + 2] - a.states.sequences[5 * live + 1];
+  const int64_t tasks = live * a.heads * ((a.values + kStatePiece - 1) / kStatePiece);
+  deal_unequal(tasks, (rows + replayed + live) * a.heads * a.keys * a.values / 8,
+               [&](int64_t task) { table->recurrence(a, task, task + 1); });
+}
+
+RecurrenceArgs recurrence_of(const Tensor& x, const Tensor& gates, const Tensor& rate, const Tensor& step_bias,
+                             const States& states, const Tensor& stored, const Tensor& kept, const Tensor& kept_gates,
+                             const Tensor& out) {
+  RecurrenceArgs a = {};
+  const int64_t rows = x.size(0);
+  a.bf16 = all_bf16({&x, &gates, &kept, &kept_gates, &out});
+  a.heads = stored.size(1), a.keys = stored.size(3), a.width = x.size(1), a.gates_width = gates.size(1);
+  a.values = a.heads ? out.size(1) / a.heads : 0;
+  if (a.values % 16 || out.size(1) != a.heads * a.values)
+    throw std::invalid_argument("heads of values are to be multiples of 16 wide, not " + out.text());
+  stored.expect({stored.size(0), a.heads, (a.values + kStatePiece - 1) / kStatePiece, a.keys, kStatePiece});
+  kept.expect({kept.size(0), a.width});
+  kept_gates.expect({kept.size(0), a.gates_width});
+  gates.expect({rows, a.gates_width});
+  out.expect({rows, out.size(1)});
+  a.x = x.memory(), a.gates = gates.memory();
+  a.rate = rate.as<float>({a.heads}), a.step_bias = step_bias.as<float>({a.heads});
+  a.states = states_of(states, rows);
+  a.stored = stored.as<float>(), a.kept = kept.memory(), a.kept_gates = kept_gates.memory(), a.out = out.memory();
+  return a;
+}
+
+void gated_delta(const Tensor& x, const Tensor& gates, const Tensor& rate, const Tensor& step_bias, int64_t groups,
+                 bool tiled, const States& states, const Tensor& stored, const Tensor& kept, const Tensor& kept_gates,
+                 const Tensor& out) {
+  RecurrenceArgs a = recurrence_of(x, gates, rate, step_bias, states, stored, kept, kept_gates, out);
+  x.expect({x.size(0), 2 * groups * a.keys + a.heads * a.values});
+  gates.expect({x.size(0), 2 * a.heads});
+  if (groups < 1 || a.heads % groups) throw std::invalid_argument("heads do not divide into so many groups");
+  a.groups = groups, a.tiled = tiled, a.delta = true;
+  a.query_at = 0, a.key_at = groups * a.keys, a.value_at = 2 * groups * a.keys;
+  a.query_scale = 1.f / std::sqrt(static_cast<float>(a.keys));
+  a.least_step = 0, a.most_step = INFINITY;
+  submit([=, sequences = states.sequences.size(0), rows = x.size(0)] { recur(a, sequences, rows); });
+}
+
+void state_space(const Tensor& x, const Tensor& gates, const Tensor& rate, const Tensor& step_bias,
+                 const Tensor& skip, int64_t groups, float least_step, float most_step, const States& states,
+                 const Tensor& stored, const Tensor& kept, const Tensor& kept_gates, const Tensor& out) {
+  RecurrenceArgs a = recurrence_of(x, gates, rate, step_bias, states, stored, kept, kept_gates, out);
+  x.expect({x.size(0), a.heads * a.values + 2 * groups * a.keys});
+  gates.expect({x.size(0), a.heads});
+  if (groups < 1 || a.heads % groups) throw std::invalid_argument("heads do not divide into so many groups");
+  a.groups = groups, a.skip = skip.as<float>({a.heads});
+  a.value_at = 0, a.key_at = a.heads * a.values, a.query_at = a.key_at + groups * a.keys;
+  a.least_step = least_step, a.most_step = most_step;
+  submit([=, sequences = states.sequences.size(0), rows = x.size(0)] { recur(a, sequences, rows); });
+}
+
+void gated_norm(const Tensor& x, const Tensor& gate, const Tensor& weight, int64_t group, float eps, bool gate_first,
+                const Tensor& out) {
+  const int64_t rows = x.size(0), width = x.size(1);
+  const bool bf16 = all_bf16({&x, &gate, &weight, &out});
+  gate.expect({rows, width});
+  out.expect({rows, width});
+  if (group < 1 || width % group) throw std::invalid_argument("columns do not divide into such groups");
+  const bool shared = weight.size(0) == group;
+  weight.expect({shared ? group : width});
+  by_rows(&Table::gated_norm,
+          GatedNormArgs{x.memory(), gate.memory(), weight.memory(), out.memory(), width, group, eps, gate_first,
+                        shared, bf16},
+          rows, rows * width * 2);
 }
 
 void act_mul(const Tensor& gate_up, Activation activation, const Tensor& out) {
@@ -601,6 +705,16 @@ void bind_operations(nb::module_& m) {
                   arg("eps") = 0.0)
       .def_static("attention", &attention, arg("q"), arg("key_cache"), arg("value_cache"), arg("view"), arg("scale"),
                   arg("out"), arg("window") = 0, arg("cap") = 0.0, arg("sinks") = none)
+      .def_static("multiply", &multiply_rows, arg("x"), arg("other"), arg("sigmoid") = false)
+      .def_static("causal_conv", &causal_conv, arg("x"), arg("weight"), arg("bias").none(), arg("silu"),
+                  arg("states"), arg("tails"), arg("kept"), arg("out"))
+      .def_static("gated_delta", &gated_delta, arg("x"), arg("gates"), arg("rate"), arg("step_bias"), arg("groups"),
+                  arg("tiled"), arg("states"), arg("stored"), arg("kept"), arg("kept_gates"), arg("out"))
+      .def_static("state_space", &state_space, arg("x"), arg("gates"), arg("rate"), arg("step_bias"), arg("skip"),
+                  arg("groups"), arg("least_step"), arg("most_step"), arg("states"), arg("stored"), arg("kept"),
+                  arg("kept_gates"), arg("out"))
+      .def_static("gated_norm", &gated_norm, arg("x"), arg("gate"), arg("weight"), arg("group"), arg("eps"),
+                  arg("gate_first"), arg("out"))
       .def_static("act_mul", &act_mul, arg("gate_up"), arg("activation"), arg("out"))
       .def_static("activate", &activate, arg("x"), arg("activation"))
       .def_static("add_bias", &add_bias, arg("x"), arg("bias"))

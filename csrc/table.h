@@ -142,6 +142,63 @@ struct MixArgs {
   bool bf16;
 };
 
+// Which rows of a recurrent layer go on from what (`kernels.views.StateView`).
+struct StateArgs {
+  const int32_t* sequences;  // [S, 5]: slot or -1, begin and end of its `replayed`, begin and end of its rows
+  const int32_t* rows;       // [T, 4]: sequence, row before it or -1, slot to store to or -1, place to keep in or -1
+  const int32_t* replayed;   // [M, 2]: place, slot to store to or -1
+};
+
+constexpr int64_t kMostTaps = 8;  // of a convolution
+
+struct ConvArgs {
+  const void* x;       // [T, width]
+  const void* weight;  // [taps, width], the row's own last
+  const void* bias;    // [width], or null
+  StateArgs states;
+  void* tails;  // [slots, taps - 1, width], the newest last
+  void* kept;   // [places, width]
+  void* out;
+  int64_t width, taps;
+  bool silu, bf16;
+};
+
+// Columns of a head's state that are one task.
+constexpr int64_t kStatePiece = 32;
+
+struct RecurrenceArgs {
+  const void* x;      // [T, width]: queries, keys and values, at the columns below
+  const void* gates;  // [T, gates_width]
+  const float* rate;       // [heads], of the decay
+  const float* step_bias;  // [heads]
+  const float* skip;       // [heads], or null
+  StateArgs states;
+  float* stored;  // [slots, heads, pieces, keys, kStatePiece]
+  void* kept;     // [places, width]
+  void* kept_gates;
+  void* out;  // [T, heads * values]
+  int64_t heads, groups, keys, values, width, gates_width, query_at, key_at, value_at;
+  float query_scale, least_step, most_step;
+  bool delta, tiled, bf16;  // tiled: head h reads group h % groups, otherwise neighbours share one
+};
+
+struct GatedNormArgs {
+  const void* x;       // [T, width]
+  const void* gate;    // [T, width]
+  const void* weight;  // [group] if shared, or [width]
+  void* out;
+  int64_t width, group;
+  float eps;
+  bool gate_first, shared, bf16;
+};
+
+struct MultiplyArgs {
+  void* x;            // [T, width] in and out
+  const void* other;  // [T, width]
+  int64_t width;
+  bool sigmoid, bf16;
+};
+
 // A task of attention gathers at most this many queries (rows times heads), so that what it holds stays in cache.
 constexpr int64_t kAttentionQueries = 64;
 
@@ -303,6 +360,10 @@ struct BranchArgs {
   KERNEL(soft_cap, PointwiseArgs)                                                                                      \
   KERNEL(route, RouteArgs)                                                                                             \
   KERNEL(mix_experts, MixArgs)                                                                                         \
+  KERNEL(multiply, MultiplyArgs)                                                                                       \
+  KERNEL(causal_conv, ConvArgs)                                                                                        \
+  KERNEL(recurrence, RecurrenceArgs) /* tasks begin..end */                                                            \
+  KERNEL(gated_norm, GatedNormArgs)                                                                                    \
   KERNEL(pack, PackArgs) /* panels begin..end */                                                                       \
   KERNEL(unpack, UnpackArgs)                                                                                           \
   KERNEL(quantise, QuantiseArgs)                                                                                       \

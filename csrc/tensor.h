@@ -126,6 +126,11 @@ struct View {
   Tensor tables, row_request, first, last, extra_offsets, extra_slots;
 };
 
+// What rows of recurrent layers go on from (`kernels.views.StateView`).
+struct States {
+  Tensor sequences, rows, replayed;
+};
+
 // Which tokens rows may draw (`kernels.views.Filters`).
 struct Kept {
   Tensor min_p, top_k, top_p;
@@ -185,6 +190,11 @@ inline View convert(nb::handle source) {
   return {tensor_of(source.attr("tables")), tensor_of(source.attr("row_request")),
           tensor_of(source.attr("first")), tensor_of(source.attr("last")),
           tensor_of(source.attr("extra_offsets")), tensor_of(source.attr("extra_slots"))};
+}
+
+template <>
+inline States convert(nb::handle source) {
+  return {tensor_of(source.attr("sequences")), tensor_of(source.attr("rows")), tensor_of(source.attr("replayed"))};
 }
 
 template <>
@@ -280,6 +290,7 @@ struct parlay_caster {
 
 PARLAY_ARGUMENT(parlay::Tensor, const_name("torch.Tensor"));
 PARLAY_ARGUMENT(parlay::View, const_name("parlay.kernels.views.AttentionView"));
+PARLAY_ARGUMENT(parlay::States, const_name("parlay.kernels.views.StateView"));
 PARLAY_ARGUMENT(parlay::Kept, const_name("parlay.kernels.views.Filters"));
 PARLAY_ARGUMENT(parlay::PackedWeight, const_name("parlay.kernels.linear.LinearWeight"));
 PARLAY_ARGUMENT(parlay::Activation, const_name("parlay.kernels.base.Activation"));

@@ -11,6 +11,7 @@
 #include "probe.h"
 #include "quantise.h"
 #include "quantised.h"
+#include "recurrent.h"
 #include "rotary.h"
 #include "table.h"
 

@@ -24,6 +24,7 @@ from parlay.engine.step import Worker, drive
 from parlay.errors import EngineFaultError, about, brief
 from parlay.interrupts import Deferred
 from parlay.kv.pool import BlockPool
+from parlay.kv.states import SequenceStates, StatePool
 from parlay.kv.table import BlockTable
 from parlay.log import logger
 from parlay.models.select import cache_spec
@@ -81,7 +82,9 @@ class Engine:
         self.config, self.codec, self.max_model_len = config, resolved.codec, resolved.max_model_len
         self.methods, self._automatic = method_names(resolved.methods), speculative.automatic
         self.sampling_defaults = request_defaults(config, resolved.path)
-        self.memory = Memory(here.weights, num_blocks, config.block_size, here.bytes_per_token)
+        states = here.groups[0].state_bytes(resolved.room)
+        sizes = num_blocks, config.block_size, here.bytes_per_token
+        self.memory = Memory(here.weights, *sizes, states, resolved.room)
         self.vocab_size = model.vocab_size
         self._eos = end_tokens(model, self.codec)
         self._grammars = Grammars(self.codec.to_str, self.vocab_size, sorted(self._eos))
@@ -94,6 +97,7 @@ class Engine:
             processed_logprobs=config.logprobs_mode == "processed_logprobs",
         )
         self._pool = BlockPool(num_blocks, config.block_size)
+        self._states = StatePool(resolved.room) if loaded.runner.recurrent else None
         self.stats = EngineStats()
         self.ranks, self._verification = resolved.ranks, speculative.verification
         self.numerics = loaded.numerics
@@ -101,7 +105,7 @@ class Engine:
         file = CostFile(self.numerics_id, env.threads(), split=config.split)
         read = cache_spec(model, resolved.dtype).bytes_per_token / weight_bytes(model, resolved.dtype)
         drafting = make_drafting(speculative, resolved.methods, config, loaded.runner, num_blocks, read, file)
-        self._scheduler = Scheduler(config, self._pool, drafting, self.stats, loaded.processors)
+        self._scheduler = Scheduler(config, self._pool, drafting, self.stats, loaded.processors, self._states)
         self._arrivals = self._next_id = 0
         self._signals, self._torn = Deferred(), False  # whether an exception has ended a change half-way
         logger.info("numerics id: %s", self.numerics_id)
@@ -193,7 +197,7 @@ class Engine:
                 seed=mix(seed, j),
                 max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
                 stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
-                table=BlockTable(self._pool, tenant),
+                table=BlockTable(self._pool, tenant, None if self._states is None else SequenceStates(self._states)),
                 processor=processor_of(self.codec, tokens, params, self._eos, self.vocab_size, constraint),
                 drafting=DraftState(
                     constraint=constraint, prediction=None if prediction is None else Follower(prediction)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from parlay.config import EngineConfig
-from parlay.engine.memory import count_blocks
+from parlay.engine.memory import count_blocks, state_room
 from parlay.errors import CapacityError
 from parlay.models.config import ModelConfig
 from parlay.models.select import cache_spec
 from parlay.parallel.group import Group, RankPosition
 from parlay.runner.footprint import weight_bytes
-from parlay.types.cache import CacheSpec
+from parlay.types.cache import CacheSpec, StateRoom
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,9 @@ def loads(
     )
 
 
-def check_room(model: ModelConfig, dtype: torch.dtype, group: Group, tokens: int, available: int) -> None:
+def check_room(
+    model: ModelConfig, dtype: torch.dtype, group: Group, tokens: int, room: StateRoom, available: int
+) -> None:
     """Make sure that this rank's share of the weights and of the cache fits into its machine, before it is made.
 
     Args:
@@ -67,6 +69,7 @@ def check_room(model: ModelConfig, dtype: torch.dtype, group: Group, tokens: int
         dtype: of activations and cache.
         group: this rank's place.
         tokens: that the cache has room for.
+        room: for states of recurrent layers.
         available: bytes of this machine's memory that are free.
 
     Raises:
@@ -74,7 +77,8 @@ def check_room(model: ModelConfig, dtype: torch.dtype, group: Group, tokens: int
         ModelError: files are missing or damaged.
     """
     weights = weight_bytes(model, dtype) // (group.size * group.pipeline.stages)
-    cache = tokens * cache_spec(model, dtype, group).bytes_per_token
+    spec = cache_spec(model, dtype, group)
+    cache = tokens * spec.bytes_per_token + spec.state_bytes(room)
     if weights + cache > available:
         raise CapacityError(
             f"this rank's weights would take {weights} bytes and its cache {cache}, but only {available} bytes are "
@@ -82,11 +86,17 @@ def check_room(model: ModelConfig, dtype: torch.dtype, group: Group, tokens: int
         )
 
 
-def count_on_all(config: EngineConfig, machines: Sequence[Load], max_model_len: int, available: int) -> int:
-    """Return the size of the pool that every machine has room for, if all have as much memory as this one.
+def count_on_all(
+    config: EngineConfig, machines: Sequence[Load], max_model_len: int, available: int
+) -> tuple[int, StateRoom]:
+    """Return the size of the pool that every machine has room for, if all have as much memory as this one, and states.
 
     Raises:
-        CapacityError: as `count_blocks`.
+        CapacityError: as `count_blocks` and `state_room`.
     """
-    counted = (count_blocks(config, load.groups, max_model_len, available, load.weights) for load in machines)
-    return min(counted)
+    room = min(state_room(config, load.groups[0], available, load.weights) for load in machines)
+    blocks = min(
+        count_blocks(config, load.groups, max_model_len, available, load.weights + load.groups[0].state_bytes(room))
+        for load in machines
+    )
+    return blocks, room

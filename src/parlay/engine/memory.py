@@ -5,11 +5,17 @@ from dataclasses import dataclass
 
 from parlay.config import EngineConfig
 from parlay.errors import CapacityError
-from parlay.types.cache import CacheSpec
+from parlay.types.cache import CacheSpec, StateRoom
 
 # The cache, by default: at most a quarter of the memory that weights leave free, and no more than 1 GiB or a few
 # sequences of full length, whichever is more. Pages take memory when they are first written.
 _SHARE, _MODEST, _SEQUENCES = 4, 1 << 30, 4
+
+
+# States of recurrent layers: two for each sequence that runs, and as many checkpoints as sequences; in all at most a
+# quarter of the memory that weights leave free. Draft nodes: as many for each sequence as drafts usually have, twice,
+# since those accepted stay for a step.
+_SLOTS, _NODES = 3, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +26,16 @@ class Memory:
         weights: bytes of all models.
         blocks, block_size: of the cache; tokens a block.
         bytes_per_token: of the cache.
+        states: bytes of the states of recurrent layers, and of the inputs of draft nodes, once all have been used.
+        room: how many these are.
     """
 
     weights: int
     blocks: int
     block_size: int
     bytes_per_token: int
+    states: int = 0
+    room: StateRoom = StateRoom()
 
     @property
     def tokens(self) -> int:
@@ -36,6 +46,31 @@ class Memory:
     def cache(self) -> int:
         """Bytes of the cache once all of it has been used."""
         return self.tokens * self.bytes_per_token
+
+
+def state_room(config: EngineConfig, spec: CacheSpec, available: int, weights: int) -> StateRoom:
+    """Return how much room there is for states of recurrent layers.
+
+    Args:
+        config: the engine's options.
+        spec: of the target.
+        available: bytes of memory that are free.
+        weights: bytes that the weights of all models will take.
+
+    Raises:
+        CapacityError: one sequence would not fit.
+    """
+    if not spec.bytes_per_slot:
+        return StateRoom()
+    each = spec.bytes_per_slot * _SLOTS + spec.bytes_per_place * _NODES
+    left = max(available - weights, 0) // _SHARE
+    sequences = min(config.max_num_seqs, left // each)
+    if sequences < 1:
+        raise CapacityError(
+            f"the states of one sequence take {each} bytes, but only {left} bytes are left for them; take a smaller "
+            "model, or free memory"
+        )
+    return StateRoom(sequences * _SLOTS, sequences * _NODES)
 
 
 def count_blocks(

@@ -35,6 +35,7 @@ from parlay.proposers.select import make_proposer
 from parlay.proposers.shared_passes import follow
 from parlay.runner.orders import Call, Collect, Forward, Move, Refusal, decode
 from parlay.runner.runner import ModelRunner
+from parlay.types.cache import StateRoom
 from parlay.types.storage import LoadFormat, Storage
 
 
@@ -58,6 +59,7 @@ class Assignment:
         fast: see `Group`.
         taps: after how many layers states are read by a proposer.
         share: the proposer, if the first of the ranks share its layers too.
+        states: room for those of recurrent layers.
     """
 
     model: str
@@ -82,6 +84,7 @@ class Assignment:
     fast: bool = False
     taps: Sequence[int] = ()
     share: Share | None = None
+    states: StateRoom = StateRoom()
 
     @classmethod
     def of(
@@ -91,6 +94,7 @@ class Assignment:
         dtype: torch.dtype,
         max_model_len: int,
         blocks: int,
+        room: StateRoom,
         share: Share | None,
         taps: Sequence[int],
     ) -> "Assignment":
@@ -114,6 +118,7 @@ class Assignment:
             fast=config.tensor_parallel_mode == "fast",
             taps=taps,
             share=share,
+            states=room,
         )
 
     @property
@@ -190,7 +195,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
             path = find_model(model or own.model, Hub(revision=own.revision))
             digest, group = start_digest(path), own.seat.group(exchange, ring, fast=own.fast)
             tokens, available = own.blocks * own.block_size, env.available_memory()
-            check_room(_describe(own, path), getattr(torch, own.dtype), group, tokens, available)
+            check_room(_describe(own, path), getattr(torch, own.dtype), group, tokens, own.states, available)
             runner, numerics = _load(own, path, group)
             drafter = _load_share(own, runner, drafts)
             identity = identify(runner.model.config, own.max_model_len, digest.result())
@@ -253,7 +258,7 @@ def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple
     kernels.set_threads(env.threads())
     tune(kernels, env.threads())
     model = load_model(config, dtype, own.max_model_len, kernels, group)
-    runner = ModelRunner(model, kernels, own.blocks, own.block_size, group)
+    runner = ModelRunner(model, kernels, own.blocks, own.block_size, group, room=own.states)
     if own.seat.stages > 1:  # the states between layers are on the rank that has these layers
         runner.tap(tuple(own.taps))
     return runner, arithmetic(kernels.name, invariance.bits)

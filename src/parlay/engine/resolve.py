@@ -23,6 +23,7 @@ from parlay.proposers.draft_slots import scratch_blocks
 from parlay.proposers.select import explain_if_draft_head
 from parlay.runner.footprint import end_bytes
 from parlay.text.tokenizer import TextCodec
+from parlay.types.cache import StateRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class ResolvedEngine:
         draft_bytes: bytes that a machine holds beside the target's weights.
         machine: what rank 0's machine has to hold.
         num_blocks, scratch: blocks of the cache, and those behind it in which drafts branch.
+        room: for states of recurrent layers.
         ranks: the processes, not yet started.
     """
 
@@ -56,6 +58,7 @@ class ResolvedEngine:
     draft_bytes: int
     machine: Load
     num_blocks: int
+    room: StateRoom
     scratch: int
     ranks: Ranks
 
@@ -85,7 +88,7 @@ def resolve(config: EngineConfig, speculative: SpeculativeConfig) -> ResolvedEng
         share = drafter.share if drafter else None
         machines = loads(config, model, dtype, drafts, share.ranks if share else 1)
         ranks = make_ranks(config, 4 * model.vocab_size)
-        num_blocks = count_on_all(config, machines, max_model_len, env.available_memory() // ranks.beside)
+        num_blocks, room = count_on_all(config, machines, max_model_len, env.available_memory() // ranks.beside)
         check_weights(model)
     return ResolvedEngine(
         config=config,
@@ -101,6 +104,7 @@ def resolve(config: EngineConfig, speculative: SpeculativeConfig) -> ResolvedEng
         draft_bytes=draft_bytes,
         machine=machines[0],
         num_blocks=num_blocks,
+        room=room,
         scratch=scratch_blocks(config.block_size) if any(m.proposer.borrows for m in methods) else 0,
         ranks=ranks,
     )

@@ -17,6 +17,7 @@ from parlay.drafting.state import Outcome, Rows, StepDrafts, StepPart
 from parlay.engine.request import Request
 from parlay.engine.stats import EngineStats
 from parlay.kv.pool import BlockPool
+from parlay.kv.states import StatePool
 from parlay.sampling.bound_processor import BoundProcessor, OutputTokens
 from parlay.types.output import FinishReason, Rejected
 from parlay.types.plan import Plan, Span, SpanError, StepOutput, Verdict
@@ -29,6 +30,7 @@ class Scheduler:
 
     Attributes:
         pool: the cache blocks.
+        states: slots of recurrent layers' states; None for a model without them.
         drafting: makes the drafts.
         processors: of the unfinished requests that have one.
         emitted: tokens emitted since start.
@@ -42,10 +44,12 @@ class Scheduler:
         drafting: Drafting,
         stats: EngineStats | None = None,
         processors: dict[int, BoundProcessor] | None = None,
+        states: StatePool | None = None,
     ) -> None:
         """Begin with no requests, and put their processors where the verifier finds them."""
         self._config, self._stages = config, config.pipeline_parallel_size
-        self.pool = pool
+        self.pool, self.states = pool, states
+        self._most = config.max_num_seqs if states is None else min(config.max_num_seqs, states.sequences)
         self.drafting = drafting
         self.processors: dict[int, BoundProcessor] = {} if processors is None else processors
         self.emitted = 0
@@ -130,7 +134,8 @@ class Scheduler:
         if not rows:
             return Plan(next(self._plan_ids), ())
         most = self._config.max_num_batched_tokens
-        drafts = self.drafting.plan(rows.items(), self._left, most, waiting=bool(self._waiting))
+        left = self._left if self.states is None else min(self._left, self.states.places)
+        drafts = self.drafting.plan(rows.items(), left, most, waiting=bool(self._waiting))
         spans = tuple(map(self._span, rows, rows.values(), drafts.parts))
         plan = Plan(next(self._plan_ids), spans, drafts.forgotten)
         self._under_way |= {request.request_id: request for request in rows}
@@ -193,7 +198,7 @@ class Scheduler:
     def _admit(self, rows: dict[Request, Rows], now: float) -> None:
         """Start waiting requests while there are rows and free blocks, without preempting others."""
         for request in list(self._waiting):
-            if not self._left or len(self._running) == self._config.max_num_seqs:
+            if not self._left or len(self._running) == self._most:
                 return
             looks = self._config.enable_prefix_caching and not request.scoring_prompt
             if looks:
@@ -216,8 +221,7 @@ class Scheduler:
             self._running.append(request)  # first, so that it is always in a queue
             self._waiting.remove(request)
 
-    @staticmethod
-    def _span(request: Request, rows: Rows, part: StepPart) -> Span:
+    def _span(self, request: Request, rows: Rows, part: StepPart) -> Span:
         end = request.computed + rows.known
         return Span(
             request_id=request.request_id,
@@ -232,6 +236,9 @@ class Scheduler:
             scored=request.prompt_tokens[request.computed + 1 : end + 1] if request.scoring_prompt else (),
             remaining=request.remaining,
             catch_up=part.catch_up,
+            states=request.table.begin(
+                end, len(part.draft), len(request.prompt_tokens), keep=self._config.enable_prefix_caching
+            ),
         )
 
     # ----------------------------------------------------------------------------------------------- committing
@@ -311,6 +318,7 @@ class Scheduler:
         request.tokens.extend(verdict.tokens)
         # What a preempted request computes again it has scored already.
         request.prompt_logprobs.extend(verdict.prompt_logprobs[len(request.prompt_logprobs) - span.start :])
+        request.table.advance(verdict.path, request.tokens)
         if self._config.enable_prefix_caching:
             request.table.publish(request.tokens, request.computed)
 
@@ -368,6 +376,8 @@ class Scheduler:
                 request.interrupt(now)
                 self.stats.finished["abort"] += 1
         self.pool.reset()
+        if self.states is not None:
+            self.states.reset()
         self._running = []
         self._waiting = sorted((r for r in every if r.finish_reason is None), key=lambda r: r.priority)
         for request_id in self.processors.keys() - {request.request_id for request in self._waiting}:
@@ -381,6 +391,9 @@ class Scheduler:
             AssertionError: the pool and the tables disagree.
         """
         ended = (r for r in self._under_way.values() if r.finish_reason is not None)
-        self.pool.check(r.table.blocks for r in itertools.chain(self.requests, ended))
+        tables = [r.table for r in itertools.chain(self.requests, ended)]
+        self.pool.check(table.blocks for table in tables)
+        if self.states is not None:
+            self.states.check(table.states for table in tables if table.states is not None)
         for request in self._waiting:
             assert not request.table.blocks, f"waiting request {request.request_id} holds blocks"

@@ -122,13 +122,13 @@ class Worker:
             self._runner.discard()
             self._stale = False
         spans = plan.spans
-        stretches = [Stretch(s.tokens, s.start, s.blocks, s.draft) for s in spans]
+        stretches = [Stretch(s.tokens, s.start, s.blocks, s.draft, states=s.states) for s in spans]
         stretches += [
             Stretch(s.catch_up.rerun, s.catch_up.rerun_start, s.blocks, stored=False)
             for s in spans
             if s.catch_up.rerun
         ]
-        batch = flatten(stretches, self._runner.block_size)
+        batch = flatten(stretches, self._runner.block_size, recurrent=self._runner.recurrent)
         self._runner.start(batch)
         self._under_way.append(_UnderWay(plan, batch.offsets, perf_counter() - began))
 

@@ -6,6 +6,7 @@ from time import perf_counter
 
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
+from parlay.types.plan import NO_STATES, StateUse
 
 _ROWS = (1, 8, 2, 16, 4, 32, 12, 6, 24, 3)  # the most informative first: there may be no time for all
 MOST_TIMED = max(_ROWS)
@@ -33,10 +34,13 @@ def timed_passes(
     times: dict[int, list[float]] = {}
     end = clock() + seconds
     tokens = _spread(runner.model.config.vocab_size)
+    # As in a step, a state is read and another one is stored; both are overwritten before a request reads them.
+    states = {rows: StateUse(0, stores=((rows, 1),)) if runner.room.slots > 1 else NO_STATES for rows in sizes}
 
     def run(rows: int) -> float:
         blocks = tuple(range(-(-rows // runner.block_size)))
-        batch = flatten([Stretch(tuple(islice(tokens, rows)), 0, blocks)], runner.block_size)
+        stretch = Stretch(tuple(islice(tokens, rows)), 0, blocks, states=states[rows])
+        batch = flatten([stretch], runner.block_size, recurrent=runner.recurrent)
         began = clock()
         runner.logits(runner.forward(batch), range(rows))
         return clock() - began

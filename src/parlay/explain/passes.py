@@ -16,6 +16,7 @@ from parlay.kernels.tuning import tune
 from parlay.models.config import ModelConfig
 from parlay.models.select import load_model
 from parlay.runner.runner import ModelRunner
+from parlay.types.cache import StateRoom
 
 ROWS = tuple(1 << i for i in range(10))  # 1 to 512
 _BLOCK = 16
@@ -70,7 +71,8 @@ def time_passes(config: ModelConfig, dtype: torch.dtype, seconds: float, rows: S
     rows = [count for count in rows if count <= config.max_position]
     loaded = load_model(config, dtype, config.max_position, kernels)
     blocks = -(-rows[-1] // _BLOCK)
-    measured = timed_passes(ModelRunner(loaded, kernels, blocks, _BLOCK), blocks, seconds, rows, of=median)
+    runner = ModelRunner(loaded, kernels, blocks, _BLOCK, room=StateRoom(slots=2))
+    measured = timed_passes(runner, blocks, seconds, rows, of=median)
     if len(measured) < 2:
         raise ConfigError(f"{seconds:g} seconds are not enough to time passes of this model; raise --seconds")
     return PassTimes.of(measured)

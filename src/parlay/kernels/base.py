@@ -20,10 +20,10 @@ from torch import Tensor
 
 from parlay.kernels.drawing import Drawing
 from parlay.kernels.linear import LinearWeight
-from parlay.kernels.views import AttentionView, Filters
+from parlay.kernels.views import AttentionView, Filters, StateView
 from parlay.weights.weight import Weight
 
-__all__ = ["Activation", "AttentionView", "Filters", "Kernels"]
+__all__ = ["Activation", "AttentionView", "Filters", "Kernels", "StateView"]
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
 
@@ -287,6 +287,131 @@ class Kernels(Drawing, Protocol):
             cap: a scaled score s becomes `cap * tanh(s / cap)`; 0 leaves it.
             sinks: float32 `[H]`, scores of a key without a value that each head sees first, beside the others; a row
                 that sees no other gets zeros. Source: Xiao et al. 2023 (arXiv 2309.17453); gpt-oss (OpenAI 2025).
+        """
+        ...
+
+    def causal_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        silu: bool,
+        states: StateView,
+        tails: Tensor,
+        kept: Tensor,
+        out: Tensor,
+    ) -> None:
+        """`out[i] = rounded(f(sum of weight[j] * the row j - L + 1 after row i on its path over j + bias))`, per column.
+
+        Args:
+            x: T `[rows, C]`.
+            weight: T `[L, C]`, 2 to 8 taps, the row's own last; they are added in order.
+            bias: T `[C]`; None for none.
+            silu: f is that instead of nothing.
+            states: what rows go on from.
+            tails: T `[slots, L - 1, C]`, the last rows of x, newest last.
+            kept: T `[places, C]`, rows of x.
+            out: T `[rows, C]`.
+        """
+        ...
+
+    def gated_delta(
+        self,
+        x: Tensor,
+        gates: Tensor,
+        rate: Tensor,
+        step_bias: Tensor,
+        groups: int,
+        tiled: bool,
+        states: StateView,
+        stored: Tensor,
+        kept: Tensor,
+        kept_gates: Tensor,
+        out: Tensor,
+    ) -> None:
+        """The gated delta rule, row by row in float32: `S = d S; S += k (b (v - S^T k))^T; out = rounded(S^T q)`.
+
+        `d = e^(rate softplus(gates[H + h] + step_bias))` and `b = sigmoid(gates[h])`; `k = l2(k)` and
+        `q = l2(q) / sqrt(K)` with `l2(x) = x / sqrt(sum(x^2) + 1e-6)`.
+
+        Source: Yang et al. 2024 (arXiv 2412.06464), equation 10.
+
+        Args:
+            x: T `[rows, 2 G K + H V]`: queries, keys, values; V is a multiple of 16.
+            gates: T `[rows, 2 H]`.
+            rate: float32 `[H]`, below 0.
+            step_bias: float32 `[H]`.
+            groups: G, heads of queries and keys. H / G neighbouring heads of values read the same one,
+            tiled: or with this head h reads `h % G`.
+            states: what rows go on from.
+            stored: float32 `[slots, H, ceil(V / 32), K, 32]`, columns of S in pieces.
+            kept: T `[places, 2 G K + H V]`, rows of x.
+            kept_gates: T `[places, 2 H]`, rows of gates.
+            out: T `[rows, H V]`.
+        """
+        ...
+
+    def state_space(
+        self,
+        x: Tensor,
+        gates: Tensor,
+        rate: Tensor,
+        step_bias: Tensor,
+        skip: Tensor,
+        groups: int,
+        least_step: float,
+        most_step: float,
+        states: StateView,
+        stored: Tensor,
+        kept: Tensor,
+        kept_gates: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Mamba-2's recurrence, row by row in float32: `S = e^(rate s) S + B (s x)^T; out = rounded(S^T C + skip x)`.
+
+        `s = clamp(softplus(gates + step_bias), least_step, most_step)`.
+
+        Source: Dao and Gu 2024 (arXiv 2405.21060), section 3.
+
+        Args:
+            x: T `[rows, H V + 2 G K]`: x, B, C; V is a multiple of 16. H / G neighbouring heads read the same B and C.
+            gates: T `[rows, H]`.
+            rate: float32 `[H]`, below 0.
+            step_bias: float32 `[H]`.
+            skip: float32 `[H]`.
+            groups: G.
+            least_step, most_step: bounds of s.
+            states: what rows go on from.
+            stored: float32 `[slots, H, ceil(V / 32), K, 32]`, columns of S in pieces.
+            kept: T `[places, H V + 2 G K]`, rows of x.
+            kept_gates: T `[places, H]`, rows of gates.
+            out: T `[rows, H V]`.
+        """
+        ...
+
+    def gated_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, group: int, eps: float, gate_first: bool, out: Tensor
+    ) -> None:
+        """`rms_norm` of each `group` of columns, then times `silu(gate)`, rounded again; or of x times that.
+
+        Args:
+            x: T `[rows, N]`.
+            gate: T `[rows, N]`.
+            weight: T `[group]`, or `[N]`.
+            group: columns; it divides N.
+            eps: added to the mean.
+            gate_first: x is multiplied before it is normalised, without rounding.
+            out: T `[rows, N]`; it may be x.
+        """
+        ...
+
+    def multiply(self, x: Tensor, other: Tensor, sigmoid: bool = False) -> None:
+        """`x = rounded(x * other)`, or with `rounded(sigmoid(other))`.
+
+        Args:
+            x: T `[rows, N]`, read and written.
+            other: T `[rows, N]`.
+            sigmoid: which of the two.
         """
         ...
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.kernels.cpu import NativeKernels
-from parlay.kernels.views import AttentionView
+from parlay.kernels.views import AttentionView, StateView
 
 Arguments = Mapping[str, Any]  # of an operation, by their names in `Kernels`
 
@@ -62,6 +62,8 @@ class CheckedKernels(NativeKernels):
 def _check(operation: str, of: Arguments) -> None:
     if operation == "attention":
         return _check_attention(of["key_cache"], of["view"], of.get("window", 0))
+    if "states" in of:
+        return _check_states(operation, of["states"], len(of["tails" if "tails" in of else "stored"]), len(of["kept"]))
     for name, size in _SIZES[operation].items():
         if of.get(name) is not None:
             # Of rows with a negative slot nothing is stored.
@@ -88,6 +90,22 @@ def _check_attention(key_cache: Tensor, view: AttentionView, window: int) -> Non
     expect("tables[row_request]", tables, 0, len(key_cache))
 
 
+def _check_states(operation: str, states: StateView, slots: int, places: int) -> None:
+    def expect(name: str, column: int, least: int, size: int) -> None:
+        _expect(operation, f"states.{name}", getattr(states, name)[:, column], least, size)
+
+    rows = len(states.rows)
+    for column, size in enumerate((slots, len(states.replayed) + 1, len(states.replayed) + 1, rows + 1, rows + 1)):
+        expect("sequences", column, -1 if column == 0 else 0, size)
+    expect("rows", 0, 0, len(states.sequences))
+    expect("rows", 1, -1, rows)
+    expect("rows", 2, -1, slots)
+    expect("rows", 3, -1, places)
+    replayed = states.replayed[: int(states.sequences[:, 2].max())]  # of a recorded pass the others are not used
+    _expect(operation, "states.replayed", replayed[:, 0], 0, places)
+    _expect(operation, "states.replayed", replayed[:, 1], -1, slots)
+
+
 def _slots(cache: Tensor) -> int:
     blocks, _, block_size, _ = cache.shape
     return blocks * block_size
@@ -112,7 +130,10 @@ _SIZES: Mapping[str, Mapping[str, Callable[[Arguments], int]]] = {
     "add_embedding": {"index": lambda of: len(of["weight"])},
     "rotary_store": {"positions": lambda of: len(of["cos_sin"]), "slots": lambda of: _slots(of["key_cache"])},
     "latent_store": {"positions": lambda of: len(of["cos_sin"]), "slots": lambda of: _slots(of["cache"])},
-    "attention": {},  # has a check of its own
+    "attention": {},  # these have checks of their own
+    "causal_conv": {},
+    "gated_delta": {},
+    "state_space": {},
     "expert_linear": {"experts": lambda of: len(of["weights"])},
     "excess": {"ids": lambda of: int(of["target"].shape[1])},
     "copy_slots": dict.fromkeys(("src_slots", "dst_slots"), lambda of: _slots(of["key_cache"])),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from parlay.kernels import linear
 from parlay.kernels.base import Activation, AttentionView, Kernels
+from parlay.kernels.reference_recurrent import ReferenceRecurrent
 from parlay.kernels.linear import WAYS, LinearWeight, Way
 from parlay.kernels.reference_drawing import FloatArray, ReferenceDrawing
 from parlay.weights.weight import Weight
@@ -81,7 +82,7 @@ _ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {
 }
 
 
-class ReferenceKernels(ReferenceDrawing):
+class ReferenceKernels(ReferenceDrawing, ReferenceRecurrent):
     """`Kernels` in torch and numpy; see there for what each method does."""
 
     switches: tuple[int, ...] = (2,)  # a lone row is doubled

@@ -32,6 +32,29 @@ class AttentionView:
 
 
 @dataclass(frozen=True)
+class StateView:
+    """What each of `T` rows of a recurrent layer goes on from, and what is left of it. All tensors are int32.
+
+    A sequence begins with the state of a slot, or with zeros. Rows of a draft that a step before ran and that were
+    accepted are applied to it first, by what was kept of them; then its own rows, each after the one that it goes on
+    from. A state is stored after some of them. Of rows of a draft that is not yet verified the inputs are kept
+    instead, at a place each. No slot or place is both read and written.
+
+    Attributes:
+        sequences: `[S, 5]`: slot, or -1 for zeros; begin and end of its part of `replayed`; begin and end of its
+            rows. Those without rows are last.
+        rows: `[T, 4]`: sequence; the row before it on its path, or -1 for none; the slot that the state is stored to
+            behind it, or -1; the place that its inputs are kept at, or -1. A sequence's rows with a place are its
+            last; each of the others goes on from the one before.
+        replayed: `[R, 2]`: place; the slot that the state is stored to behind it, or -1.
+    """
+
+    sequences: Tensor
+    rows: Tensor
+    replayed: Tensor
+
+
+@dataclass(frozen=True)
 class Filters:
     """Which tokens of each row may be drawn: those that survive min-p, then top-k, then top-p.
 

@@ -69,6 +69,16 @@ class BlockPool:
             self._hash[block] = name
             self._by_hash[name] = block
 
+    def forget(self, name: bytes) -> None:
+        """Let content of this name no longer be found; its block is free if nobody holds it."""
+        block = self._by_hash.get(name)
+        if block is None:
+            return
+        self._forget_content(block)
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
+
     def find(self, name: bytes) -> int | None:
         """Return the block whose content has this name."""
         return self._by_hash.get(name)

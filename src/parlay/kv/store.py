@@ -1,4 +1,4 @@
-"""The tensors of the blocks."""
+"""The tensors of the blocks, and of the slots of states."""
 
 from collections.abc import Sequence
 from math import prod
@@ -7,17 +7,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parlay.models.context import LayerCache
-from parlay.types.cache import CacheSpec
+from parlay.models.context import CacheLayers, LayerCache, StateCache
+from parlay.types.cache import CacheSpec, RecurrentSpec, StateRoom
 
 _LINE = 64  # bytes: a cache line, in which rows begin
 
 
-def allocate(spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> tuple[LayerCache, ...]:
-    """Return zeroed caches for every layer of a group, all on the same block ids."""
-    shape = (num_blocks, spec.kv_heads, block_size, spec.head_dim)
-    keys = [_zeros(shape, dtype) for _ in range(spec.layers)]
-    return tuple(LayerCache(key, _zeros(shape, dtype) if spec.values else key) for key in keys)
+def allocate(
+    spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, room: StateRoom = StateRoom()
+) -> CacheLayers:
+    """Return zeroed caches for every layer of a group, all on the same block ids and slots."""
+
+    def keys_and_values() -> LayerCache:
+        shape = (num_blocks, spec.kv_heads, block_size, spec.head_dim)
+        keys = _zeros(shape, dtype)
+        return LayerCache(keys, _zeros(shape, dtype) if spec.values else keys)
+
+    recurrent = spec.recurrent
+    if recurrent is None:
+        return tuple(keys_and_values() for _ in range(spec.layers))
+    return tuple(_states(recurrent, room, dtype) if own else keys_and_values() for own in spec.pattern)
+
+
+def _states(spec: RecurrentSpec, room: StateRoom, dtype: torch.dtype) -> StateCache:
+    scans = bool(spec.state)
+    return StateCache(
+        tails=_zeros((room.slots, spec.taps - 1, spec.channels), dtype),
+        kept_rows=_zeros((room.places, spec.channels), dtype),
+        stored=_zeros((room.slots if scans else 0, *spec.state), torch.float32),
+        kept=_zeros((room.places if scans else 0, spec.channels), dtype),
+        kept_gates=_zeros((room.places if scans else 0, spec.gates), dtype),
+    )
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

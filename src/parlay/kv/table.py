@@ -1,16 +1,19 @@
 """One request's block table: from logical token index to block."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from parlay.kv.pool import BlockPool
 from parlay.kv.prefix import block_hash, root_hash
+from parlay.kv.states import SequenceStates
+from parlay.types.plan import NO_STATES, StateUse
 
 
 class BlockTable:
-    """The blocks that hold one request's tokens, in order. Token i lies in block i // block_size."""
+    """The blocks that hold one request's tokens, in order, and its states. Token i lies in block i // block_size."""
 
-    def __init__(self, pool: BlockPool, salt: str = "") -> None:
+    def __init__(self, pool: BlockPool, salt: str = "", states: SequenceStates | None = None) -> None:
         self._pool = pool
+        self.states = states
         self._salt = salt
         self._hashes: list[bytes] = []  # of full blocks, as far as computed once
         self._published = 0
@@ -35,28 +38,50 @@ class BlockTable:
         # Last block first, so that the end of a cached prefix is evicted before its beginning.
         self.trim(0)
         self._published = 0
+        if self.states is not None:
+            self.states.release()
 
     def drop(self) -> None:
         """Forget every block, which the pool takes back by `BlockPool.reset`."""
         self.blocks, self._published = [], 0
+        if self.states is not None:
+            self.states.drop()
 
     def adopt_prefix(self, tokens: Sequence[int]) -> int:
         """Share the longest cached run of full blocks that begins `tokens`; the table must be empty.
 
-        At least one token stays outside, since its logits are needed.
+        At least one token stays outside, since its logits are needed. With states the run ends at a checkpoint.
 
         Returns:
             How many tokens the shared blocks hold.
         """
-        size = self._pool.block_size
+        size, states = self._pool.block_size, self.states
+        found: list[int] = []
         for index in range((len(tokens) - 1) // size):
             block = self._pool.find(self._name(tokens, index))
             if block is None:
                 break
+            found.append(block)
+        while states is not None and found and not states.find(self._hashes[len(found) - 1]):
+            found.pop()
+        for block in found:
             self._pool.share(block)
-            self.blocks.append(block)
-        self._published = len(self.blocks)
-        return len(self.blocks) * size
+        if states is not None and found:
+            states.adopt(self._hashes[len(found) - 1], len(found) * size)
+        self.blocks = found
+        self._published = len(found)
+        return len(found) * size
+
+    def begin(self, end: int, nodes: int, prompt: int, *, keep: bool) -> StateUse:
+        """Return the states' part of a plan; see `SequenceStates.begin`."""
+        if self.states is None:
+            return NO_STATES
+        return self.states.begin(end, nodes, prompt, self._pool.block_size, keep=keep)
+
+    def advance(self, path: Iterable[int], tokens: Sequence[int]) -> None:
+        """Take over the states that a step has left; checkpoints are named after the first of the `tokens`."""
+        if self.states is not None:
+            self.states.commit(path, lambda count: self._name(tokens, count // self._pool.block_size - 1))
 
     def publish(self, tokens: Sequence[int], computed: int) -> None:
         """Make the full blocks among the first `computed` verified tokens findable."""

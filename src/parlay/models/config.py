@@ -188,6 +188,10 @@ class ModelConfig:
         hidden, experts, layers = self.hidden_size, self.style.experts, self.num_layers
         sparse = sum(experts.sparse) if experts else 0
         products = [("qkv", (q + 2 * kv, hidden), layers), ("out", (hidden, q), layers)]
+        if (recurrent := self.style.recurrent) is not None:
+            times = sum(recurrent.layers)
+            products = [(name, shape, layers - times) for name, shape, _ in products]
+            products += [(name, shape, times) for name, shape in recurrent.products(self)]
         if (latent := self.style.latent) is not None:
             queries = self.num_heads * latent.query
             products = [

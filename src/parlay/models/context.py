@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView, Kernels
+from parlay.kernels.base import AttentionView, Kernels, StateView
 
 
 class LayerCache(NamedTuple):
@@ -15,6 +15,27 @@ class LayerCache(NamedTuple):
 
     key: Tensor
     value: Tensor
+
+
+class StateCache(NamedTuple):
+    """States of one recurrent layer, see `Kernels.causal_conv` and `Kernels.gated_delta`.
+
+    Attributes:
+        tails: rows before a sequence's next one, `[slots, taps - 1, channels]`.
+        kept_rows: rows of draft nodes, `[places, channels]`.
+        stored: float32 states, `[slots, ...]`; empty where there are none.
+        kept: what the convolution made of those rows, `[places, channels]`; empty likewise.
+        kept_gates: gates beside it, `[places, gates]`.
+    """
+
+    tails: Tensor
+    kept_rows: Tensor
+    stored: Tensor
+    kept: Tensor
+    kept_gates: Tensor
+
+
+CacheLayers = tuple[LayerCache | StateCache, ...]
 
 
 class Buffers:
@@ -59,6 +80,7 @@ class ForwardContext:
         slots: `[T]` int64, cache slot that each row's key and value go to; nowhere if negative.
         view: which keys each row sees.
         cache: one entry a layer.
+        states: what the rows of recurrent layers go on from; None where there are none.
         buffers: memory for intermediate results.
         taps: after how many layers the residual stream is to be left in `handed_states`, before any norm; ascending.
     """
@@ -67,9 +89,10 @@ class ForwardContext:
     positions: Tensor
     slots: Tensor
     view: AttentionView
-    cache: tuple[LayerCache, ...]
+    cache: CacheLayers
     buffers: Buffers
     taps: tuple[int, ...] = ()
+    states: StateView | None = None
 
 
 def handed_states(buffers: Buffers, taps: Sequence[int], width: int) -> Tensor:

@@ -5,7 +5,7 @@ mixture of experts.
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.kernels.base import Kernels
 from parlay.models.config import MOST_LAYERS, ModelConfig
-from parlay.models.context import ForwardContext, LayerCache, handed_states
+from parlay.models.context import ForwardContext, LayerCache, StateCache, handed_states
 from parlay.models.latent import LatentAttention, latent_shapes, make_latent_attention
 from parlay.models.layers import (
     Attention,
@@ -47,7 +47,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     for i in range(config.num_layers):
         first, *others = ({f"{name}.weight": (config.hidden_size,)} for name in _norm_names(config))
-        own: dict[str, tuple[int, ...]] = {**first, **attention_shapes(config)}
+        own: dict[str, tuple[int, ...]] = {**first, **mixer_shapes(config, i)}
         for norm in others:
             own |= norm
         own |= mlp_shapes(config, i)
@@ -75,6 +75,14 @@ def _norm_names(config: ModelConfig) -> tuple[str, ...]:
         return "input_layernorm", "post_attention_layernorm"
     before = ("input_layernorm", "pre_feedforward_layernorm") if style.pre_norms else ()
     return (*before, "post_attention_layernorm", "post_feedforward_layernorm")
+
+
+def mixer_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor of layer `index`'s attention, or of what is in its place."""
+    recurrent = config.style.recurrent
+    if recurrent is not None and recurrent.layers[index]:
+        return recurrent.shapes(config)
+    return attention_shapes(config)
 
 
 def attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -308,17 +316,22 @@ class DecoderLayer:
         norms = [read(f"{name}.weight") for name in _norm_names(config)]
         before = len(norms) if not style.post_norms else 2 if style.pre_norms else 0
         self._pre_norms, self._post_norms = norms[:before], norms[before:]
-        self._attention = make_attention(config, index, read, kernels, group, tables)
+        recurrent = style.recurrent
+        self._mixer: Callable[[Tensor, ForwardContext, Any], Tensor]
+        if recurrent is not None and recurrent.layers[index]:
+            self._mixer = recurrent.make(config, read, kernels, group)
+        else:
+            self._mixer = make_attention(config, index, read, kernels, group, tables)
         self._mlp: GatedMLP | PlainMLP | MixtureOfExperts
         if style.experts and style.experts.sparse[index]:
             self._mlp = _experts(config, style.experts, read, kernels, group)
         else:
             self._mlp = make_mlp(config, read, kernels, group)
 
-    def __call__(self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache) -> Tensor:
+    def __call__(self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache | StateCache) -> Tensor:
         """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
         x = self._begin(0, residual, delta, context)
-        mixed = self._finish(0, self._attention(x, context, cache), context.kernels)
+        mixed = self._finish(0, self._mixer(x, context, cache), context.kernels)
         if self._parallel:
             both = self._finish(1, self._mlp(x, context), context.kernels)
             context.kernels.add_embedding(both, mixed, torch.arange(len(both), dtype=torch.int32))

@@ -182,7 +182,17 @@ def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) ->
     if config.style.latent is not None:  # of which every rank has all
         return CacheSpec(last - first, 1, config.head_dim, dtype.itemsize, values=False)
     begin, end = group.share(group.bounds(config.num_kv_heads))
-    return CacheSpec(last - first, end - begin, config.head_dim, dtype.itemsize)
+    recurrent = config.style.recurrent
+    if recurrent is None:
+        return CacheSpec(last - first, end - begin, config.head_dim, dtype.itemsize)
+    return CacheSpec(
+        (recurrent.layers[first:last]).count(False),
+        end - begin,
+        config.head_dim,
+        dtype.itemsize,
+        recurrent=recurrent.spec(config, group),
+        pattern=recurrent.layers[first:last],
+    )
 
 
 def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from parlay.kernels.base import Activation
+    from torch import Tensor
+
+    from parlay.checkpoints.loader import TensorReader
+    from parlay.kernels.base import Activation, Kernels
+    from parlay.models.config import ModelConfig
+    from parlay.models.context import ForwardContext, StateCache
+    from parlay.parallel.group import Group
+    from parlay.types.cache import RecurrentSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +134,7 @@ class Style:
         logit_divisor: of logits.
         logit_cap: bound that logits approach; 0 is none.
         latent: of latent attention, in place of heads of keys and values; None is grouped-query attention.
+        recurrent: layers in the place of some layers' attention.
         sinks: each query head sees a key without a value first, whose score it has learnt.
         experts: None where all layers have one feed-forward network.
     """
@@ -157,8 +165,44 @@ class Style:
     logit_divisor: float = 1.0
     logit_cap: float = 0.0
     latent: Latent | None = None
+    recurrent: RecurrentLayers | None = None
     sinks: bool = False
     experts: Experts | None = None
+
+
+class RecurrentLayers(Protocol):
+    """Recurrent layers in the place of some layers' attention; each kind is a file that has this as a dataclass.
+
+    Attributes:
+        layers: of each layer, whether it is one.
+    """
+
+    @property
+    def layers(self) -> tuple[bool, ...]: ...  # noqa: D102
+
+    def shapes(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor of a layer."""
+        ...
+
+    def spec(self, config: ModelConfig, group: Group) -> RecurrentSpec:
+        """Return what a layer keeps on one of the ranks."""
+        ...
+
+    def products(self, config: ModelConfig) -> list[tuple[str, tuple[int, int]]]:
+        """Return the names and shapes of a layer's linear layers."""
+        ...
+
+    def make(self, config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group) -> Mixer:
+        """Read a layer."""
+        ...
+
+
+class Mixer(Protocol):
+    """What mixes the rows of a sequence: a recurrent layer with its weights."""
+
+    def __call__(self, x: Tensor, context: ForwardContext, cache: StateCache) -> Tensor:
+        """Return `[rows, hidden]` for normalised rows `[rows, hidden]`, going on from the states in the cache."""
+        ...
 
 
 class Product(NamedTuple):

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from parlay.acceptance.tree import depths, paths
-from parlay.kernels.base import AttentionView
+from parlay.kernels.base import AttentionView, StateView
 from parlay.types.draft import NO_DRAFT, Draft
+from parlay.types.plan import NO_STATES, StateUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Stretch:
         blocks: the request's block table.
         draft: nodes below the last token; node i takes the slot of logical index `start + len(tokens) + i`.
         stored: False for tokens that the layers hold already and that run once more for their states alone.
+        states: of recurrent layers.
     """
 
     tokens: Sequence[int]
@@ -30,6 +32,7 @@ class Stretch:
     blocks: Sequence[int]
     draft: Draft = NO_DRAFT
     stored: bool = True
+    states: StateUse = NO_STATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Batch:
         slots: `[rows]` int64, where each row's keys and values go; nowhere if negative.
         view: what each row sees.
         offsets: first row of each stretch, and the number of rows at the end.
+        states: what rows of recurrent layers go on from; None for a model without them.
     """
 
     tokens: Tensor
@@ -49,10 +53,17 @@ class Batch:
     slots: Tensor
     view: AttentionView
     offsets: tuple[int, ...]
+    states: StateView | None = None
 
 
-def flatten(stretches: Sequence[Stretch], block_size: int) -> Batch:
-    """Return the rows of `stretches`: of each its tokens, then its nodes."""
+def flatten(stretches: Sequence[Stretch], block_size: int, *, recurrent: bool = False) -> Batch:
+    """Return the rows of `stretches`: of each its tokens, then its nodes.
+
+    Args:
+        stretches: of requests.
+        block_size: tokens a block.
+        recurrent: whether the model has recurrent layers.
+    """
     tables = table_array([s.blocks for s in stretches])
     tokens: list[int] = []
     offsets = [0]
@@ -103,7 +114,29 @@ def flatten(stretches: Sequence[Stretch], block_size: int) -> Batch:
         slots=torch.from_numpy(np.concatenate(slot_parts)),
         view=view,
         offsets=tuple(offsets),
+        states=_states(stretches, offsets) if recurrent else None,
     )
+
+
+def _states(stretches: Sequence[Stretch], offsets: Sequence[int]) -> StateView:
+    """Return what the rows of recurrent layers go on from."""
+    sequences: list[tuple[int, ...]] = []
+    rows: list[tuple[int, ...]] = []
+    replayed: list[tuple[int, int]] = []
+    for number, (stretch, begin) in enumerate(zip(stretches, offsets, strict=False)):
+        states, known = stretch.states, len(stretch.tokens)
+        stores, before, root = dict(states.stores), len(states.accepted), begin + known - 1
+        first = len(replayed)
+        replayed.extend((place, stores.get(i + 1, -1)) for i, place in enumerate(states.accepted))
+        sequences.append((states.source, first, len(replayed), begin, begin + known + len(stretch.draft)))
+        rows.extend((number, begin + i - 1 if i else -1, stores.get(before + i + 1, -1), -1) for i in range(known))
+        nodes = zip(stretch.draft.parents, states.places, strict=True)
+        rows.extend((number, root if parent < 0 else root + 1 + parent, -1, place) for parent, place in nodes)
+    return StateView(_table(sequences, 5), _table(rows, 4), _table(replayed, 2))
+
+
+def _table(values: Sequence[Sequence[int]], columns: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32).view(-1, columns)
 
 
 def trimmed(batch: Batch, block_size: int) -> Batch:

@@ -10,18 +10,19 @@ many numbers of rows, and a check takes as long as two passes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView, Kernels
+from parlay.kernels.base import AttentionView, Kernels, StateView
 from parlay.log import logger
-from parlay.models.context import Buffers, ForwardContext, LayerCache, handed_states
+from parlay.models.context import Buffers, CacheLayers, ForwardContext, LayerCache, StateCache, handed_states
 from parlay.models.select import CausalModel
 from parlay.runner.batch import Batch
 
 MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
+_STATES = tuple(field.name for field in fields(StateView))
 _NEAR = 2  # factor in rows within which checks vouch for a recording
 
 
@@ -47,7 +48,7 @@ class Graphs:
         self,
         model: CausalModel,
         kernels: Kernels,
-        cache: tuple[LayerCache, ...],
+        cache: CacheLayers,
         *,
         recordable: bool = True,
         alone: bool = True,
@@ -67,7 +68,9 @@ class Graphs:
         self._graphs: dict[int, _Graph] = {}  # by rows
         self._tried: list[int] = []  # rows of those that were checked
         # Memory of all recordings, of which one runs at a time; of the tables little is ever touched.
-        self._inputs = empty_batch(MOST_ROWS, len(cache[0].key) if cache else 1)
+        blocks = next((len(layer.key) for layer in cache if isinstance(layer, LayerCache)), 1)
+        places = next((len(layer.kept_rows) for layer in cache if isinstance(layer, StateCache)), 0)
+        self._inputs = empty_batch(MOST_ROWS, blocks, places if model.config.style.recurrent else None)
         self._buffers = Buffers(MOST_ROWS, model.dtype)
         # What another library computes, or sends to other ranks, cannot be recorded.
         self.usable = recordable and model.config.foreign is None
@@ -108,7 +111,7 @@ class Graphs:
 
     def _context(self, batch: Batch, buffers: Buffers) -> ForwardContext:
         return ForwardContext(
-            self._kernels, batch.positions, batch.slots, batch.view, self._cache, buffers, self.taps
+            self._kernels, batch.positions, batch.slots, batch.view, self._cache, buffers, self.taps, batch.states
         )
 
     def _handed(self, buffers: Buffers, arrived: Tensor | None) -> Tensor:
@@ -168,11 +171,19 @@ def _first(batch: Batch, rows: int) -> Batch:
         extra_slots=batch.view.extra_slots[: rows * rows],
     )
     tokens, positions, slots = batch.tokens[:rows], batch.positions[:rows], batch.slots[:rows]
-    return replace(batch, tokens=tokens, positions=positions, slots=slots, view=view)
+    states = batch.states
+    if states is not None:
+        states = StateView(states.sequences[:rows], states.rows[:rows], states.replayed)
+    return replace(batch, tokens=tokens, positions=positions, slots=slots, view=view, states=states)
 
 
-def empty_batch(rows: int, blocks: int) -> Batch:
-    """Return the memory that recorded passes of so many rows and blocks read."""
+def empty_batch(rows: int, blocks: int, places: int | None = None) -> Batch:
+    """Return the memory that recorded passes of so many rows and blocks read.
+
+    Args:
+        rows, blocks: of the passes.
+        places: of draft nodes, for a model with recurrent layers.
+    """
     view = AttentionView(
         tables=torch.empty((rows, blocks), dtype=torch.int32),
         row_request=torch.zeros(rows, dtype=torch.int32),
@@ -187,12 +198,19 @@ def empty_batch(rows: int, blocks: int) -> Batch:
         slots=torch.zeros(rows, dtype=torch.int64),
         view=view,
         offsets=(),
+        states=None
+        if places is None
+        else StateView(*(torch.zeros((n, m), dtype=torch.int32) for n, m in ((rows, 5), (rows, 4), (places, 2)))),
     )
 
 
 def copy_batch(batch: Batch, to: Batch) -> None:
     """Copy a batch to where a recorded pass reads it."""
     requests, blocks = batch.view.tables.shape
+    if batch.states is not None and to.states is not None:
+        to.states.sequences.zero_()
+        for source, target in ((getattr(one.states, name) for one in (batch, to)) for name in _STATES):
+            target[: len(source)] = source
     to.tokens.copy_(batch.tokens)
     to.positions.copy_(batch.positions)
     to.slots.copy_(batch.slots)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView
+from parlay.kernels.base import AttentionView, StateView
 from parlay.runner.batch import Batch
 
 
@@ -51,7 +51,8 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """Run a batch through the layers.
 
     Attributes:
-        tensors: the batch's tokens, positions and slots, and what its view has, in the order of its fields.
+        tensors: the batch's tokens, positions and slots, and what its view and its states have, in the order of their
+            fields.
     """
 
     tensors: tuple[Array, ...]
@@ -60,13 +61,16 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
     def of(cls, batch: Batch) -> "Forward":
         """Return the order to run a batch."""
         view = (getattr(batch.view, field.name) for field in fields(AttentionView))
-        return cls(tuple(map(Array.of, (batch.tokens, batch.positions, batch.slots, *view))))
+        states = () if batch.states is None else (getattr(batch.states, field.name) for field in fields(StateView))
+        return cls(tuple(map(Array.of, (batch.tokens, batch.positions, batch.slots, *view, *states))))
 
     @property
     def batch(self) -> Batch:
         """The batch, without the assignment of rows to stretches of tokens."""
-        tokens, positions, slots, *view = (one.tensor for one in self.tensors)
-        return Batch(tokens, positions, slots, AttentionView(*view), ())
+        tokens, positions, slots, *views = (one.tensor for one in self.tensors)
+        own = len(fields(AttentionView))
+        states = StateView(*views[own:]) if len(views) > own else None
+        return Batch(tokens, positions, slots, AttentionView(*views[:own]), (), states)
 
 
 class Logits(msgspec.Struct, frozen=True, array_like=True, tag=1):

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.kv.store import allocate
-from parlay.models.context import LayerCache
+from parlay.models.context import CacheLayers, LayerCache
 from parlay.models.select import CausalModel, cache_spec
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.graphs import Graphs
 from parlay.runner.orders import Collect, Forward, Logits, Move, OnOrder, nobody, slots_of
+from parlay.types.cache import StateRoom
 from parlay.types.plan import Span, Verdict
 
 
@@ -21,7 +22,9 @@ class ModelRunner:
     """Runs one model over batches of rows. A target has one; so has a draft model, on the same block ids.
 
     Attributes:
-        cache: keys and values of each layer.
+        cache: keys and values, or states, of each layer.
+        recurrent: whether the model has recurrent layers.
+        room: for their states.
         pipeline: the stage of the model that it runs; as many passes may be under way as there are stages.
         tapped: the residual streams of the last pass, see `tap`: `[taps, rows, hidden]`, valid until the next one.
     """
@@ -30,10 +33,11 @@ class ModelRunner:
         self,
         model: CausalModel,
         kernels: Kernels,
-        blocks: int | tuple[LayerCache, ...],
+        blocks: int | CacheLayers,
         block_size: int,
         group: Group = ALONE,
         tell: OnOrder = nobody,
+        room: StateRoom = StateRoom(),
     ) -> None:
         """Allocate.
 
@@ -44,12 +48,15 @@ class ModelRunner:
             block_size: tokens a block.
             group: the ranks that share the model's layers, of which each keeps the keys of its own heads.
             tell: called with everything that the other ranks are to do too; it is done here within what this returns.
+            room: for states of recurrent layers, if there are any.
         """
         self.model = model
         self.kernels = kernels
         self.block_size = block_size
+        spec = cache_spec(model.config, model.dtype, group)
+        self.recurrent, self.room = model.config.style.recurrent is not None, room
         if isinstance(blocks, int):
-            blocks = allocate(cache_spec(model.config, model.dtype, group), blocks, block_size, model.dtype)
+            blocks = allocate(spec, blocks, block_size, model.dtype, room)
         self.cache = blocks
         self._tell, self.pipeline = tell, group.pipeline
         self._graphs = Graphs(model, kernels, blocks, recordable=group.recordable, alone=group.pipeline.stages == 1)
@@ -141,7 +148,7 @@ class ModelRunner:
     def recordable(self) -> bool:
         """Check whether passes can be recorded; to be called while the cache is empty."""
         blocks = range(-(-2 // self.block_size))
-        self.forward(flatten([Stretch((0, 0), 0, blocks)], self.block_size))
+        self.forward(flatten([Stretch((0, 0), 0, blocks)], self.block_size, recurrent=self.recurrent))
         return self._graphs.usable
 
     def tap(self, layers: tuple[int, ...]) -> None:
@@ -186,7 +193,7 @@ class ModelRunner:
         """Copy keys and values from slots to slots, in every layer."""
         sources, targets = slots_of(order)
         for layer in self.cache:
-            if layer.key.numel():  # a rank may have no head
+            if isinstance(layer, LayerCache) and layer.key.numel():  # a rank may have no head
                 self.kernels.copy_slots(sources, targets, layer.key, layer.value)
 
     def _slot(self, span: Span, index: int) -> int:

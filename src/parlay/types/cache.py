@@ -1,11 +1,50 @@
 """What a group of layers keeps of the tokens that it has processed."""
 
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+
+class StateRoom(NamedTuple):
+    """How much room there is for states of recurrent layers.
+
+    Attributes:
+        slots: each for the states of a sequence in all layers.
+        places: each for the inputs of a draft node in all layers.
+    """
+
+    slots: int = 0
+    places: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentSpec:
+    """What one recurrent layer keeps of a sequence, and of a draft node until the next step.
+
+    Attributes:
+        channels: columns of its convolution.
+        taps: rows that each of the convolution's outputs is made of, its own included.
+        state: shape of the state, in float32 numbers; empty where there is none but the convolution's rows.
+        gates: numbers a row that the state's update takes besides the convolution's outputs.
+    """
+
+    channels: int
+    taps: int
+    state: tuple[int, ...] = ()
+    gates: int = 0
+
+    def bytes_per_slot(self, itemsize: int) -> int:
+        """Bytes of a sequence's state."""
+        return (self.taps - 1) * self.channels * itemsize + 4 * (prod(self.state) if self.state else 0)
+
+    def bytes_per_place(self, itemsize: int) -> int:
+        """Bytes of a draft node's inputs."""
+        return (self.channels * (1 + bool(self.state)) + self.gates) * itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """The keys and values of one layer group (a target, or a proposer with cache layers).
+    """What one layer group (a target, or a proposer with cache layers) keeps.
 
     Attributes:
         layers: attention layers in the group.
@@ -13,6 +52,8 @@ class CacheSpec:
         head_dim: elements a head.
         itemsize: bytes an element.
         values: whether there are values; otherwise they are the keys, as in latent attention.
+        recurrent: of the recurrent layers; None where there are none.
+        pattern: of every layer, whether it is recurrent; empty: none is.
     """
 
     layers: int
@@ -20,8 +61,24 @@ class CacheSpec:
     head_dim: int
     itemsize: int
     values: bool = True
+    recurrent: RecurrentSpec | None = None
+    pattern: tuple[bool, ...] = ()
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token takes in the group."""
         return (1 + self.values) * self.layers * self.kv_heads * self.head_dim * self.itemsize
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes that the states of a sequence take; each sequence that runs has two."""
+        return sum(self.pattern) * self.recurrent.bytes_per_slot(self.itemsize) if self.recurrent else 0
+
+    @property
+    def bytes_per_place(self) -> int:
+        """Bytes that the inputs of a draft node take."""
+        return sum(self.pattern) * self.recurrent.bytes_per_place(self.itemsize) if self.recurrent else 0
+
+    def state_bytes(self, room: StateRoom) -> int:
+        """Bytes of all states and inputs that there is room for."""
+        return room.slots * self.bytes_per_slot + room.places * self.bytes_per_place

@@ -70,6 +70,26 @@ class CatchUp:
 
 
 @dataclass(frozen=True, slots=True)
+class StateUse:
+    """Where a request's rows find and leave the states of recurrent layers.
+
+    Attributes:
+        source: slot of the state that they go on from; -1 for none.
+        accepted: places of the nodes that were accepted since, in order; they are applied to it first.
+        stores: pairs of a number of tokens, beyond those of the source, and the slot that the state is stored to then.
+        places: of the nodes of the draft.
+    """
+
+    source: int = -1
+    accepted: tuple[int, ...] = ()
+    stores: tuple[tuple[int, int], ...] = ()
+    places: tuple[int, ...] = ()
+
+
+NO_STATES = StateUse()
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """What one request contributes to a step.
 
@@ -86,6 +106,7 @@ class Span:
         scored: tokens of the prompt whose log-probabilities are asked for; the i-th follows the i-th of `tokens`.
         remaining: how many tokens the request may still emit.
         catch_up: a device proposer's input.
+        states: of recurrent layers.
     """
 
     request_id: int
@@ -100,6 +121,7 @@ class Span:
     scored: tuple[int, ...] = ()
     remaining: int = 1
     catch_up: CatchUp = CatchUp()
+    states: StateUse = NO_STATES
 
     @property
     def end(self) -> int:

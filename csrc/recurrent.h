@@ -1,0 +1,268 @@
+// Recurrent layers: a causal convolution over each channel, and a state that every row updates.
+//
+// A sequence's rows go on from a stored state, to which rows of the step before that were accepted are applied first.
+// Every row is one update in one order of operations, however many rows there are, so bits depend on a row's path
+// alone.
+#pragma once
+
+#include "activation.h"
+#include "experts.h"
+#include "norm.h"
+#include "table.h"
+
+namespace parlay {
+namespace {
+
+// Rows of a path before one of its rows, newest first; null where the sequence had not begun.
+template <class T>
+struct Past {
+  const T* rows[kMostTaps] = {};
+  int64_t count = 0;
+
+  Past(const ConvArgs& a, int64_t row, const int32_t* sequence, int64_t replayed_end) {
+    const int64_t most = a.taps - 1, width = a.width;
+    for (; row >= 0 && count < most; row = a.states.rows[4 * row + 1]) rows[count++] = (const T*)a.x + row * width;
+    for (int64_t i = replayed_end; i > sequence[1] && count < most; --i)
+      rows[count++] = (const T*)a.kept + (int64_t)a.states.replayed[2 * (i - 1)] * width;
+    const T* tail = (const T*)a.tails + sequence[0] * most * width;
+    for (int64_t i = most; sequence[0] >= 0 && i > 0 && count < most; --i) rows[count++] = tail + (i - 1) * width;
+  }
+
+  // Leaves the newest rows as the last ones before whatever comes next.
+  void store(const ConvArgs& a, int64_t slot) const {
+    const int64_t most = a.taps - 1;
+    T* tail = (T*)a.tails + slot * most * a.width;
+    for (int64_t i = 0; i < most; ++i) {
+      T* to = tail + (most - 1 - i) * a.width;
+      i < count ? memcpy((void*)to, rows[i], a.width * sizeof(T)) : memset((void*)to, 0, a.width * sizeof(T));
+    }
+  }
+};
+
+template <class T>
+void causal_conv_rows(const ConvArgs& a, int64_t begin, int64_t end) {
+  const T *x = (const T*)a.x, *weight = (const T*)a.weight, *bias = (const T*)a.bias;
+  for (int64_t row = begin; row < end; ++row) {
+    const int32_t* of = a.states.rows + 4 * row;
+    const int32_t* sequence = a.states.sequences + 5 * of[0];
+    const Past<T> past(a, of[1], sequence, sequence[2]);
+    const T* own = x + row * a.width;
+    T* out = (T*)a.out + row * a.width;
+    PARLAY_ROW(first, n, a.width) {
+      Vec total = splat(0.f);
+      for (int64_t tap = 0; tap + 1 < a.taps; ++tap) {
+        const T* before = past.rows[a.taps - 2 - tap];
+        const Vec value = before ? load_at(before, first, n) : splat(0.f);
+        total = fma(load_at(weight + tap * a.width, first, n), value, total);
+      }
+      total = fma(load_at(weight + (a.taps - 1) * a.width, first, n), load_at(own, first, n), total);
+      if (bias) total = total + load_at(bias, first, n);
+      store_at(out, a.silu ? Silu::of(total) : total, first, n);
+    }
+    if (of[2] >= 0) Past<T>(a, row, sequence, sequence[2]).store(a, of[2]);
+    if (of[3] >= 0) memcpy((void*)((T*)a.kept + of[3] * a.width), own, a.width * sizeof(T));
+    if (row != sequence[3]) continue;
+    for (int64_t i = sequence[1]; i < sequence[2]; ++i)
+      if (a.states.replayed[2 * i + 1] >= 0)
+        Past<T>(a, -1, sequence, i + 1).store(a, a.states.replayed[2 * i + 1]);
+  }
+}
+
+void causal_conv(const ConvArgs& a, int64_t begin, int64_t end) {
+  a.bf16 ? causal_conv_rows<bf16>(a, begin, end) : causal_conv_rows<float>(a, begin, end);
+}
+
+constexpr int kPieceVecs = kStatePiece / kLanes;
+
+PARLAY_INLINE float to_number(float x) { return x; }
+PARLAY_INLINE float to_number(bf16 x) { return to_float(x); }
+
+PARLAY_INLINE float exp1(float x) {
+  float lanes[kLanes];
+  store(lanes, exp(splat(x)));
+  return lanes[0];
+}
+
+// ln(1 + e^x); beyond 20 that is x.
+PARLAY_INLINE float softplus(float x) { return x > 20.f ? x : (float)ln(1.0 + (double)exp1(x)); }
+
+// A number of 0 to 1 that a state is multiplied with, and what the row's own share of it is multiplied with.
+struct Gate {
+  float decay, write;
+};
+
+template <class T>
+PARLAY_INLINE Gate gate_of(const RecurrenceArgs& a, const T* gates, int64_t head) {
+  const float raw = to_number(gates[(a.delta ? a.heads : 0) + head]);
+  float step = softplus(raw + a.step_bias[head]);
+  step = step < a.least_step ? a.least_step : step > a.most_step ? a.most_step : step;
+  const float decay = exp1(a.rate[head] * step);
+  return {decay, a.delta ? 1.f / (1.f + exp1(-to_number(gates[head]))) : step};
+}
+
+// A key or query of unit length, or as it is.
+template <class T>
+PARLAY_INLINE void widen_row(const T* from, float* to, int64_t n, bool unit, float factor) {
+  Vec squares = splat(0.f);
+  PARLAY_ROW(first, some, n) {
+    const Vec x = load_at(from, first, some);
+    squares = fma(x, x, squares);
+    store_at(to, x, first, some);
+  }
+  if (!unit) return;
+  const Vec scale = splat(factor / __builtin_sqrtf(sum(squares) + 1e-6f));
+  PARLAY_ROW(first, some, n) store_at(to, load_at(to, first, some) * scale, first, some);
+}
+
+// One row's update of some columns of a head's state, [keys, kStatePiece], and what its query reads there; `out` is
+// null where nobody asks.
+template <class T>
+PARLAY_INLINE void update(const RecurrenceArgs& a, const T* row, const T* gates, int64_t head, int64_t first,
+                          float* state, float* key, float* query, T* out) {
+  const int64_t keys = a.keys, group = a.tiled ? head % a.groups : head / (a.heads / a.groups);
+  const Gate gate = gate_of(a, gates, head);
+  widen_row(row + a.key_at + group * keys, key, keys, a.delta, 1.f);
+  if (out) widen_row(row + a.query_at + group * keys, query, keys, a.delta, a.query_scale);
+  const T* values = row + a.value_at + head * a.values + first;
+  const Vec decay = splat(gate.decay), write = splat(gate.write);
+  Vec share[kPieceVecs], read[kPieceVecs];
+  _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) read[v] = splat(0.f);
+  if (a.delta)
+    for (int64_t i = 0; i < keys; ++i) {
+      const Vec k = splat(key[i]);
+      _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v)
+        read[v] = fma(k, load(state + i * kStatePiece + v * kLanes), read[v]);
+    }
+  _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) {
+    const int64_t at = first + v * kLanes;
+    const Vec value = at < a.values ? load(values + v * kLanes) : splat(0.f);
+    share[v] = (a.delta ? value - decay * read[v] : value) * write;
+    read[v] = splat(0.f);
+  }
+  for (int64_t i = 0; i < keys; ++i) {
+    const Vec k = splat(key[i]);
+    _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) {
+      float* at = state + i * kStatePiece + v * kLanes;
+      const Vec s = fma(k, share[v], load(at) * decay);
+      store(at, s);
+      if (out) read[v] = fma(splat(query[i]), s, read[v]);
+    }
+  }
+  if (!out) return;
+  _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) {
+    if (first + v * kLanes >= a.values) continue;
+    Vec r = read[v];
+    if (a.skip) r = fma(splat(a.skip[head]), load(values + v * kLanes), r);
+    store(out + v * kLanes, r);
+  }
+}
+
+// Where a slot has some columns of a head's state.
+PARLAY_INLINE float* stored_at(const RecurrenceArgs& a, int64_t slot, int64_t head, int64_t first) {
+  const int64_t pieces = (a.values + kStatePiece - 1) / kStatePiece;
+  return a.stored + ((slot * a.heads + head) * pieces + first / kStatePiece) * a.keys * kStatePiece;
+}
+
+template <class T>
+void recurrence_task(const RecurrenceArgs& a, int64_t number, int64_t head, int64_t first) {
+  const int32_t* sequence = a.states.sequences + 5 * number;
+  const int32_t* rows = a.states.rows;
+  const int64_t begin = sequence[3], end = sequence[4], width = a.width, gates = a.gates_width;
+  int64_t nodes = end;  // the first row that is not certain
+  while (nodes > begin && rows[4 * (nodes - 1) + 3] >= 0) --nodes;
+  bool chain = true;
+  for (int64_t row = nodes; row < end; ++row) chain = chain && rows[4 * row + 1] == row - 1;
+  const int64_t size = a.keys * kStatePiece;
+  float* key = (float*)scratch((2 * (a.keys + kLanes) + (chain ? 1 : end - nodes + 1) * size) * sizeof(float));
+  float *query = key + a.keys + kLanes, *state = query + a.keys + kLanes;
+  const auto keep = [&](int64_t slot, const float* from) {
+    if (slot >= 0) memcpy(stored_at(a, slot, head, first), from, size * sizeof(float));
+  };
+  if (sequence[0] >= 0)
+    memcpy(state, stored_at(a, sequence[0], head, first), size * sizeof(float));
+  else
+    memset(state, 0, size * sizeof(float));
+  for (int64_t i = sequence[1]; i < sequence[2]; ++i) {
+    const int64_t place = a.states.replayed[2 * i], slot = a.states.replayed[2 * i + 1];
+    update<T>(a, (const T*)a.kept + place * width, (const T*)a.kept_gates + place * gates, head, first, state, key,
+              query, nullptr);
+    keep(slot, state);
+  }
+  for (int64_t row = begin; row < end; ++row) {
+    float* own = state;
+    if (row >= nodes && !chain) {  // a state for each node, since several may go on from one
+      const int64_t parent = rows[4 * row + 1];
+      own = state + (row - nodes + 1) * size;
+      memcpy(own, parent < nodes ? state : state + (parent - nodes + 1) * size, size * sizeof(float));
+    }
+    const T *x = (const T*)a.x + row * width, *g = (const T*)a.gates + row * gates;
+    T* out = (T*)a.out + (row * a.heads + head) * a.values + first;
+    update<T>(a, x, g, head, first, own, key, query, out);
+    keep(rows[4 * row + 2], own);
+    const int64_t place = rows[4 * row + 3];
+    if (place >= 0 && head == 0 && first == 0) {
+      memcpy((void*)((T*)a.kept + place * width), x, width * sizeof(T));
+      memcpy((void*)((T*)a.kept_gates + place * gates), g, gates * sizeof(T));
+    }
+  }
+}
+
+// Tasks are sequences, times heads, times pieces of a head's columns.
+void recurrence(const RecurrenceArgs& a, int64_t begin, int64_t end) {
+  const int64_t pieces = (a.values + kStatePiece - 1) / kStatePiece;
+  for (int64_t task = begin; task < end; ++task) {
+    const int64_t number = task / (a.heads * pieces), head = task / pieces % a.heads;
+    const int64_t first = task % pieces * kStatePiece;
+    a.bf16 ? recurrence_task<bf16>(a, number, head, first) : recurrence_task<float>(a, number, head, first);
+  }
+}
+
+// A norm of each group of columns beside a gate: of the product with silu(gate), or multiplied with it afterwards.
+template <class T>
+void gated_norm_rows(const GatedNormArgs& a, int64_t begin, int64_t end) {
+  const T* weight = (const T*)a.weight;
+  for (int64_t row = begin; row < end; ++row)
+    for (int64_t at = 0; at < a.width; at += a.group) {
+      const T *x = (const T*)a.x + row * a.width + at, *gate = (const T*)a.gate + row * a.width + at;
+      const T* w = weight + (a.shared ? 0 : at);
+      T* out = (T*)a.out + row * a.width + at;
+      const auto value = [&](int64_t first, int64_t n) __attribute__((always_inline)) {
+        const Vec v = load_at(x, first, n);
+        return a.gate_first ? v * Silu::of(load_at(gate, first, n)) : v;
+      };
+      Vec squares = splat(0.f);
+      PARLAY_ROW(first, n, a.group) {
+        const Vec v = value(first, n);
+        squares = fma(v, v, squares);
+      }
+      const Vec scale = splat(1.f / __builtin_sqrtf(sum(squares) / (float)a.group + a.eps));
+      PARLAY_ROW(first, n, a.group) {
+        Vec v = rounded<T>(value(first, n) * scale) * load_at(w, first, n);
+        if (!a.gate_first) v = rounded<T>(v) * Silu::of(load_at(gate, first, n));
+        store_at(out, v, first, n);
+      }
+    }
+}
+
+void gated_norm(const GatedNormArgs& a, int64_t begin, int64_t end) {
+  a.bf16 ? gated_norm_rows<bf16>(a, begin, end) : gated_norm_rows<float>(a, begin, end);
+}
+
+template <class T>
+void multiply_rows(const MultiplyArgs& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    T* x = (T*)a.x + row * a.width;
+    const T* other = (const T*)a.other + row * a.width;
+    PARLAY_ROW(first, n, a.width) {
+      const Vec y = load_at(other, first, n);
+      store_at(x, load_at(x, first, n) * (a.sigmoid ? rounded<T>(sigmoid(y)) : y), first, n);
+    }
+  }
+}
+
+void multiply(const MultiplyArgs& a, int64_t begin, int64_t end) {
+  a.bf16 ? multiply_rows<bf16>(a, begin, end) : multiply_rows<float>(a, begin, end);
+}
+
+}  // namespace
+}  // namespace parlay

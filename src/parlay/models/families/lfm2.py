@@ -1,0 +1,74 @@
+"""LFM2 and LFM2.5 (Liquid AI 2025, arXiv 2511.23404): gated short convolutions, and attention in some layers."""
+
+from dataclasses import replace
+from typing import Any
+
+from parlay.checkpoints.files import config_file
+from parlay.errors import ModelError, shown
+from parlay.models.config import ModelConfig
+from parlay.models.short_conv import ShortConvs
+from parlay.models.style import Style
+
+DEFAULTS: dict[str, Any] = {
+    "tie_word_embeddings": True,
+    "rope_theta": 1_000_000.0,
+    "rms_norm_eps": 1e-5,
+}
+NAMES = {
+    "input_layernorm.weight": "operator_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "self_attn.o_proj.weight": "self_attn.out_proj.weight",
+    "self_attn.q_norm.weight": "self_attn.q_layernorm.weight",
+    "self_attn.k_norm.weight": "self_attn.k_layernorm.weight",
+}
+_MLP = {
+    "mlp.gate_proj.weight": "feed_forward.w1.weight",
+    "mlp.up_proj.weight": "feed_forward.w3.weight",
+    "mlp.down_proj.weight": "feed_forward.w2.weight",
+}
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    config = replace(config, intermediate_size=_inner_width(config), rms_norm_eps=config.number("norm_eps", 1e-5))
+    style = Style(head_norms=True, recurrent=convolutions(config))
+    return replace(config, style=style, renamed=config.in_layers({**NAMES, **_MLP}) | FINAL)
+
+
+FINAL = {"model.norm.weight": "model.embedding_norm.weight"}
+
+
+def convolutions(config: ModelConfig) -> ShortConvs:
+    """Return the layers that are convolutions.
+
+    Raises:
+        ModelError: they are not told, or there is nothing but them.
+    """
+    types = config.raw.get("layer_types")
+    if types is None:
+        attention = config.raw.get("full_attn_idxs")
+        attention = range(config.num_layers) if attention is None else attention
+        types = ["full_attention" if i in attention else "conv" for i in range(config.num_layers)]
+    if not isinstance(types, list) or len(types) != config.num_layers or {*types} - {"conv", "full_attention"}:
+        raise ModelError(
+            f"{config_file(config.path)}: layer_types must list conv or full_attention for each of "
+            f"{config.num_layers} layers, not {shown(types)}"
+        )
+    taps = config.count("conv_L_cache", 3)
+    if not 2 <= taps <= 8:
+        raise ModelError(f"{config_file(config.path)}: conv_L_cache={taps} is not served; 2 to 8 are")
+    return ShortConvs(tuple(kind == "conv" for kind in types), taps, config.flag("conv_bias", False))
+
+
+def _inner_width(config: ModelConfig) -> int:
+    """Return the width of the feed-forward network, which the config may give as that of one without a gate."""
+    width = config.count("block_ff_dim", config.intermediate_size)
+    if not config.flag("block_auto_adjust_ff_dim", True):
+        return width
+    width = int(config.number("block_ffn_dim_multiplier", 1.0) * int(2 * width / 3))
+    multiple = config.count("block_multiple_of", 256)
+    return -(-width // multiple) * multiple

@@ -1,0 +1,109 @@
+"""Gated short convolution: `out(C * conv(B * x))`, with B, C and x projected from the row.
+
+Source: Liquid AI 2025 (arXiv 2511.23404), section 2.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from parlay.checkpoints.loader import TensorReader
+from parlay.kernels.base import Kernels
+from parlay.models.config import ModelConfig
+from parlay.models.context import ForwardContext, StateCache
+from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
+from parlay.parallel.group import Group
+from parlay.types.cache import RecurrentSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvs:
+    """Gated short convolutions in the place of some layers' attention; a `RecurrentLayers`.
+
+    Attributes:
+        layers: of each layer, whether it is one.
+        taps: rows that an output is made of.
+        bias: whether the projections and the convolution have biases.
+    """
+
+    layers: tuple[bool, ...]
+    taps: int
+    bias: bool = False
+
+    def shapes(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor of a layer."""
+        hidden = config.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "conv.in_proj.weight": (3 * hidden, hidden),
+            "conv.conv.weight": (hidden, 1, self.taps),
+            "conv.out_proj.weight": (hidden, hidden),
+        }
+        biases = {"conv.in_proj.bias": (3 * hidden,), "conv.conv.bias": (hidden,), "conv.out_proj.bias": (hidden,)}
+        return shapes | (biases if self.bias else {})
+
+    def spec(self, config: ModelConfig, group: Group) -> RecurrentSpec:
+        """Return what a layer keeps on one of the ranks: of its channels."""
+        begin, end = group.share(group.output_bounds(config.hidden_size))
+        return RecurrentSpec(end - begin, self.taps)
+
+    def products(self, config: ModelConfig) -> list[tuple[str, tuple[int, int]]]:
+        """Return the names and shapes of a layer's linear layers."""
+        hidden = config.hidden_size
+        return [("convolution in", (3 * hidden, hidden)), ("convolution out", (hidden, hidden))]
+
+    def make(self, config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group) -> ShortConv:
+        """Read a layer."""
+        hidden = config.hidden_size
+        whole = read.weight("conv.in_proj.weight")
+        biases = list(read("conv.in_proj.bias").split(hidden)) if self.bias else [None] * 3
+        bounds = group.output_bounds(hidden)
+        own = slice(*group.share(bounds))
+        return ShortConv(
+            projections=tuple(
+                ColumnParallelLinear(
+                    kernels, [whole.outputs(i * hidden, (i + 1) * hidden)], group, None if bias is None else [bias]
+                )
+                for i, bias in enumerate(biases)
+            ),
+            taps=read("conv.conv.weight").view(hidden, self.taps)[own].T.contiguous(),
+            bias=read("conv.conv.bias")[own].contiguous() if self.bias else None,
+            output=whole_linear(
+                kernels,
+                read.weight("conv.out_proj.weight"),
+                group,
+                bounds,
+                read("conv.out_proj.bias") if self.bias else None,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """A layer; a rank has some of the channels.
+
+    Attributes:
+        projections: to B, C and x.
+        taps: weights `[taps, channels]`.
+        bias: of the convolution, `[channels]`.
+        output: projects back.
+    """
+
+    projections: tuple[ColumnParallelLinear, ...]
+    taps: Tensor
+    bias: Tensor | None
+    output: GatheredLinear | ReducedLinear
+
+    def __call__(self, x: Tensor, context: ForwardContext, cache: StateCache) -> Tensor:
+        """Return `[rows, hidden]` for normalised rows `[rows, hidden]`."""
+        kernels, buffers, states = context.kernels, context.buffers, context.states
+        assert states is not None
+        roles = "before convolution", "behind convolution", "convolution input"
+        before, behind, rows = (linear(x, buffers, role) for linear, role in zip(self.projections, roles, strict=True))
+        mixed = buffers("convolved", self.taps.shape[1])
+        if self.taps.shape[1]:
+            kernels.multiply(rows, before)
+            kernels.causal_conv(rows, self.taps, self.bias, False, states, cache.tails, cache.kept_rows, mixed)
+            kernels.multiply(mixed, behind)
+        return self.output(mixed, buffers, "attention")
