@@ -45,6 +45,15 @@ LATENT: dict[str, Any] = {
     "routed_scaling_factor": 1.5,
 }
 
+# Gated delta nets, and a gate behind attention.
+LINEAR: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 16,
+    "head_dim": 32,
+}
+
 # name: (transformers' prefix of class names, changes)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -320,6 +329,76 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "lfm2": (
+        "Lfm2",
+        {
+            "head_dim": None,
+            "num_hidden_layers": 4,
+            "block_multiple_of": 32,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "lfm2-biases": (
+        "Lfm2",
+        {
+            "head_dim": None,
+            "conv_bias": True,
+            "conv_L_cache": 5,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": ["full_attention", "conv", "conv"],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "lfm2moe": (
+        "Lfm2Moe",
+        {
+            "head_dim": None,
+            "num_experts": 7,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.4,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_5": ("Qwen3_5Text", {**LINEAR, "num_hidden_layers": 4}),
+    "qwen3_5-alike": (
+        "Qwen3_5Text",
+        {
+            **LINEAR,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_value_head_dim": 48,
+            "linear_conv_kernel_dim": 3,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_5moe": (
+        "Qwen3_5MoeText",
+        {
+            **LINEAR,
+            "num_experts": 9,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 56,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "qwen3next": (
+        "Qwen3Next",
+        {
+            **LINEAR,
+            "num_experts": 9,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 56,
+            "mlp_only_layers": [1],
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "head_dim": None, "tie_word_embeddings": True}),
     "qwen3moe-weights-as-they-are": (
         "Qwen3Moe",
@@ -364,7 +443,7 @@ def write_family(
     config = getattr(transformers, prefix + suffix)(**values)
     torch.manual_seed(0)
     suffix = "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
-    model = getattr(transformers, prefix + suffix)(config).float()
+    model = getattr(transformers, prefix.removesuffix("Text") + suffix)(config).float()
     generator = torch.Generator().manual_seed(seed)
     disturbance = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
@@ -373,7 +452,7 @@ def write_family(
             if parameter_name == "lm_head.weight":
                 parameter *= scale
             if parameter_name.endswith(
-                ("o_proj.weight", "down_proj.weight", "down_proj", "out_proj.weight", "fc2.weight")
+                ("o_proj.weight", "down_proj.weight", "down_proj", "out_proj.weight", "fc2.weight", "w2.weight")
             ):
                 parameter *= calm
         for buffer_name, buffer in model.named_buffers():
@@ -388,7 +467,9 @@ def _fill(
     name: str, parameter: Tensor, generator: torch.Generator, disturbance: torch.Generator, noise: float
 ) -> None:
     draw = torch.randn(parameter.shape, generator=generator)
-    if parameter.dim() == 1:
+    if name.endswith("A_log"):  # states that last for a text
+        parameter.copy_(0.5 * draw - 2)
+    elif parameter.dim() == 1:
         parameter += (0.3 if name.endswith("bias") else 0.1) * draw
     else:
         spread = 0.5 if "embed" in name else 1.5 * parameter.shape[-1] ** -0.5

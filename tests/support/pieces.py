@@ -15,6 +15,8 @@ from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_as, describe_model, load_model
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
+from parlay.types.cache import StateRoom
+from parlay.types.plan import StateUse
 from parlay.types.storage import Storage
 
 _BLOCKS = tuple(range(7, -1, -1))
@@ -33,14 +35,16 @@ def make_runner(
 ) -> ModelRunner:
     chosen = select_kernels(force=kernels)
     model = load_model(replace(describe_model(str(path)), storage=storage), dtype, length, chosen)
-    return ModelRunner(model, chosen, len(_BLOCKS), _BLOCK_SIZE)
+    return ModelRunner(model, chosen, len(_BLOCKS), _BLOCK_SIZE, room=StateRoom(slots=2))
 
 
 def logits_in_pieces(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> Tensor:
     """Return the logits of all rows, computed in pieces that end at `cuts`."""
     parts = []
-    for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
-        hidden = runner.forward(flatten([Stretch(tokens[start:end], start, _BLOCKS)], _BLOCK_SIZE))
+    for number, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(tokens)], strict=True)):
+        states = StateUse(1 - number % 2 if start else -1, stores=((end - start, number % 2),))
+        stretch = Stretch(tokens[start:end], start, _BLOCKS, states=states)
+        hidden = runner.forward(flatten([stretch], _BLOCK_SIZE, recurrent=runner.recurrent))
         parts.append(runner.logits(hidden, range(end - start)).clone())
     return torch.cat(parts)
 
@@ -58,7 +62,8 @@ def logits_of(
     """Return a model's logits after each of `TOKENS`."""
     kernels = kernels or select_kernels()
     runner = ModelRunner(load_model(describe_as(path, storage), dtype, 256, kernels), kernels, 16, 16)
-    hidden = runner.forward(flatten([Stretch(TOKENS, 0, tuple(range(16)))], runner.block_size))
+    stretch = Stretch(TOKENS, 0, tuple(range(16)))
+    hidden = runner.forward(flatten([stretch], runner.block_size, recurrent=runner.recurrent))
     return runner.logits(hidden, range(len(TOKENS))).clone()
 
 

@@ -104,7 +104,8 @@ class Checkpoint:
             self._rename(_tower_names(path, self._where))
             self._where = {name: file for name, file in self._where.items() if name in self._stored}
         renamed = renamed or {}
-        self._rename({name: own for name, own in renamed.items() if isinstance(own, str)})
+        alone = {name: own if isinstance(own, str) else own.alone for name, own in renamed.items()}
+        self._rename({name: own for name, own in alone.items() if own})
         pieces = {name: p for name, p in renamed.items() if isinstance(p, Piece) and p.name in self._where}
         stacks = {piece.name: self._where[piece.name] for piece in pieces.values()}
         self._pieces = Pieces(path, pieces, {name: self._files[file] for name, file in stacks.items()})

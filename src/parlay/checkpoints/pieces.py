@@ -25,6 +25,7 @@ class Piece:
         count: how many there are.
         outputs: start, stop and step of its outputs among those of the stack.
         turned: the stack has inputs before outputs.
+        alone: its name in files that have it by itself; empty where that is its own.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Piece:
     count: int
     outputs: tuple[int | None, int | None, int | None] = (None, None, None)
     turned: bool = False
+    alone: str = ""
 
 
 class Pieces:

@@ -129,7 +129,12 @@ class ModelConfig:
         `{}` in a name stands for the number of each of the experts, which the pieces leave open.
         """
         return {
-            f"model.layers.{i}.{name.format(e)}": replace(piece, name=f"model.layers.{i}.{piece.name}", index=e)
+            f"model.layers.{i}.{name.format(e)}": replace(
+                piece,
+                name=f"model.layers.{i}.{piece.name}",
+                index=e,
+                alone=piece.alone and f"model.layers.{i}.{piece.alone.format(e)}",
+            )
             for i in range(self.num_layers)
             for name, piece in names.items()
             for e in range(piece.count)
@@ -187,7 +192,7 @@ class ModelConfig:
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         hidden, experts, layers = self.hidden_size, self.style.experts, self.num_layers
         sparse = sum(experts.sparse) if experts else 0
-        products = [("qkv", (q + 2 * kv, hidden), layers), ("out", (hidden, q), layers)]
+        products = [("qkv", (q * (1 + self.style.output_gate) + 2 * kv, hidden), layers), ("out", (hidden, q), layers)]
         if (recurrent := self.style.recurrent) is not None:
             times = sum(recurrent.layers)
             products = [(name, shape, layers - times) for name, shape, _ in products]

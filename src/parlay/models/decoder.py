@@ -91,7 +91,8 @@ def attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if style.latent is not None:
         return latent_shapes(config, style.latent)
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    widths = {"qkv_proj": q + 2 * kv} if style.fused_qkv else {"q_proj": q, "k_proj": kv, "v_proj": kv}
+    queries = q * (1 + style.output_gate)
+    widths = {"qkv_proj": q + 2 * kv} if style.fused_qkv else {"q_proj": queries, "k_proj": kv, "v_proj": kv}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, width in widths.items():
         shapes[f"self_attn.{name}.weight"] = (width, h)
@@ -159,12 +160,19 @@ def make_attention(
     # Whose columns turn: queries and keys, in the order that the kernels expect.
     orders = [halves(config, heads) for heads in (config.num_heads, config.num_kv_heads)] if style.interleaved else []
 
+    gates: list[Weight] = []
+
     def weights() -> list[Weight]:
         if style.fused_qkv:
             fused = read.weight("self_attn.qkv_proj.weight")
             found = [fused.outputs(0, q), fused.outputs(q, q + kv), fused.outputs(q + kv, q + 2 * kv)]
         else:
             found = [read.weight(f"self_attn.{x}_proj.weight") for x in "qkv"]
+        if style.output_gate:
+            by_head = torch.arange(2 * q).view(config.num_heads, 2, -1)
+            whole = found[0]
+            found[0] = whole.chosen(by_head[:, 0].reshape(-1))
+            gates.append(whole.chosen(by_head[:, 1].reshape(-1)))
         return [weight.chosen(order) for weight, order in zip(found, orders, strict=False)] + found[len(orders) :]
 
     def biases() -> list[Tensor]:
@@ -197,6 +205,7 @@ def make_attention(
         scale=config.head_dim**-0.5 if style.score_scale is None else style.score_scale,
         window=style.windows[index] if style.windows else 0,
         cap=style.score_cap,
+        gate=ColumnParallelLinear(kernels, gates, group, None, [shared]) if gates else None,
         sinks=read.exact("self_attn.sinks")[begin // config.head_dim : end // config.head_dim]
         if style.sinks
         else None,

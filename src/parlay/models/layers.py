@@ -373,6 +373,7 @@ class Attention:
         window: keys that a row sees at most; 0 is all.
         cap: bound that scores approach; 0 is none.
         sinks: float32 `[heads]`, see `Kernels.attention`.
+        gate: projects to what the output is multiplied with the sigmoid of.
     """
 
     qkv: ColumnParallelLinear
@@ -386,6 +387,7 @@ class Attention:
     window: int = 0
     cap: float = 0.0
     sinks: Tensor | None = None
+    gate: ColumnParallelLinear | None = None
 
     def __call__(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> Tensor:
         """Store the rows' keys and values, then let each row attend to what its view shows it.
@@ -406,6 +408,8 @@ class Attention:
                 self.norms.before(qkv, self.heads, context)
             if self.heads:
                 self._mix(qkv, context, cache, mixed)
+                if self.gate is not None:
+                    context.kernels.multiply(mixed, self.gate(x, buffers, "output gate"), sigmoid=True)
         return self.output(mixed, buffers, "attention")
 
     def _mix(self, qkv: Tensor, context: ForwardContext, cache: LayerCache, mixed: Tensor) -> None:

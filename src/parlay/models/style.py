@@ -112,6 +112,7 @@ class Style:
         gated: whether that has a gate.
         qkv_bias: queries, keys and values have biases.
         output_bias: attention's output projection has one.
+        output_gate: each head's output is multiplied with the sigmoid of a gate, stored behind the head's query.
         mlp_bias: the feed-forward network has them.
         head_norms: each head's query and key is normalised before it is rotated.
         late_norms: it is normalised after that.
@@ -143,6 +144,7 @@ class Style:
     gated: bool = True
     qkv_bias: bool = False
     output_bias: bool = False
+    output_gate: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
     late_norms: bool = False

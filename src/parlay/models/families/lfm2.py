@@ -21,11 +21,9 @@ NAMES = {
     "self_attn.q_norm.weight": "self_attn.q_layernorm.weight",
     "self_attn.k_norm.weight": "self_attn.k_layernorm.weight",
 }
-_MLP = {
-    "mlp.gate_proj.weight": "feed_forward.w1.weight",
-    "mlp.up_proj.weight": "feed_forward.w3.weight",
-    "mlp.down_proj.weight": "feed_forward.w2.weight",
-}
+FINAL = {"model.norm.weight": "model.embedding_norm.weight"}
+MLP = {"gate": "w1", "up": "w3", "down": "w2"}
+DENSE = {f"mlp.{own}_proj.weight": f"feed_forward.{name}.weight" for own, name in MLP.items()}
 
 
 def describe(config: ModelConfig) -> ModelConfig:
@@ -36,10 +34,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     """
     config = replace(config, intermediate_size=_inner_width(config), rms_norm_eps=config.number("norm_eps", 1e-5))
     style = Style(head_norms=True, recurrent=convolutions(config))
-    return replace(config, style=style, renamed=config.in_layers({**NAMES, **_MLP}) | FINAL)
-
-
-FINAL = {"model.norm.weight": "model.embedding_norm.weight"}
+    return replace(config, style=style, renamed=config.in_layers({**NAMES, **DENSE}) | FINAL)
 
 
 def convolutions(config: ModelConfig) -> ShortConvs:

@@ -1,0 +1,211 @@
+"""Gated delta net: linear attention whose state forgets by a gate and writes what differs from what it would read.
+
+Source: Yang et al. 2024 (arXiv 2412.06464); the block as in Qwen3-Next and Qwen3.5.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.checkpoints.loader import TensorReader
+from parlay.errors import ConfigError, ModelError
+from parlay.kernels.base import Kernels
+from parlay.models.config import ModelConfig
+from parlay.models.context import ForwardContext, StateCache
+from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
+from parlay.parallel.group import Group
+from parlay.types.cache import RecurrentSpec
+from parlay.weights.weight import Weight
+
+PIECE = 32  # columns of a state that lie together
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNets:
+    """Gated delta nets in the place of some layers' attention; a `RecurrentLayers`.
+
+    Attributes:
+        layers: of each layer, whether it is one.
+        taps: of the convolution.
+        key_heads, value_heads: how many; the latter is a multiple of the former.
+        key, value: columns of a head.
+        fused: queries, keys, values and output gates are stored as one tensor, one key head after another.
+        tiled: head h of the values reads key head `h % key_heads`; otherwise neighbours share one.
+        rates: the files have rates of decay instead of the logarithms of their sizes.
+    """
+
+    layers: tuple[bool, ...]
+    taps: int
+    key_heads: int
+    value_heads: int
+    key: int
+    value: int
+    fused: bool = False
+    tiled: bool = False
+    rates: bool = False
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuse sizes that do not fit together or are not served.
+
+        Raises:
+            ModelError: it names them.
+        """
+        if self.value_heads % self.key_heads:
+            raise ModelError(
+                f"{config.path}: {self.value_heads} value heads of linear attention do not divide into "
+                f"{self.key_heads} groups"
+            )
+        if self.value % 16 or self.key % 8 or self.value > 512 or self.key > 512:
+            raise ModelError(
+                f"{config.path}: heads of linear attention of {self.key} and {self.value} columns are not served; "
+                "values of multiples of 16 and keys of multiples of 8 up to 512 are"
+            )
+        if not 2 <= self.taps <= 8:
+            raise ModelError(f"{config.path}: a convolution of {self.taps} rows is not served; 2 to 8 are")
+
+    @property
+    def _ratio(self) -> int:
+        return self.value_heads // self.key_heads
+
+    def shapes(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor of a layer."""
+        hidden, keys, values = config.hidden_size, self.key_heads * self.key, self.value_heads * self.value
+        whole = 2 * keys + values
+        fused = {"in_proj_qkvz.weight": (whole + values, hidden), "in_proj_ba.weight": (2 * self.value_heads, hidden)}
+        apart = {
+            "in_proj_qkv.weight": (whole, hidden),
+            "in_proj_z.weight": (values, hidden),
+            "in_proj_b.weight": (self.value_heads, hidden),
+            "in_proj_a.weight": (self.value_heads, hidden),
+        }
+        shapes: dict[str, tuple[int, ...]] = {
+            **(fused if self.fused else apart),
+            "conv1d.weight": (whole, 1, self.taps),
+            "A_log": (self.value_heads,),
+            "dt_bias": (self.value_heads,),
+            "norm.weight": (self.value,),
+            "out_proj.weight": (hidden, values),
+        }
+        return {f"linear_attn.{name}": shape for name, shape in shapes.items()}
+
+    def _heads(self, group: Group) -> tuple[int, int]:
+        """Return the first of a rank's key heads and the first of the next rank's."""
+        return group.share(group.bounds(self.key_heads))
+
+    def spec(self, config: ModelConfig, group: Group) -> RecurrentSpec:
+        """Return what a layer keeps on one of the ranks: of its heads."""
+        begin, end = self._heads(group)
+        heads = (end - begin) * self._ratio
+        channels = (end - begin) * 2 * self.key + heads * self.value
+        return RecurrentSpec(channels, self.taps, (heads, -(-self.value // PIECE), self.key, PIECE), 2 * heads)
+
+    def products(self, config: ModelConfig) -> list[tuple[str, tuple[int, int]]]:
+        """Return the names and shapes of a layer's linear layers."""
+        hidden, keys, values = config.hidden_size, self.key_heads * self.key, self.value_heads * self.value
+        return [
+            ("linear attention in", (2 * keys + 2 * values + 2 * self.value_heads, hidden)),
+            ("linear attention out", (hidden, values)),
+        ]
+
+    def make(self, config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group) -> DeltaNet:
+        """Read a layer.
+
+        Raises:
+            ConfigError: several ranks cannot share the file's order of heads.
+        """
+        if self.tiled and group.size > 1 and self._ratio > 1:
+            raise ConfigError(
+                "tensor_parallel_size above 1 is not served for a GGUF file of this model, whose heads are in an "
+                "order of their own; take pipeline_parallel_size, or the model as safetensors"
+            )
+        keys, values, ratio = self.key_heads * self.key, self.value_heads * self.value, self._ratio
+        begin, end = self._heads(group)
+        heads = slice(begin * ratio, end * ratio)
+        conv = read("linear_attn.conv1d.weight").view(-1, self.taps)
+        q, k, v = conv.split((keys, keys, values))
+        own_keys, own_values = slice(begin * self.key, end * self.key), slice(heads.start * self.value, heads.stop * self.value)
+        rates = read.exact("linear_attn.A_log").tolist()
+        units = self.key, self.key, ratio * self.value
+        *mixed, z, b, a = self._projections(read)
+        return DeltaNet(
+            rows=ColumnParallelLinear(kernels, mixed, group, None, units),
+            gate=ColumnParallelLinear(kernels, [z], group, None, [ratio * self.value]),
+            gates=ColumnParallelLinear(kernels, [b, a], group, None, [ratio, ratio]),
+            taps=torch.cat((q[own_keys], k[own_keys], v[own_values])).T.contiguous(),
+            rate=torch.tensor([each if self.rates else -math.exp(each) for each in rates[heads]]),
+            step_bias=read.exact("linear_attn.dt_bias")[heads].contiguous(),
+            groups=end - begin,
+            tiled=self.tiled,
+            norm=read("linear_attn.norm.weight"),
+            eps=config.rms_norm_eps,
+            output=whole_linear(
+                kernels, read.weight("linear_attn.out_proj.weight"), group, group.bounds(values, ratio * self.value)
+            ),
+        )
+
+    def _projections(self, read: TensorReader) -> list[Weight]:
+        """Return what projects to queries, keys, values, output gates, and the gates of writing and of decay."""
+        keys, values = self.key_heads * self.key, self.value_heads * self.value
+        if not self.fused:
+            whole = read.weight("linear_attn.in_proj_qkv.weight")
+            parts = [whole.outputs(0, keys), whole.outputs(keys, 2 * keys), whole.outputs(2 * keys, 2 * keys + values)]
+            return parts + [read.weight(f"linear_attn.in_proj_{name}.weight") for name in "zba"]
+        found = []
+        for name, widths in (
+            ("qkvz", (self.key, self.key, self._ratio * self.value, self._ratio * self.value)),
+            ("ba", (self._ratio, self._ratio)),
+        ):
+            weight = read.weight(f"linear_attn.in_proj_{name}.weight")
+            by_head = torch.arange(weight.shape[0]).view(self.key_heads, -1).split(widths, dim=1)
+            found += [weight.chosen(rows.reshape(-1)) for rows in by_head]
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """A layer; a rank has some of the key heads, each with the value heads that read it.
+
+    Attributes:
+        rows: projects to queries, keys and values.
+        gate: projects to the output's gates.
+        gates: projects to the gates of writing and of decay.
+        taps: weights of the convolution, `[taps, channels]`.
+        rate, step_bias: see `Kernels.gated_delta`.
+        groups: key heads.
+        tiled: their order.
+        norm: weight of each head's norm, `[value]`.
+        eps: of that.
+        output: projects back.
+    """
+
+    rows: ColumnParallelLinear
+    gate: ColumnParallelLinear
+    gates: ColumnParallelLinear
+    taps: Tensor
+    rate: Tensor
+    step_bias: Tensor
+    groups: int
+    tiled: bool
+    norm: Tensor
+    eps: float
+    output: GatheredLinear | ReducedLinear
+
+    def __call__(self, x: Tensor, context: ForwardContext, cache: StateCache) -> Tensor:
+        """Return `[rows, hidden]` for normalised rows `[rows, hidden]`."""
+        kernels, buffers, states = context.kernels, context.buffers, context.states
+        assert states is not None
+        values = buffers("linear values", len(self.rate) * len(self.norm))
+        if self.groups:
+            rows = self.rows(x, buffers, "linear rows")
+            gate = self.gate(x, buffers, "linear gate")
+            gates = self.gates(x, buffers, "linear gates")
+            mixed = buffers("convolved", rows.shape[1])
+            kernels.causal_conv(rows, self.taps, None, True, states, cache.tails, cache.kept_rows, mixed)
+            rules = self.rate, self.step_bias, self.groups, self.tiled
+            kernels.gated_delta(mixed, gates, *rules, states, cache.stored, cache.kept, cache.kept_gates, values)
+            kernels.gated_norm(values, gate, self.norm, len(self.norm), self.eps, False, values)
+        return self.output(values, buffers, "attention")

@@ -1,0 +1,42 @@
+"""Qwen3.5 and 3.6 with experts (Qwen team 2026): as Qwen3.5, with one more expert that takes all rows, by a gate."""
+
+from dataclasses import replace
+
+from parlay.checkpoints.pieces import Piece
+from parlay.models.config import ModelConfig
+from parlay.models.families.qwen3_5 import with_delta_nets
+from parlay.models.style import Experts
+
+# Of configs without a width for layers that have no experts: there are none.
+DEFAULTS = {"intermediate_size": 1}
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    experts = Experts(
+        count=config.count("num_experts", 256),
+        chosen=config.count("num_experts_per_tok", 8),
+        width=config.count("moe_intermediate_size", 512),
+        normalise=config.flag("norm_topk_prob", True),
+        sparse=(True,) * config.num_layers,
+        shared=config.count("shared_expert_intermediate_size", 512),
+        shared_gate=True,
+    )
+    config.check_experts(experts)
+    return replace(with_delta_nets(config, experts), renamed=config.stacked(stacks(experts)))
+
+
+def stacks(experts: Experts) -> dict[str, Piece]:
+    """Return the pieces of the gate of the expert that takes all rows, and of the experts where they are stacked."""
+    count, width = experts.count, experts.width
+    gate_up, down = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+    return {
+        "mlp.shared_expert.gate.weight": Piece("mlp.shared_expert_gate.weight", 0, 1),
+        "mlp.experts.{}.gate_proj.weight": Piece(gate_up, 0, count, (0, width, None)),
+        "mlp.experts.{}.up_proj.weight": Piece(gate_up, 0, count, (width, None, None)),
+        "mlp.experts.{}.down_proj.weight": Piece(down, 0, count),
+    }
