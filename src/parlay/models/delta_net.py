@@ -33,7 +33,8 @@ class DeltaNets:
         taps: of the convolution.
         key_heads, value_heads: how many; the latter is a multiple of the former.
         key, value: columns of a head.
-        fused: queries, keys, values and output gates are stored as one tensor, one key head after another.
+        fused: queries, keys, values and output gates are stored as one tensor, one key head after another;
+        fused_gates: so are the gates of writing and of decay.
         tiled: head h of the values reads key head `h % key_heads`; otherwise neighbours share one.
         rates: the files have rates of decay instead of the logarithms of their sizes.
     """
@@ -45,6 +46,7 @@ class DeltaNets:
     key: int
     value: int
     fused: bool = False
+    fused_gates: bool = False
     tiled: bool = False
     rates: bool = False
 
@@ -75,15 +77,11 @@ class DeltaNets:
         """Return the name and shape of every tensor of a layer."""
         hidden, keys, values = config.hidden_size, self.key_heads * self.key, self.value_heads * self.value
         whole = 2 * keys + values
-        fused = {"in_proj_qkvz.weight": (whole + values, hidden), "in_proj_ba.weight": (2 * self.value_heads, hidden)}
-        apart = {
-            "in_proj_qkv.weight": (whole, hidden),
-            "in_proj_z.weight": (values, hidden),
-            "in_proj_b.weight": (self.value_heads, hidden),
-            "in_proj_a.weight": (self.value_heads, hidden),
-        }
+        apart = {"in_proj_qkv.weight": (whole, hidden), "in_proj_z.weight": (values, hidden)}
+        gates = {f"in_proj_{name}.weight": (self.value_heads, hidden) for name in "ba"}
         shapes: dict[str, tuple[int, ...]] = {
-            **(fused if self.fused else apart),
+            **({"in_proj_qkvz.weight": (whole + values, hidden)} if self.fused else apart),
+            **({"in_proj_ba.weight": (2 * self.value_heads, hidden)} if self.fused_gates else gates),
             "conv1d.weight": (whole, 1, self.taps),
             "A_log": (self.value_heads,),
             "dt_bias": (self.value_heads,),
@@ -150,19 +148,21 @@ class DeltaNets:
     def _projections(self, read: TensorReader) -> list[Weight]:
         """Return what projects to queries, keys, values, output gates, and the gates of writing and of decay."""
         keys, values = self.key_heads * self.key, self.value_heads * self.value
-        if not self.fused:
-            whole = read.weight("linear_attn.in_proj_qkv.weight")
-            parts = [whole.outputs(0, keys), whole.outputs(keys, 2 * keys), whole.outputs(2 * keys, 2 * keys + values)]
-            return parts + [read.weight(f"linear_attn.in_proj_{name}.weight") for name in "zba"]
-        found = []
-        for name, widths in (
-            ("qkvz", (self.key, self.key, self._ratio * self.value, self._ratio * self.value)),
-            ("ba", (self._ratio, self._ratio)),
-        ):
+
+        def by_head(name: str, *widths: int) -> list[Weight]:
             weight = read.weight(f"linear_attn.in_proj_{name}.weight")
-            by_head = torch.arange(weight.shape[0]).view(self.key_heads, -1).split(widths, dim=1)
-            found += [weight.chosen(rows.reshape(-1)) for rows in by_head]
-        return found
+            each = torch.arange(weight.shape[0]).view(self.key_heads, -1).split(widths, dim=1)
+            return [weight.chosen(rows.reshape(-1)) for rows in each]
+
+        if self.fused:
+            found = by_head("qkvz", self.key, self.key, self._ratio * self.value, self._ratio * self.value)
+        else:
+            whole = read.weight("linear_attn.in_proj_qkv.weight")
+            bounds = (0, keys), (keys, 2 * keys), (2 * keys, 2 * keys + values)
+            found = [*(whole.outputs(*each) for each in bounds), read.weight("linear_attn.in_proj_z.weight")]
+        if self.fused_gates:
+            return found + by_head("ba", self._ratio, self._ratio)
+        return found + [read.weight(f"linear_attn.in_proj_{name}.weight") for name in "ba"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -228,6 +228,19 @@ def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
+def refuse_recurrent(config: ModelConfig, method: str) -> None:
+    """Refuse a model whose recurrent layers a method would have to run apart from the target's steps.
+
+    Raises:
+        ModelError: it has such layers.
+    """
+    if config.style.recurrent is not None:
+        raise ModelError(
+            f"the method {method!r} does not serve {config.path}, whose recurrent layers keep one state a sequence; "
+            "take 'ngram', 'suffix', 'medusa', 'mlp_speculator', or a draft model without such layers"
+        )
+
+
 def exposes_hidden_states(config: ModelConfig) -> bool:
     """Whether proposers can use a model's embedding and the states between its layers, as every `Decoder` does."""
     return issubclass(_class(config), Decoder)

@@ -24,7 +24,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.context import Buffers, ForwardContext, LayerCache
 from parlay.models.decoder import Decoder
 from parlay.models.layers import Embedding
-from parlay.models.select import cache_spec, exposes_hidden_states
+from parlay.models.select import cache_spec, exposes_hidden_states, refuse_recurrent
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
 from parlay.proposers.draft_head import Start
 from parlay.proposers.draft_slots import DraftSlots, scratch_blocks
@@ -98,6 +98,7 @@ class FeatureHead(CheckpointHead):
     config: ModelConfig
 
     def __init__(self, options: CheckpointOptions, target: TargetInfo) -> None:
+        refuse_recurrent(target.config, self.source)
         super().__init__(options, target)
         self.cache = cache_spec(self.config, target.dtype)
 

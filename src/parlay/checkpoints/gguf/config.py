@@ -66,6 +66,8 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             raise ModelError(f"{path}: heads whose values are not as wide as their keys are not served")
         options = _options(file, name, family, head_dim)
         layers -= file.integer(f"{name}.nextn_predict_layers", 0)
+        if family.recurrent:
+            options |= _recurrent(file, name, family, layers)
         if family.wide_layers:
             options["query_pre_attn_scalar"] = hidden // heads if layers == family.wide_layers else head_dim
         return {
@@ -102,6 +104,30 @@ def _latent(file: GGUFFile, name: str) -> dict[str, int]:
         "head_dim": turning,
         "num_key_value_heads": heads,
     }
+
+
+def _recurrent(file: GGUFFile, name: str, family: Family, layers: int) -> dict[str, Any]:
+    """Return which layers are recurrent, and the width of their heads' values."""
+    found: dict[str, Any] = {}
+    listed, heads = f"{name}.attention.recurrent_layers", f"{name}.attention.head_count_kv"
+    every = size_of(file, f"{name}.full_attention_interval", 4)
+    if listed in file and file.is_array(listed):
+        kinds = [bool(each) for each in file.numbers(listed)]
+    elif file.is_array(heads):
+        kinds = [each == 0 for each in file.numbers(heads)]
+    else:
+        kinds = [(i + 1) % max(every, 1) != 0 for i in range(layers)]
+    if len(kinds) < layers:
+        raise ModelError(f"{file.path}: {len(kinds)} layers are said to be recurrent or not, of {layers}")
+    found["layer_types"] = [family.recurrent if kind else "full_attention" for kind in kinds[:layers]]
+    if family.value:
+        width, count = size_of(file, f"{name}.ssm.inner_size"), size_of(file, f"{name}.ssm.time_step_rank")
+        if count < 1 or width % count:
+            raise ModelError(
+                f"{file.path}: {width} columns of recurrent layers do not divide into {count} heads; the file is damaged"
+            )
+        found[family.value] = width // count
+    return found
 
 
 def _eps(file: GGUFFile, name: str, family: Family) -> dict[str, float]:

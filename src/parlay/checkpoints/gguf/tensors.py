@@ -81,6 +81,12 @@ class Family:
         layer_norms: norms subtract the mean, and their key is another.
         refused: keys of files whose numbers mean something else.
         latent: the model has latent attention, and sizes of its own.
+        recurrent: what `layer_types` calls the layers that are no attention; empty where all are.
+        value: config key for the width of a recurrent head's values.
+        whole: further tensors of a layer, by their whole names in it.
+        squeezed: endings of names of tensors without their middle dimension of one.
+        outer: tensors outside of layers that are named otherwise than most families' are.
+        written: whether `export` writes it.
     """
 
     architecture: str
@@ -97,6 +103,16 @@ class Family:
     layer_norms: bool = False
     refused: tuple[str, ...] = ()
     latent: bool = False
+    recurrent: str = ""
+    value: str = ""
+    whole: dict[str, str] = field(default_factory=dict)
+    squeezed: tuple[str, ...] = ()
+    outer: dict[str, str] = field(default_factory=dict)
+    written: bool = True
+
+    def offset(self, name: str) -> float:
+        """Return what was added to a tensor: to the weights of norms, but not of those of recurrent layers."""
+        return self.norm_offset if "norm" in name and "linear_attn" not in name else 0.0
 
 
 _WINDOW = {"attention.sliding_window": "sliding_window"}
@@ -133,6 +149,60 @@ _DEEPSEEK_MOE = _mixture(
     "leading_dense_block_count": "first_k_dense_replace",
     "nextn_predict_layers": "num_nextn_predict_layers",
 }
+
+_CONVOLUTION = {
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+_DELTA_NET = _LAST_NORM | {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_DELTA_OPTIONS = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "nextn_predict_layers": "num_nextn_predict_layers",
+}
+_SHARED = {"shared_feed_forward_length": "shared_expert_intermediate_size"}
+
+
+def _delta_nets(architecture: str, options: dict[str, str], **fixed: Any) -> Family:
+    return Family(
+        architecture,
+        _DELTA_NET,
+        norm_offset=1.0,
+        options=_DELTA_OPTIONS | options,
+        fixed={"linear_rates": True, **fixed},
+        partial=True,
+        recurrent="linear_attention",
+        value="linear_value_head_dim",
+        whole={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
+        squeezed=("conv1d.weight",),
+        written=False,
+    )
+
+
+def _convolutions(architecture: str, options: dict[str, str]) -> Family:
+    return Family(
+        architecture,
+        _CONVOLUTION,
+        options=options | {"shortconv.l_cache": "conv_L_cache"},
+        fixed={"block_auto_adjust_ff_dim": False},
+        recurrent="conv",
+        squeezed=("conv.conv.weight",),
+        outer={"token_embd_norm": "model.norm"},
+        written=False,
+    )
+
 
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", interleaved=True),
@@ -207,6 +277,23 @@ FAMILIES = {
         fixed={"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
         also=("DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
         latent=True,
+    ),
+    "lfm2": _convolutions("Lfm2ForCausalLM", {}),
+    "lfm2moe": _convolutions(
+        "Lfm2MoeForCausalLM",
+        _mixture(feed_forward_length="moe_intermediate_size", weights_scale="routed_scaling_factor")
+        | {"leading_dense_block_count": "num_dense_layers"},
+    ),
+    "qwen35": _delta_nets("Qwen3_5ForCausalLM", {}, linear_heads_tiled=True),
+    "qwen35moe": _delta_nets(
+        "Qwen3_5MoeForCausalLM",
+        _mixture(feed_forward_length="moe_intermediate_size", **_SHARED),
+        linear_heads_tiled=True,
+    ),
+    "qwen3next": _delta_nets(
+        "Qwen3NextForCausalLM",
+        _mixture(feed_forward_length="moe_intermediate_size", **_SHARED),
+        linear_rows_apart=True,
     ),
     "arcee": Family("ArceeForCausalLM", interleaved=True),
     "cohere2": Family(
@@ -343,6 +430,8 @@ class GGUFWeights:
             value = self._file.tensors[place.name.replace("attn_k_b", "attn_v_b")].shape[1]
             return StoredShape([heads * (content + value), rank])
         shape = list(self._file.tensors[place.name].shape[0 if place.index is None else 1 :])
+        if name.endswith(self._family.squeezed):
+            shape.insert(1, 1)
         if place.rows is not None:
             shape[0] = len(range(shape[0])[slice(*place.rows)])
         return StoredShape(shape)
@@ -354,9 +443,9 @@ class GGUFWeights:
             return self._absorbed(place.name)
         tensor = self._file.read(place.name, place.index)
         tensor = self._halved(name, tensor if place.rows is None else tensor[slice(*place.rows)].contiguous())
-        if self._family.norm_offset and "norm" in name:
-            return tensor - self._family.norm_offset
-        return tensor
+        if name.endswith(self._family.squeezed):
+            tensor = tensor[:, None]
+        return tensor - offset if (offset := self._family.offset(name)) else tensor
 
     def head_kinds(self, name: str) -> tuple[Kind, Kind] | None:
         """Return how a latent's keys and values are stored, where each head has matrices of its own."""
@@ -463,10 +552,15 @@ def _names_of(stored: TensorInfo, family: Family, heads: tuple[int, int]) -> dic
 
     An unknown one keeps its own name, and is a leftover to the loader.
     """
-    layer = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.((?:nextn\.)?[a-z_]+)\.(weight|bias)", stored.name)
+    if (whole := re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.(.+)", stored.name)) and whole[2] in family.whole:
+        return {f"model.layers.{whole[1]}.{family.whole[whole[2]]}": Place(stored.name)}
+    layer = re.fullmatch(
+        r"blk\.(0|[1-9][0-9]{0,5})\.((?:nextn\.|shortconv\.)?[a-z_0-9]+)\.(weight|bias)", stored.name
+    )
     if not layer:
         part, _, kind = stored.name.partition(".")
-        return {f"{_OUTER[part]}.{kind}" if part in _OUTER else stored.name: Place(stored.name)}
+        outer = _OUTER | family.outer
+        return {f"{outer[part]}.{kind}" if part in outer else stored.name: Place(stored.name)}
     index, part, kind = layer.groups()
     prefix = f"model.layers.{index}."
     vector = _WHOLE.get(f"{part}.{kind}") or (f"{_INNER[part]}.{kind}" if part == "ffn_gate_inp_shexp" else "")
@@ -517,10 +611,10 @@ def in_pairs(tensor: Tensor, heads: int) -> Tensor:
 
 
 def size_of(file: GGUFFile, key: str, default: int | None = None) -> int:
-    """Return a size that may be stored once, or once a layer."""
+    """Return a size that may be stored once, or once a layer; 0 for layers that have none of its kind."""
     if not file.is_array(key):
         return file.integer(key, default)
-    values = set(file.numbers(key))
+    values = set(file.numbers(key)) - {0}
     if len(values) != 1 or not isinstance(min(values), int):
         raise ModelError(f"{file.path}: {key} differs from layer to layer, which is not served")
     return int(values.pop())

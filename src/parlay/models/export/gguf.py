@@ -220,8 +220,8 @@ class _Source:
         name, outputs = self._part(name)
         if kind.block == 1:
             data = self._made.read(name, _DTYPES[kind.name])
-            if self._family.norm_offset and "norm" in name:
-                data = data + self._family.norm_offset
+            if offset := self._family.offset(name):
+                data = data + offset
         else:
             weights = self._stored if self._stored.kind(name) == kind else self._made
             (part,) = weights.read_weight(name, torch.float32).parts

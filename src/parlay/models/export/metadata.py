@@ -27,8 +27,9 @@ def family_to_write(config: ModelConfig) -> tuple[str, Family]:
         ModelError: files do not have it.
     """
     found = None if config.foreign is not None else family_for(config.architecture)
-    if found is None:
-        known = ", ".join(dict.fromkeys(name for f in FAMILIES.values() for name in (f.architecture, *f.also)))
+    if found is None or not found[1].written:
+        written = (family for family in FAMILIES.values() if family.written)
+        known = ", ".join(dict.fromkeys(name for f in written for name in (f.architecture, *f.also)))
         raise ModelError(
             f"{config.path}: parlay writes no GGUF files of {config.architecture}; it does of {known}, "
             "MistralForCausalLM, MixtralForCausalLM and Olmo3ForCausalLM"

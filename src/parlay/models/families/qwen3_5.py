@@ -37,7 +37,8 @@ def with_delta_nets(config: ModelConfig, experts: Experts | None, *, fused: bool
         value_heads=config.count("linear_num_value_heads", 32),
         key=config.count("linear_key_head_dim", 128),
         value=config.count("linear_value_head_dim", 128),
-        fused=fused,
+        fused=fused and not config.flag("linear_rows_apart", False),
+        fused_gates=fused,
         tiled=config.flag("linear_heads_tiled", False),
         rates=config.flag("linear_rates", False),
     )

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from parlay.errors import ConfigError, ModelError
+from parlay.models.select import refuse_recurrent
 from parlay.proposers.base import Runtime, Share, TargetInfo
 from parlay.proposers.expander import MOST_LEVELS
 from parlay.proposers.heads import starts
@@ -54,6 +55,7 @@ class Proposer(ModelHead):
                 f"the method 'self' does not serve {config.architecture}, which a class of transformers computes and "
                 "which has no form of four bits; leave the method out"
             )
+        refuse_recurrent(config, self.source)
         if target.stages > 1:
             raise ConfigError(
                 "the method 'self' drafts in the target's own cache, of which pipeline_parallel_size="

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.models.select import cache_spec, check_ranks, check_weights, describe_model, stored_kinds
+from parlay.models.select import cache_spec, check_ranks, check_weights, describe_model, refuse_recurrent, stored_kinds
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
 from parlay.proposers.draft_head import Start
 from parlay.proposers.draft_slots import scratch_blocks
@@ -45,6 +45,7 @@ class Proposer(ModelHead):
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._target = target
         config = describe_model(options.model, replace(target.hub, revision=options.revision))
+        refuse_recurrent(config, self.source)
         storage: Storage = "stored" if stored_kinds(config) else storage_of(options, target)
         check_vocabulary(config, target.config)
         most = target.config.vocab_size if config.vocab_size > target.config.vocab_size else None
