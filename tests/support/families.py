@@ -54,6 +54,14 @@ LINEAR: dict[str, Any] = {
     "head_dim": 32,
 }
 
+MAMBA: dict[str, Any] = {
+    "head_dim": None,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 24,
+    "shared_intermediate_size": 112,
+}
+
 # name: (transformers' prefix of class names, changes)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -113,6 +121,35 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 0.6,
             "logits_scaling": 2.5,
             "tie_word_embeddings": True,
+        },
+    ),
+    "granite4-h": (
+        "GraniteMoeHybrid",
+        {
+            **MAMBA,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "position_embedding_type": "nope",
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "num_hidden_layers": 4,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite4-h-experts": (
+        "GraniteMoeHybrid",
+        {
+            **MAMBA,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 40,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.4,
         },
     ),
     "phi3": ("Phi3", {"head_dim": None}),

@@ -6,6 +6,7 @@ rotary rows are interleaved, Gemma's norms are stored plus one, experts are stac
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,6 +86,7 @@ class Family:
         value: config key for the width of a recurrent head's values.
         whole: further tensors of a layer, by their whole names in it.
         squeezed: endings of names of tensors without their middle dimension of one.
+        flat: endings of names of vectors that are stored as matrices.
         outer: tensors outside of layers that are named otherwise than most families' are.
         written: whether `export` writes it.
     """
@@ -107,6 +109,7 @@ class Family:
     value: str = ""
     whole: dict[str, str] = field(default_factory=dict)
     squeezed: tuple[str, ...] = ()
+    flat: tuple[str, ...] = ()
     outer: dict[str, str] = field(default_factory=dict)
     written: bool = True
 
@@ -172,6 +175,7 @@ _DELTA_OPTIONS = {
     "ssm.time_step_rank": "linear_num_value_heads",
     "nextn_predict_layers": "num_nextn_predict_layers",
 }
+_MAMBA = {"in": "in_proj", "conv1d": "conv1d", "norm": "norm", "out": "out_proj"}
 _SHARED = {"shared_feed_forward_length": "shared_expert_intermediate_size"}
 
 
@@ -214,6 +218,27 @@ FAMILIES = {
         interleaved=True,
         options=_GRANITE | _mixture("num_local_experts", shared_feed_forward_length="shared_intermediate_size"),
         also=("GraniteMoeSharedForCausalLM",),
+    ),
+    "granitehybrid": Family(
+        "GraniteMoeHybridForCausalLM",
+        {f"ssm_{own}": f"mamba.{name}" for own, name in _MAMBA.items()},
+        interleaved=True,
+        options=_GRANITE
+        | _mixture("num_local_experts", shared_feed_forward_length="shared_intermediate_size")
+        | {
+            "ssm.conv_kernel": "mamba_d_conv",
+            "ssm.state_size": "mamba_d_state",
+            "ssm.group_count": "mamba_n_groups",
+            "ssm.time_step_rank": "mamba_n_heads",
+            "rope.scaling.finetuned": "rope_finetuned",
+        },
+        fixed={"linear_rates": True, "rope_finetuned": True, "num_local_experts": 0},
+        recurrent="mamba",
+        value="mamba_d_head",
+        whole={"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"},
+        squeezed=("mamba.conv1d.weight",),
+        flat=("mamba.A_log", "mamba.D", "mamba.norm.weight"),
+        written=False,
     ),
     "qwen2": Family("Qwen2ForCausalLM"),
     "qwen2moe": Family(
@@ -432,6 +457,8 @@ class GGUFWeights:
         shape = list(self._file.tensors[place.name].shape[0 if place.index is None else 1 :])
         if name.endswith(self._family.squeezed):
             shape.insert(1, 1)
+        if name.endswith(self._family.flat):
+            shape = [math.prod(shape)]
         if place.rows is not None:
             shape[0] = len(range(shape[0])[slice(*place.rows)])
         return StoredShape(shape)
@@ -445,6 +472,8 @@ class GGUFWeights:
         tensor = self._halved(name, tensor if place.rows is None else tensor[slice(*place.rows)].contiguous())
         if name.endswith(self._family.squeezed):
             tensor = tensor[:, None]
+        if name.endswith(self._family.flat):
+            tensor = tensor.reshape(-1)
         return tensor - offset if (offset := self._family.offset(name)) else tensor
 
     def head_kinds(self, name: str) -> tuple[Kind, Kind] | None:

@@ -1,0 +1,242 @@
+"""Mamba-2: a convolution, then a state space whose decay, input and output follow from the row.
+
+Source: Dao and Gu 2024 (arXiv 2405.21060), section 7; the block as in Granite 4 and Nemotron-H.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.checkpoints.files import config_file
+from parlay.checkpoints.loader import TensorReader
+from parlay.errors import ModelError, shown
+from parlay.kernels.base import Kernels
+from parlay.models.config import ModelConfig
+from parlay.models.context import ForwardContext, StateCache
+from parlay.models.delta_net import PIECE
+from parlay.models.layers import ColumnParallelLinear, SplitLinear
+from parlay.parallel.group import ALONE, Group
+from parlay.types.cache import RecurrentSpec
+
+
+def step_limits(config: ModelConfig, limits: Any) -> tuple[float, float]:
+    """Return the bounds of a row's step as configs have them: infinity may be written as an object.
+
+    Raises:
+        ModelError: they are no two numbers in order.
+    """
+    values = [
+        float(each["__float__"]) if isinstance(each, dict) and each.get("__float__") == "Infinity" else each
+        for each in (limits if isinstance(limits, list | tuple) else ())
+    ]
+    if len(values) == 2 and all(type(each) in (int, float) for each in values) and 0 <= values[0] <= values[1]:
+        return float(values[0]), float(values[1])
+    raise ModelError(f"{config_file(config.path)}: time_step_limit must be two numbers in order, not {shown(limits)}")
+
+
+@dataclass(frozen=True, slots=True)
+class MambaLayers:
+    """Mamba-2 in the place of some layers' attention; a `RecurrentLayers`.
+
+    Attributes:
+        layers: of each layer, whether it is one.
+        taps: of the convolution.
+        heads: of x.
+        width: columns of a head.
+        groups: heads of B and C.
+        state: columns of B and C, per group.
+        conv_bias: the convolution has a bias.
+        bias: the projections have biases.
+        least_step, most_step: bounds of the step that a row is.
+        rates: the files have rates of decay instead of the logarithms of their sizes.
+    """
+
+    layers: tuple[bool, ...]
+    taps: int
+    heads: int
+    width: int
+    groups: int
+    state: int
+    conv_bias: bool = True
+    bias: bool = False
+    least_step: float = 0.0
+    most_step: float = math.inf
+    rates: bool = False
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuse sizes that do not fit together or are not served.
+
+        Raises:
+            ModelError: it names them.
+        """
+        if self.heads % self.groups:
+            raise ModelError(f"{config.path}: {self.heads} Mamba heads do not divide into {self.groups} groups")
+        if self.width % 16 or self.state % 8 or self.width > 512 or self.state > 512:
+            raise ModelError(
+                f"{config.path}: Mamba heads of {self.width} columns with states of {self.state} are not served; "
+                "multiples of 16 and of 8 up to 512 are"
+            )
+        if not 2 <= self.taps <= 8:
+            raise ModelError(f"{config.path}: a convolution of {self.taps} rows is not served; 2 to 8 are")
+
+    @property
+    def _inner(self) -> int:
+        return self.heads * self.width
+
+    @property
+    def _shared(self) -> int:
+        """Columns of B, and of C."""
+        return self.groups * self.state
+
+    def shapes(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor of a layer."""
+        hidden, inner, channels = config.hidden_size, self._inner, self._inner + 2 * self._shared
+        shapes: dict[str, tuple[int, ...]] = {
+            "in_proj.weight": (inner + channels + self.heads, hidden),
+            "conv1d.weight": (channels, 1, self.taps),
+            "A_log": (self.heads,),
+            "D": (self.heads,),
+            "dt_bias": (self.heads,),
+            "norm.weight": (inner,),
+            "out_proj.weight": (hidden, inner),
+        }
+        if self.conv_bias:
+            shapes["conv1d.bias"] = (channels,)
+        if self.bias:
+            shapes |= {"in_proj.bias": (inner + channels + self.heads,), "out_proj.bias": (hidden,)}
+        return {f"mamba.{name}": shape for name, shape in shapes.items()}
+
+    def _bounds(self, group: Group) -> tuple[int, ...]:
+        """Return whose heads are whose: whole groups, since a rank's heads share B and C evenly; or of one group any."""
+        return group.bounds(self.heads, 1 if self.groups == 1 else self.heads // self.groups)
+
+    def spec(self, config: ModelConfig, group: Group) -> RecurrentSpec:
+        """Return what a layer keeps on one of the ranks: of its heads."""
+        begin, end = group.share(self._bounds(group))
+        heads = end - begin
+        channels = heads * self.width + 2 * self._own_groups(heads) * self.state
+        return RecurrentSpec(channels, self.taps, (heads, -(-self.width // PIECE), self.state, PIECE), heads)
+
+    def _own_groups(self, heads: int) -> int:
+        return min(heads, 1) if self.groups == 1 else heads // (self.heads // self.groups)
+
+    def products(self, config: ModelConfig) -> list[tuple[str, tuple[int, int]]]:
+        """Return the names and shapes of a layer's linear layers."""
+        hidden, inner = config.hidden_size, self._inner
+        return [
+            ("state space in", (2 * inner + 2 * self._shared + self.heads, hidden)),
+            ("state space out", (hidden, inner)),
+        ]
+
+    def make(self, config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group) -> Mamba:
+        """Read a layer."""
+        inner, shared = self._inner, self._shared
+        bounds = self._bounds(group)
+        begin, end = group.share(bounds)
+        groups = self._own_groups(end - begin)
+        first = 0 if self.groups == 1 else begin // (self.heads // self.groups)
+        # This rank's columns of x, B and C.
+        own = torch.cat(
+            (
+                torch.arange(begin * self.width, end * self.width),
+                inner + torch.arange(first * self.state, (first + groups) * self.state),
+                inner + shared + torch.arange(first * self.state, (first + groups) * self.state),
+            )
+        )
+        weight = read.weight("mamba.in_proj.weight")
+        bias = read("mamba.in_proj.bias") if self.bias else None
+        steps = 2 * inner + 2 * shared + torch.arange(begin, end)
+
+        def project(rows: Tensor) -> ColumnParallelLinear:
+            return ColumnParallelLinear(kernels, [weight.chosen(rows)], ALONE, None if bias is None else [bias[rows]])
+
+        rates = read.exact("mamba.A_log").view(-1).tolist()[begin:end]
+        return Mamba(
+            rows=project(inner + own),
+            gate=project(torch.arange(inner)),
+            gates=project(steps),
+            taps=read("mamba.conv1d.weight").view(-1, self.taps)[own].T.contiguous(),
+            conv_bias=read("mamba.conv1d.bias")[own].contiguous() if self.conv_bias else None,
+            rate=torch.tensor([each if self.rates else -math.exp(each) for each in rates]),
+            step_bias=read.exact("mamba.dt_bias")[begin:end].contiguous(),
+            skip=read.exact("mamba.D").view(-1)[begin:end].contiguous(),
+            groups=groups,
+            steps=(self.least_step, self.most_step),
+            norm=read("mamba.norm.weight").view(-1),
+            norm_group=inner // self.groups,
+            eps=config.rms_norm_eps,
+            group=group,
+            bounds=tuple(bound * self.width for bound in bounds),
+            output=SplitLinear(
+                kernels,
+                read.weight("mamba.out_proj.weight"),
+                group,
+                read("mamba.out_proj.bias") if self.bias else None,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba:
+    """A layer; a rank has some of the heads. Norms are over heads of all ranks, so each rank has all outputs then.
+
+    Attributes:
+        rows: projects to x, B and C.
+        gate: projects to the output's gates, all of them.
+        gates: projects to the steps.
+        taps: weights of the convolution, `[taps, channels]`.
+        conv_bias: its bias, `[channels]`.
+        rate, step_bias, skip, groups: see `Kernels.state_space`.
+        steps: bounds of steps.
+        norm: weight of the gated norm, `[inner]`.
+        norm_group: columns that are normalised together.
+        eps: of that.
+        group, bounds: the ranks, and whose columns are whose.
+        output: projects back.
+    """
+
+    rows: ColumnParallelLinear
+    gate: ColumnParallelLinear
+    gates: ColumnParallelLinear
+    taps: Tensor
+    conv_bias: Tensor | None
+    rate: Tensor
+    step_bias: Tensor
+    skip: Tensor
+    groups: int
+    steps: tuple[float, float]
+    norm: Tensor
+    norm_group: int
+    eps: float
+    group: Group
+    bounds: tuple[int, ...]
+    output: SplitLinear
+
+    def __call__(self, x: Tensor, context: ForwardContext, cache: StateCache) -> Tensor:
+        """Return `[rows, hidden]` for normalised rows `[rows, hidden]`."""
+        kernels, buffers, states = context.kernels, context.buffers, context.states
+        assert states is not None
+        inner, hidden = len(self.norm), x.shape[1]
+        begin, end = self.group.share(self.bounds)
+        own = buffers("own state space", end - begin)
+        if self.groups:
+            rows = self.rows(x, buffers, "state space rows")
+            gates = self.gates(x, buffers, "state space steps")
+            mixed = buffers("convolved", rows.shape[1])
+            kernels.causal_conv(rows, self.taps, self.conv_bias, True, states, cache.tails, cache.kept_rows, mixed)
+            rules = self.rate, self.step_bias, self.skip, self.groups, *self.steps
+            kernels.state_space(mixed, gates, *rules, states, cache.stored, cache.kept, cache.kept_gates, own)
+        whole = own
+        if self.group.size > 1:
+            whole = buffers("state space", inner)
+            self.group.gather(own, whole, self.bounds)
+        gate = self.gate(x, buffers, "state space gate")
+        kernels.gated_norm(whole, gate, self.norm, self.norm_group, self.eps, True, whole)
+        out = buffers("attention", hidden)
+        self.output(whole, out, buffers("own attention", self.output.width) if self.group.size > 1 else None)
+        return out
