@@ -77,54 +77,62 @@ constexpr int kPieceVecs = kStatePiece / kLanes;
 PARLAY_INLINE float to_number(float x) { return x; }
 PARLAY_INLINE float to_number(bf16 x) { return to_float(x); }
 
-PARLAY_INLINE float exp1(float x) {
-  float lanes[kLanes];
-  store(lanes, exp(splat(x)));
-  return lanes[0];
+// ln(1 + e^x) of each lane; beyond 20 that is x.
+PARLAY_INLINE Vec softplus(const Vec& x) {
+  float lanes[kLanes], powers[kLanes];
+  store(lanes, x);
+  store(powers, exp(x));
+  for (int i = 0; i < kLanes; ++i)
+    if (lanes[i] <= 20.f) lanes[i] = (float)ln(1.0 + (double)powers[i]);
+  return load(lanes);
 }
 
-// ln(1 + e^x); beyond 20 that is x.
-PARLAY_INLINE float softplus(float x) { return x > 20.f ? x : (float)ln(1.0 + (double)exp1(x)); }
+// Of some rows of a head: what the state is multiplied with, and what the row's own share of it is multiplied with.
+struct Gates {
+  float decay[kLanes], write[kLanes];
 
-// A number of 0 to 1 that a state is multiplied with, and what the row's own share of it is multiplied with.
-struct Gate {
-  float decay, write;
+  // row(i) is where the gates of the i-th of `count` rows are.
+  template <class T, class F>
+  PARLAY_INLINE void read(const RecurrenceArgs& a, int64_t head, int64_t count, F row) {
+    float steps[kLanes] = {}, writes[kLanes] = {};
+    for (int64_t i = 0; i < count; ++i) {
+      const T* gates = row(i);
+      steps[i] = to_number(gates[(a.delta ? a.heads : 0) + head]);
+      writes[i] = to_number(gates[head]);
+    }
+    const Vec free = softplus(load(steps) + splat(a.step_bias[head]));
+    // The last term keeps what is not a number.
+    const Vec step = smaller(larger(free, splat(a.least_step)), splat(a.most_step)) + free * splat(0.f);
+    store(decay, exp(splat(a.rate[head]) * step));
+    store(write, a.delta ? sigmoid(load(writes)) : step);
+  }
 };
-
-template <class T>
-PARLAY_INLINE Gate gate_of(const RecurrenceArgs& a, const T* gates, int64_t head) {
-  const float raw = to_number(gates[(a.delta ? a.heads : 0) + head]);
-  float step = softplus(raw + a.step_bias[head]);
-  step = step < a.least_step ? a.least_step : step > a.most_step ? a.most_step : step;
-  const float decay = exp1(a.rate[head] * step);
-  return {decay, a.delta ? 1.f / (1.f + exp1(-to_number(gates[head]))) : step};
-}
 
 // A key or query of unit length, or as it is.
 template <class T>
 PARLAY_INLINE void widen_row(const T* from, float* to, int64_t n, bool unit, float factor) {
-  Vec squares = splat(0.f);
-  PARLAY_ROW(first, some, n) {
-    const Vec x = load_at(from, first, some);
-    squares = fma(x, x, squares);
-    store_at(to, x, first, some);
+  Vec scale = splat(1.f);
+  if (unit) {
+    Vec squares = splat(0.f);
+    PARLAY_ROW(first, some, n) {
+      const Vec x = load_at(from, first, some);
+      squares = fma(x, x, squares);
+    }
+    scale = splat(factor / __builtin_sqrtf(sum(squares) + 1e-6f));
   }
-  if (!unit) return;
-  const Vec scale = splat(factor / __builtin_sqrtf(sum(squares) + 1e-6f));
-  PARLAY_ROW(first, some, n) store_at(to, load_at(to, first, some) * scale, first, some);
+  PARLAY_ROW(first, some, n) store_at(to, load_at(from, first, some) * scale, first, some);
 }
 
 // One row's update of some columns of a head's state, [keys, kStatePiece], and what its query reads there; `out` is
 // null where nobody asks.
 template <class T>
-PARLAY_INLINE void update(const RecurrenceArgs& a, const T* row, const T* gates, int64_t head, int64_t first,
-                          float* state, float* key, float* query, T* out) {
+PARLAY_INLINE void update(const RecurrenceArgs& a, const T* row, float decay_by, float write_by, int64_t head,
+                          int64_t first, float* state, float* key, float* query, T* out) {
   const int64_t keys = a.keys, group = a.tiled ? head % a.groups : head / (a.heads / a.groups);
-  const Gate gate = gate_of(a, gates, head);
   widen_row(row + a.key_at + group * keys, key, keys, a.delta, 1.f);
   if (out) widen_row(row + a.query_at + group * keys, query, keys, a.delta, a.query_scale);
   const T* values = row + a.value_at + head * a.values + first;
-  const Vec decay = splat(gate.decay), write = splat(gate.write);
+  const Vec decay = splat(decay_by), write = splat(write_by);
   Vec share[kPieceVecs], read[kPieceVecs];
   _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) read[v] = splat(0.f);
   if (a.delta)
@@ -182,13 +190,22 @@ void recurrence_task(const RecurrenceArgs& a, int64_t number, int64_t head, int6
     memcpy(state, stored_at(a, sequence[0], head, first), size * sizeof(float));
   else
     memset(state, 0, size * sizeof(float));
+  Gates gate;
   for (int64_t i = sequence[1]; i < sequence[2]; ++i) {
-    const int64_t place = a.states.replayed[2 * i], slot = a.states.replayed[2 * i + 1];
-    update<T>(a, (const T*)a.kept + place * width, (const T*)a.kept_gates + place * gates, head, first, state, key,
-              query, nullptr);
-    keep(slot, state);
+    const int32_t* own = a.states.replayed + 2 * i;
+    const int64_t at = (i - sequence[1]) % kLanes, left = sequence[2] - i;
+    if (at == 0)
+      gate.read<T>(a, head, left < kLanes ? left : kLanes,
+                   [&](int64_t j) { return (const T*)a.kept_gates + own[2 * j] * gates; });
+    update<T>(a, (const T*)a.kept + own[0] * width, gate.decay[at], gate.write[at], head, first, state, key, query,
+              nullptr);
+    keep(own[1], state);
   }
   for (int64_t row = begin; row < end; ++row) {
+    const int64_t at = (row - begin) % kLanes, left = end - row;
+    if (at == 0)
+      gate.read<T>(a, head, left < kLanes ? left : kLanes,
+                   [&](int64_t j) { return (const T*)a.gates + (row + j) * gates; });
     float* own = state;
     if (row >= nodes && !chain) {  // a state for each node, since several may go on from one
       const int64_t parent = rows[4 * row + 1];
@@ -197,7 +214,7 @@ void recurrence_task(const RecurrenceArgs& a, int64_t number, int64_t head, int6
     }
     const T *x = (const T*)a.x + row * width, *g = (const T*)a.gates + row * gates;
     T* out = (T*)a.out + (row * a.heads + head) * a.values + first;
-    update<T>(a, x, g, head, first, own, key, query, out);
+    update<T>(a, x, gate.decay[at], gate.write[at], head, first, own, key, query, out);
     keep(rows[4 * row + 2], own);
     const int64_t place = rows[4 * row + 3];
     if (place >= 0 && head == 0 && first == 0) {

@@ -164,7 +164,7 @@ struct ConvArgs {
 };
 
 // Columns of a head's state that are one task.
-constexpr int64_t kStatePiece = 32;
+constexpr int64_t kStatePiece = 64;
 
 struct RecurrenceArgs {
   const void* x;      // [T, width]: queries, keys and values, at the columns below

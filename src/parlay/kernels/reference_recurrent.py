@@ -9,7 +9,7 @@ from torch import Tensor
 from parlay.kernels.reference_drawing import FloatArray
 from parlay.kernels.views import StateView
 
-_PIECE = 32  # columns of a state that lie together
+_PIECE = 64  # columns of a state that lie together
 
 
 def _numbers(x: Tensor) -> FloatArray:

@@ -21,7 +21,7 @@ from parlay.parallel.group import Group
 from parlay.types.cache import RecurrentSpec
 from parlay.weights.weight import Weight
 
-PIECE = 32  # columns of a state that lie together
+PIECE = 64  # columns of a state that lie together
 
 
 @dataclass(frozen=True, slots=True)
