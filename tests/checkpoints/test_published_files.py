@@ -158,17 +158,11 @@ def test_a_tied_embedding_under_the_heads_name(tmp_path: Path, name: str) -> Non
         logits(path)
 
 
-def test_recurrent_layers_of_granite_4_are_refused_by_name(tmp_path: Path) -> None:
-    path = write_family(tmp_path / "model", "granite4")
-    for changes in (
-        {"layer_types": ["mamba", "attention", "mamba"]},
-        {"num_local_experts": 8},
-        {"position_embedding_type": "nope"},
-    ):
-        saved = (path / "config.json").read_text()
-        with pytest.raises(ModelError, match=r"recurrent|num_local_experts|position_embedding_type"):
-            describe_model(str(edit(path, **changes)))
-        (path / "config.json").write_text(saved)
+def test_layers_of_granite_4_as_older_configs_call_them(tmp_path: Path) -> None:
+    path = write_family(tmp_path / "model", "granite4-h")
+    expected = describe_model(str(path)).style
+    older = ["mamba", "attention", "mamba", "mamba"]
+    assert describe_model(str(edit(path, layer_types=None, layers_block_type=older))).style == expected
 
 
 def test_a_width_for_each_layer(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from parlay.engine.memory import count_blocks
 from parlay.models.config import ModelConfig
 from parlay.models.select import describe_model
 from parlay.parallel.group import Group
-from parlay.types.cache import CacheSpec
+from parlay.types.cache import CacheSpec, StateRoom
 
 TARGET, DRAFT = CacheSpec(3, 2, 16, 4), CacheSpec(1, 1, 8, 4)
 PER_TOKEN = 2 * 3 * 2 * 16 * 4
@@ -146,7 +146,7 @@ def test_the_pool_is_what_every_machine_has_room_for() -> None:
     narrow, wide, none = CacheSpec(3, 1, 16, 4), CacheSpec(3, 2, 16, 4), CacheSpec(3, 0, 16, 4)
 
     def counted(available: int, *machines: Load, **options: Any) -> int:
-        return count_on_all(EngineConfig(**options), machines, LENGTH, available)
+        return count_on_all(EngineConfig(**options), machines, LENGTH, available)[0]
 
     assert counted(1 << 40, Load(0, (narrow,)), Load(0, (wide,)), kv_cache_memory=20 * BLOCK) == 20
     assert counted(1 << 40, Load(0, (narrow,)), Load(0, (narrow,)), kv_cache_memory=20 * BLOCK) == 40
@@ -159,6 +159,6 @@ def test_the_pool_is_what_every_machine_has_room_for() -> None:
 def test_a_rank_with_less_memory_says_so(model: ModelConfig) -> None:
     (load, _) = loads(EngineConfig(tensor_parallel_size=2, **AWAY), model, torch.float32, NOTHING)
     need = load.weights + 100 * load.bytes_per_token
-    check_room(model, torch.float32, Group(0, 2), 100, need)
+    check_room(model, torch.float32, Group(0, 2), 100, StateRoom(), need)
     with pytest.raises(CapacityError, match=f"only {need - 1} bytes are free on its machine; lower the engine's"):
-        check_room(model, torch.float32, Group(0, 2), 100, need - 1)
+        check_room(model, torch.float32, Group(0, 2), 100, StateRoom(), need - 1)

@@ -12,12 +12,13 @@ from parlay.engine.timing import timed_passes
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
 from parlay.runner.runner import ModelRunner
+from parlay.types.cache import StateRoom
 
 
 class Slow:
     """A runner whose passes take `seconds` a row beyond a constant, and four times as long when they are recorded."""
 
-    block_size = 16
+    block_size, recurrent, room = 16, False, StateRoom()
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=1000))
 
     def __init__(self, seconds: float, burst: range = range(0)) -> None:

@@ -179,7 +179,9 @@ def test_nodes_and_their_replay(kernels: Kernels, dtype: torch.dtype, name: str,
     parents, known = SHAPES[shape], 5
     rows = [[0, i - 1, 0 if i == known - 1 else -1, -1] for i in range(known)]
     rows += [[0, known + p if p >= 0 else known - 1, -1, i] for i, p in enumerate(parents)]
-    drafted = one.run(x[: known + 7].contiguous(), gates[: known + 7].contiguous(), view([[-1, 0, 0, 0, 12]], rows), own)
+    drafted = one.run(
+        x[: known + 7].contiguous(), gates[: known + 7].contiguous(), view([[-1, 0, 0, 0, 12]], rows), own
+    )
     before = own.stored[0].clone()
     for node in range(7):
         path = [node]
@@ -198,7 +200,9 @@ def test_nodes_and_their_replay(kernels: Kernels, dtype: torch.dtype, name: str,
         assert same_bits(further, alone[-2:])
         for memory_of in (own.stored, own.tails):
             assert same_bits(memory_of[2], memory_of[1])
-        one.run(x[index[: known + 1]].contiguous(), gates[index[: known + 1]].contiguous(), chain(known + 1, to=1), own)
+        one.run(
+            x[index[: known + 1]].contiguous(), gates[index[: known + 1]].contiguous(), chain(known + 1, to=1), own
+        )
         assert same_bits(own.stored[3], own.stored[1])
         assert same_bits(own.tails[3], own.tails[1])
         if len(path) > 1:

@@ -23,7 +23,9 @@ from parlay.parallel.group import ALONE, Group
 from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.orders import Forward, Move, decode, encode
 from parlay.runner.runner import ModelRunner
+from parlay.types.cache import StateRoom
 from parlay.types.draft import ROOT, Draft
+from parlay.types.plan import StateUse
 from parlay.types.storage import Storage
 
 SIZE, BLOCKS = 8, tuple(range(11, -1, -1))
@@ -31,12 +33,17 @@ TREE = Draft((5, 6, 7, 8), (ROOT, 0, ROOT, 2), ("test",) * 4)
 EAGER = 70  # rows of a prompt that is too long for a recording
 
 
-def batches() -> list[Batch]:
-    """A prompt, single rows which are recorded and replayed, and a draft with branches."""
+def batches(*, recurrent: bool) -> list[Batch]:
+    """A prompt, single rows which are recorded and replayed, and a draft with branches, twice."""
     tokens = random_tokens(80)
     cuts = (0, EAGER, EAGER + 1, EAGER + 2, EAGER + 3)
-    made = [flatten([Stretch(tokens[a:b], a, BLOCKS)], SIZE) for a, b in pairwise(cuts)]
-    return [*made, *(flatten([Stretch(tokens[-1:], EAGER + 3 + i, BLOCKS, TREE)], SIZE) for i in range(2))]
+    made = [
+        Stretch(tokens[a:b], a, BLOCKS, states=StateUse(i % 2 if i else -1, stores=((b - a, 1 - i % 2),)))
+        for i, (a, b) in enumerate(pairwise(cuts))
+    ]
+    states = StateUse(0, (), ((1, 1),), (0, 1, 2, 3)), StateUse(1, (2, 3), ((2, 2), (3, 0)), (4, 5, 6, 7))
+    made += [Stretch(tokens[-1:], EAGER + 3 + i, BLOCKS, TREE, states=own) for i, own in enumerate(states)]
+    return [flatten([stretch], SIZE, recurrent=recurrent) for stretch in made]
 
 
 def tapped_runner(
@@ -44,7 +51,8 @@ def tapped_runner(
 ) -> ModelRunner:
     """Return what runs a model, or a share of it, and keeps the states after its first and last layer."""
     config, chosen = replace(describe_model(str(path)), storage=storage), select_kernels(force=kernels)
-    runner = ModelRunner(load_model(config, dtype, 128, chosen, group), chosen, len(BLOCKS), SIZE, group)
+    model, room = load_model(config, dtype, 128, chosen, group), StateRoom(slots=3, places=8)
+    runner = ModelRunner(model, chosen, len(BLOCKS), SIZE, group, room=room)
     if config.architecture != "OPTForCausalLM":
         runner.tap((1, config.num_layers))
     return runner
@@ -55,7 +63,7 @@ def pass_through(
 ) -> list[Tensor]:
     """Return hidden states, logits and states between layers of a few passes on one rank."""
     runner, found = tapped_runner(path, dtype, group, storage, kernels), []
-    for batch in batches():
+    for batch in batches(recurrent=runner.recurrent):
         hidden = runner.forward(decode(encode(Forward.of(batch))).batch)  # as ranks are told
         found += [hidden.clone(), runner.tapped.clone(), runner.logits(hidden, range(len(hidden))).clone()]
         runner.move(Move((8,), (9,)))
@@ -86,7 +94,7 @@ def test_every_family_in_stages(
 
     def work(group: Group) -> list[Tensor]:
         runner = tapped_runner(path, dtype, group)
-        made, found = batches(), list[Tensor]()
+        made, found = batches(recurrent=runner.recurrent), list[Tensor]()
         for first in range(0, len(made), 2):  # as many as there are stages
             some = made[first : first + 2]
             for batch in some:
@@ -97,7 +105,7 @@ def test_every_family_in_stages(
         return found
 
     alone, expected = tapped_runner(path, dtype, ALONE), list[Tensor]()
-    for batch in batches():
+    for batch in batches(recurrent=alone.recurrent):
         hidden = alone.forward(batch)
         expected += [x.clone() for x in (hidden, alone.tapped, alone.logits(hidden, range(len(hidden))))]
     for rank, found in enumerate(in_stages(2, sharing, work)[:sharing]):

@@ -147,7 +147,10 @@ def test_speculation_changes_no_token(tmp_path: Path) -> None:
     ("changes", "complaint"),
     [
         ({"text_config": None}, "Gemma3ForConditionalGeneration"),
-        ({"text_config": {"model_type": "qwen3_5_text"}}, "Qwen35ForCausalLM is not served; these families are"),
+        (
+            {"text_config": {"model_type": "recurrent_gemma_text"}},
+            "RecurrentGemmaForCausalLM is not served; these families are",
+        ),
         ({"text_config": {**SMALL, "model_type": "gemma3_text", "num_hidden_layers": 2}}, "does not explain"),
     ],
     ids=["no text", "another family", "other sizes"],

@@ -68,7 +68,7 @@ def batches() -> list[Batch]:
 
 def test_the_same_bits(model: CausalModel) -> None:
     recorded, plain = new_cache(model), new_cache(model)
-    graphs = Graphs(model, KERNELS, recorded)
+    graphs = Graphs(model, KERNELS, recorded, BLOCKS)
     for batch in batches():
         hidden = graphs.forward(batch)
         assert torch.equal(hidden.view(torch.int16), eager(model, plain, batch).view(torch.int16))
@@ -81,7 +81,7 @@ def test_states_between_layers(tmp_path: Path) -> None:
     """First embeddings, at last what the final norm reads, between them what a shorter model ends with."""
     path = write_llama(tmp_path, num_hidden_layers=3)
     whole = load_model(describe_model(str(path)), torch.float32, 128, KERNELS)
-    graphs = Graphs(whole, KERNELS, new_cache(whole))
+    graphs = Graphs(whole, KERNELS, new_cache(whole), BLOCKS)
     graphs.taps = (0, 2, 3)
     lent = load_file(path / "model.safetensors")
     for batch in batches()[:8] * 2:
@@ -96,7 +96,7 @@ def test_states_between_layers(tmp_path: Path) -> None:
     (path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
     save_file({n: t for n, t in lent.items() if "layers.2." not in n}, path / "model.safetensors")
     short = load_model(describe_model(str(path)), torch.float32, 128, KERNELS)
-    fewer, graphs = Graphs(short, KERNELS, new_cache(short)), Graphs(whole, KERNELS, new_cache(whole))
+    fewer, graphs = Graphs(short, KERNELS, new_cache(short), BLOCKS), Graphs(whole, KERNELS, new_cache(whole), BLOCKS)
     fewer.taps = graphs.taps = (2,)
     for batch in batches()[:8]:
         fewer.forward(batch)
@@ -119,7 +119,7 @@ class Stale:
 
 def test_a_model_that_cannot_be_recorded(model: CausalModel, caplog: pytest.LogCaptureFixture) -> None:
     stale, cache = Stale(model), new_cache(model)
-    graphs = Graphs(stale, KERNELS, new_cache(model))
+    graphs = Graphs(stale, KERNELS, new_cache(model), BLOCKS)
     for batch in batches()[:5]:
         assert torch.equal(graphs.forward(batch), eager(stale, cache, batch))
     if KERNELS.name != "reference":
@@ -129,7 +129,7 @@ def test_a_model_that_cannot_be_recorded(model: CausalModel, caplog: pytest.LogC
 def test_few_recordings_are_tried(model: CausalModel) -> None:
     """A trial runs the model twice: to record it on another batch, and once more to compare."""
     spy = Spy(model, model.config.vocab_size)
-    graphs, passes = Graphs(spy, KERNELS, new_cache(model)), {}
+    graphs, passes = Graphs(spy, KERNELS, new_cache(model), BLOCKS), {}
     for rows in (4, 3, 8, 5, 8, 7, 12, 16, 12, 11, 6):
         before = len(spy.tokens)
         graphs.forward(flatten([Stretch([1] * rows, 0, [0, 1, 2, 3])], SIZE))
@@ -148,7 +148,7 @@ class StaleBeyond(Stale):
 @pytest.mark.parametrize("order", [(4, 8, 16, 9, 8), (8, 9, 4), (32, 4, 8, 20, 12, 11), (1, 2, 4, 8, 5, 12, 10)])
 def test_a_model_that_cannot_be_recorded_from_some_size_on(order: tuple[int, ...], model: CausalModel) -> None:
     stale, cache = StaleBeyond(model), new_cache(model)
-    graphs = Graphs(stale, KERNELS, new_cache(model))
+    graphs = Graphs(stale, KERNELS, new_cache(model), BLOCKS)
     for turn in range(3):
         for rows in order:
             batch = flatten([Stretch([turn + row for row in range(rows)], 0, range(8))], SIZE)
@@ -215,7 +215,7 @@ class Spy:
 
 def test_recordings_share_their_memory(model: CausalModel) -> None:
     """There is one for every number of rows."""
-    graphs = Graphs(model, KERNELS, new_cache(model))
+    graphs = Graphs(model, KERNELS, new_cache(model), BLOCKS)
     first = graphs.forward(flatten([Stretch([1] * 3, 0, [0])], SIZE))
     second = graphs.forward(flatten([Stretch([1] * 7, 0, [0, 1])], SIZE))
     if KERNELS.record(lambda: None) is not None:
@@ -225,5 +225,5 @@ def test_recordings_share_their_memory(model: CausalModel) -> None:
 def test_no_token_beyond_the_vocabulary(model: CausalModel) -> None:
     """Recording runs on other tokens than the batch's; there may be no other."""
     spy = Spy(model, 1)
-    Graphs(spy, KERNELS, new_cache(model)).forward(flatten([Stretch([0, 0], 0, [0])], SIZE))
+    Graphs(spy, KERNELS, new_cache(model), BLOCKS).forward(flatten([Stretch([0, 0], 0, [0])], SIZE))
     assert all((tokens == 0).all() for tokens in spy.tokens)

@@ -89,7 +89,9 @@ def check_room(
 def count_on_all(
     config: EngineConfig, machines: Sequence[Load], max_model_len: int, available: int
 ) -> tuple[int, StateRoom]:
-    """Return the size of the pool that every machine has room for, if all have as much memory as this one, and states.
+    """Return the size of the pool that every machine has room for, and the room for states.
+
+    All are taken to have as much memory as this one.
 
     Raises:
         CapacityError: as `count_blocks` and `state_room`.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from parlay.config import EngineConfig
 from parlay.errors import CapacityError
-from parlay.types.cache import CacheSpec, StateRoom
+from parlay.types.cache import NO_ROOM, CacheSpec, StateRoom
 
 # The cache, by default: at most a quarter of the memory that weights leave free, and no more than 1 GiB or a few
 # sequences of full length, whichever is more. Pages take memory when they are first written.
@@ -35,7 +35,7 @@ class Memory:
     block_size: int
     bytes_per_token: int
     states: int = 0
-    room: StateRoom = StateRoom()
+    room: StateRoom = NO_ROOM
 
     @property
     def tokens(self) -> int:
@@ -61,7 +61,7 @@ def state_room(config: EngineConfig, spec: CacheSpec, available: int, weights: i
         CapacityError: one sequence would not fit.
     """
     if not spec.bytes_per_slot:
-        return StateRoom()
+        return NO_ROOM
     each = spec.bytes_per_slot * _SLOTS + spec.bytes_per_place * _NODES
     left = max(available - weights, 0) // _SHARE
     sequences = min(config.max_num_seqs, left // each)

@@ -35,7 +35,7 @@ from parlay.proposers.select import make_proposer
 from parlay.proposers.shared_passes import follow
 from parlay.runner.orders import Call, Collect, Forward, Move, Refusal, decode
 from parlay.runner.runner import ModelRunner
-from parlay.types.cache import StateRoom
+from parlay.types.cache import NO_ROOM, StateRoom
 from parlay.types.storage import LoadFormat, Storage
 
 
@@ -84,7 +84,7 @@ class Assignment:
     fast: bool = False
     taps: Sequence[int] = ()
     share: Share | None = None
-    states: StateRoom = StateRoom()
+    states: StateRoom = NO_ROOM
 
     @classmethod
     def of(

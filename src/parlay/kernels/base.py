@@ -301,7 +301,9 @@ class Kernels(Drawing, Protocol):
         kept: Tensor,
         out: Tensor,
     ) -> None:
-        """`out[i] = rounded(f(sum of weight[j] * the row j - L + 1 after row i on its path over j + bias))`, per column.
+        """`out[i] = rounded(f(sum of weight[j] * x[L - 1 - j rows before i] over j + bias))`, column by column.
+
+        Rows before are those of a row's path.
 
         Args:
             x: T `[rows, C]`.
@@ -374,7 +376,7 @@ class Kernels(Drawing, Protocol):
         Source: Dao and Gu 2024 (arXiv 2405.21060), section 3.
 
         Args:
-            x: T `[rows, H V + 2 G K]`: x, B, C; V is a multiple of 16. H / G neighbouring heads read the same B and C.
+            x: T `[rows, H V + 2 G K]`: x, B, C; V is a multiple of 16. H / G neighbouring heads share B and C.
             gates: T `[rows, H]`.
             rate: float32 `[H]`, below 0.
             step_bias: float32 `[H]`.

@@ -63,7 +63,9 @@ def _check(operation: str, of: Arguments) -> None:
     if operation == "attention":
         return _check_attention(of["key_cache"], of["view"], of.get("window", 0))
     if "states" in of:
-        return _check_states(operation, of["states"], len(of["tails" if "tails" in of else "stored"]), len(of["kept"]))
+        return _check_states(
+            operation, of["states"], len(of["tails" if "tails" in of else "stored"]), len(of["kept"])
+        )
     for name, size in _SIZES[operation].items():
         if of.get(name) is not None:
             # Of rows with a negative slot nothing is stored.

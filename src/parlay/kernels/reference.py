@@ -14,9 +14,9 @@ from torch import Tensor
 
 from parlay.kernels import linear
 from parlay.kernels.base import Activation, AttentionView, Kernels
-from parlay.kernels.reference_recurrent import ReferenceRecurrent
 from parlay.kernels.linear import WAYS, LinearWeight, Way
 from parlay.kernels.reference_drawing import FloatArray, ReferenceDrawing
+from parlay.kernels.reference_recurrent import ReferenceRecurrent
 from parlay.weights.weight import Weight
 
 

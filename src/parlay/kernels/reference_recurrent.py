@@ -24,7 +24,8 @@ def _sigmoid(x: FloatArray) -> FloatArray:
 
 def _softplus(x: FloatArray) -> FloatArray:
     wide = x.astype(np.float64)
-    return np.where(wide > 20, wide, np.log1p(np.exp(np.minimum(wide, 20)))).astype(np.float32)
+    soft: FloatArray = np.where(wide > 20, wide, np.log1p(np.exp(np.minimum(wide, 20)))).astype(np.float32)
+    return soft
 
 
 def _unit(x: FloatArray) -> FloatArray:
@@ -35,7 +36,11 @@ def _paths(states: StateView) -> Iterator[tuple[int, list[tuple[int, int]], list
     """Yield of each sequence its slot, what is replayed, and its rows with those before it."""
     for slot, first, last, begin, end in states.sequences.tolist():
         if begin < end:
-            yield slot, states.replayed[first:last].tolist(), [[r, *states.rows[r, 1:].tolist()] for r in range(begin, end)]
+            yield (
+                slot,
+                states.replayed[first:last].tolist(),
+                [[r, *states.rows[r, 1:].tolist()] for r in range(begin, end)],
+            )
 
 
 class ReferenceRecurrent:

@@ -192,4 +192,3 @@ class SequenceStates:
         if slot >= 0:
             self._pool.slots.release(slot)
         self._pool.free_places(places)
-

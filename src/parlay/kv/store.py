@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from parlay.models.context import CacheLayers, LayerCache, StateCache
-from parlay.types.cache import CacheSpec, RecurrentSpec, StateRoom
+from parlay.types.cache import NO_ROOM, CacheSpec, RecurrentSpec, StateRoom
 
 _LINE = 64  # bytes: a cache line, in which rows begin
 
 
 def allocate(
-    spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, room: StateRoom = StateRoom()
+    spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, room: StateRoom = NO_ROOM
 ) -> CacheLayers:
     """Return zeroed caches for every layer of a group, all on the same block ids and slots."""
 

@@ -192,7 +192,10 @@ class ModelConfig:
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         hidden, experts, layers = self.hidden_size, self.style.experts, self.num_layers
         sparse = sum(experts.sparse) if experts else 0
-        products = [("qkv", (q * (1 + self.style.output_gate) + 2 * kv, hidden), layers), ("out", (hidden, q), layers)]
+        products = [
+            ("qkv", (q * (1 + self.style.output_gate) + 2 * kv, hidden), layers),
+            ("out", (hidden, q), layers),
+        ]
         if (recurrent := self.style.recurrent) is not None:
             times = sum(recurrent.layers)
             products = [(name, shape, layers - times) for name, shape, _ in products]

@@ -94,6 +94,12 @@ class ForwardContext:
     taps: tuple[int, ...] = ()
     states: StateView | None = None
 
+    def keys(self, index: int) -> LayerCache:
+        """Return the keys and values of a layer that is attention."""
+        cache = self.cache[index]
+        assert isinstance(cache, LayerCache)
+        return cache
+
 
 def handed_states(buffers: Buffers, taps: Sequence[int], width: int) -> Tensor:
     """Return where a pass leaves its results, and stages what they hand on: `[2 + taps, rows, width]`.

@@ -337,7 +337,9 @@ class DecoderLayer:
         else:
             self._mlp = make_mlp(config, read, kernels, group)
 
-    def __call__(self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache | StateCache) -> Tensor:
+    def __call__(
+        self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache | StateCache
+    ) -> Tensor:
         """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
         x = self._begin(0, residual, delta, context)
         mixed = self._finish(0, self._mixer(x, context, cache), context.kernels)

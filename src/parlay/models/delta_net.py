@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -124,8 +125,11 @@ class DeltaNets:
         begin, end = self._heads(group)
         heads = slice(begin * ratio, end * ratio)
         conv = read("linear_attn.conv1d.weight").view(-1, self.taps)
-        q, k, v = conv.split((keys, keys, values))
-        own_keys, own_values = slice(begin * self.key, end * self.key), slice(heads.start * self.value, heads.stop * self.value)
+        q, k, v = conv.tensor_split((keys, 2 * keys))
+        own_keys, own_values = (
+            slice(begin * self.key, end * self.key),
+            slice(heads.start * self.value, heads.stop * self.value),
+        )
         rates = read.exact("linear_attn.A_log").tolist()
         units = self.key, self.key, ratio * self.value
         *mixed, z, b, a = self._projections(read)
@@ -151,7 +155,8 @@ class DeltaNets:
 
         def by_head(name: str, *widths: int) -> list[Weight]:
             weight = read.weight(f"linear_attn.in_proj_{name}.weight")
-            each = torch.arange(weight.shape[0]).view(self.key_heads, -1).split(widths, dim=1)
+            bounds = tuple(accumulate(widths))[:-1]
+            each = torch.arange(weight.shape[0]).view(self.key_heads, -1).tensor_split(bounds, dim=1)
             return [weight.chosen(rows.reshape(-1)) for rows in each]
 
         if self.fused:

@@ -112,7 +112,7 @@ class MambaLayers:
         return {f"mamba.{name}": shape for name, shape in shapes.items()}
 
     def _bounds(self, group: Group) -> tuple[int, ...]:
-        """Return whose heads are whose: whole groups, since a rank's heads share B and C evenly; or of one group any."""
+        """Return whose heads are whose: whole groups, which share B and C; of a single one, any."""
         return group.bounds(self.heads, 1 if self.groups == 1 else self.heads // self.groups)
 
     def spec(self, config: ModelConfig, group: Group) -> RecurrentSpec:

@@ -57,7 +57,7 @@ class ShortConvs:
         """Read a layer."""
         hidden = config.hidden_size
         whole = read.weight("conv.in_proj.weight")
-        biases = list(read("conv.in_proj.bias").split(hidden)) if self.bias else [None] * 3
+        biases = list(read("conv.in_proj.bias").chunk(3)) if self.bias else [None] * 3
         bounds = group.output_bounds(hidden)
         own = slice(*group.share(bounds))
         return ShortConv(
@@ -100,7 +100,9 @@ class ShortConv:
         kernels, buffers, states = context.kernels, context.buffers, context.states
         assert states is not None
         roles = "before convolution", "behind convolution", "convolution input"
-        before, behind, rows = (linear(x, buffers, role) for linear, role in zip(self.projections, roles, strict=True))
+        before, behind, rows = (
+            linear(x, buffers, role) for linear, role in zip(self.projections, roles, strict=True)
+        )
         mixed = buffers("convolved", self.taps.shape[1])
         if self.taps.shape[1]:
             kernels.multiply(rows, before)

@@ -19,7 +19,7 @@ from torch import Tensor
 from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
-from parlay.models.context import LayerCache
+from parlay.models.context import CacheLayers
 from parlay.models.select import CausalModel
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.orders import OnOrder, nobody
@@ -93,7 +93,7 @@ class Runtime:
     block_size: int
     max_rows: int
     target: CausalModel
-    cache: tuple[LayerCache, ...]
+    cache: CacheLayers
     on_read: OnRead = ignore
     keep_distributions: bool = False
     processors: Processors = field(default_factory=dict)

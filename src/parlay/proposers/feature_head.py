@@ -21,7 +21,7 @@ from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError
 from parlay.kv.store import allocate
 from parlay.models.config import ModelConfig
-from parlay.models.context import Buffers, ForwardContext, LayerCache
+from parlay.models.context import Buffers, CacheLayers, ForwardContext
 from parlay.models.decoder import Decoder
 from parlay.models.layers import Embedding
 from parlay.models.select import cache_spec, exposes_hidden_states, refuse_recurrent
@@ -152,7 +152,7 @@ class FeatureHead(CheckpointHead):
         """Read the head's weights and allocate its cache layers and what its passes write to."""
         dtype, group, self._block_size = self._target.dtype, runtime.group, runtime.block_size
         blocks, own = runtime.num_blocks + scratch_blocks(runtime.block_size), cache_spec(self.config, dtype, group)
-        self._layer_caches: tuple[LayerCache, ...] = allocate(own, blocks, runtime.block_size, dtype)
+        self._layer_caches: CacheLayers = allocate(own, blocks, runtime.block_size, dtype)
         super().load(runtime)
         self._memory = Buffers(MOST_ROWS, dtype)  # shared by all recordings, of which one runs at a time
         self._recorded = group.size == 1

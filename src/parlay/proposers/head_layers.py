@@ -42,7 +42,7 @@ class HeadLayers:
         """Run the layers on attention's input `x`, and add their output to `state` `[rows, d]`."""
         kernels = context.kernels
         normed = context.buffers("normed", state.shape[1])
-        mixed = self._attention(x, context, context.cache[0])
+        mixed = self._attention(x, context, context.keys(0))
         kernels.add_rms_norm(state, mixed, self._norm, self._eps, normed)
         delta = self._mlp(normed, context)
         for layer, cache in zip(self._others, context.cache[1:], strict=True):

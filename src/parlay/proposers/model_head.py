@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from parlay.models.config import ModelConfig
-from parlay.models.context import LayerCache
+from parlay.models.context import CacheLayers
 from parlay.models.select import load_model
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_head import DraftHead, Start
@@ -26,7 +26,7 @@ class ModelHead(DraftHead):
     def load_model(
         self,
         config: ModelConfig,
-        cache: int | tuple[LayerCache, ...],
+        cache: int | CacheLayers,
         target: TargetInfo,
         runtime: Runtime,
         *,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from parlay.kernels.base import AttentionView, Kernels, StateView
 from parlay.log import logger
-from parlay.models.context import Buffers, CacheLayers, ForwardContext, LayerCache, StateCache, handed_states
+from parlay.models.context import Buffers, CacheLayers, ForwardContext, handed_states
 from parlay.models.select import CausalModel
 from parlay.runner.batch import Batch
 
@@ -49,6 +49,8 @@ class Graphs:
         model: CausalModel,
         kernels: Kernels,
         cache: CacheLayers,
+        blocks: int,
+        places: int | None = None,
         *,
         recordable: bool = True,
         alone: bool = True,
@@ -59,6 +61,8 @@ class Graphs:
             model: to run.
             kernels: the operations to run with.
             cache: of the model's layers.
+            blocks: most that a table has.
+            places: of draft nodes, for a model with recurrent layers.
             recordable: whether all that a pass computes is kernels'.
             alone: whether there is no other stage.
         """
@@ -68,9 +72,7 @@ class Graphs:
         self._graphs: dict[int, _Graph] = {}  # by rows
         self._tried: list[int] = []  # rows of those that were checked
         # Memory of all recordings, of which one runs at a time; of the tables little is ever touched.
-        blocks = next((len(layer.key) for layer in cache if isinstance(layer, LayerCache)), 1)
-        places = next((len(layer.kept_rows) for layer in cache if isinstance(layer, StateCache)), 0)
-        self._inputs = empty_batch(MOST_ROWS, blocks, places if model.config.style.recurrent else None)
+        self._inputs = empty_batch(MOST_ROWS, max(blocks, 1), places)
         self._buffers = Buffers(MOST_ROWS, model.dtype)
         # What another library computes, or sends to other ranks, cannot be recorded.
         self.usable = recordable and model.config.foreign is None

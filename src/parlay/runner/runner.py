@@ -14,7 +14,7 @@ from parlay.parallel.group import ALONE, Group
 from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.graphs import Graphs
 from parlay.runner.orders import Collect, Forward, Logits, Move, OnOrder, nobody, slots_of
-from parlay.types.cache import StateRoom
+from parlay.types.cache import NO_ROOM, StateRoom
 from parlay.types.plan import Span, Verdict
 
 
@@ -37,7 +37,7 @@ class ModelRunner:
         block_size: int,
         group: Group = ALONE,
         tell: OnOrder = nobody,
-        room: StateRoom = StateRoom(),
+        room: StateRoom = NO_ROOM,
     ) -> None:
         """Allocate.
 
@@ -56,10 +56,14 @@ class ModelRunner:
         spec = cache_spec(model.config, model.dtype, group)
         self.recurrent, self.room = model.config.style.recurrent is not None, room
         if isinstance(blocks, int):
-            blocks = allocate(spec, blocks, block_size, model.dtype, room)
+            longest, blocks = blocks, allocate(spec, blocks, block_size, model.dtype, room)
+        else:
+            longest = max(len(layer.key) for layer in blocks if isinstance(layer, LayerCache))
         self.cache = blocks
         self._tell, self.pipeline = tell, group.pipeline
-        self._graphs = Graphs(model, kernels, blocks, recordable=group.recordable, alone=group.pipeline.stages == 1)
+        places = room.places if self.recurrent else None
+        alone = group.pipeline.stages == 1
+        self._graphs = Graphs(model, kernels, blocks, longest, places, recordable=group.recordable, alone=alone)
         self._hidden = self.tapped = torch.empty(0)
         self._under_way = deque[int]()  # rows of each pass that is not finished
 

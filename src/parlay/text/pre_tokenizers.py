@@ -9,9 +9,6 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _REST = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-# The same with marks as parts of words.
-_MARKED_WORDS = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
-_MARKED_REST = rf" ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 
@@ -47,7 +44,6 @@ PATTERNS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),
     "llama-bpe": (rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}{{1,3}}|{_REST}",),
-    "qwen35": (rf"{_CONTRACTIONS}{_MARKED_WORDS}|\p{{N}}|{_MARKED_REST}",),
     "qwen2": (rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}|{_REST}",),
     "refact": (r"\p{N}", _GPT2),
     "tekken": (_cased("", r"\p{N}"),),

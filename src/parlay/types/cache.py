@@ -17,6 +17,9 @@ class StateRoom(NamedTuple):
     places: int = 0
 
 
+NO_ROOM = StateRoom()
+
+
 @dataclass(frozen=True, slots=True)
 class RecurrentSpec:
     """What one recurrent layer keeps of a sequence, and of a draft node until the next step.

@@ -124,7 +124,8 @@ def _recurrent(file: GGUFFile, name: str, family: Family, layers: int) -> dict[s
         width, count = size_of(file, f"{name}.ssm.inner_size"), size_of(file, f"{name}.ssm.time_step_rank")
         if count < 1 or width % count:
             raise ModelError(
-                f"{file.path}: {width} columns of recurrent layers do not divide into {count} heads; the file is damaged"
+                f"{file.path}: {width} columns of recurrent layers do not divide into {count} heads; the file is "
+                "damaged"
             )
         found[family.value] = width // count
     return found

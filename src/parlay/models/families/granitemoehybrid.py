@@ -6,7 +6,7 @@ from dataclasses import replace
 from parlay.checkpoints.files import config_file
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
-from parlay.models.families import granite, granitemoe, granitemoeshared
+from parlay.models.families import granite, granitemoeshared
 from parlay.models.mamba import MambaLayers, step_limits
 
 _NAMES = {

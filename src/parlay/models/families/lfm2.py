@@ -32,7 +32,9 @@ def describe(config: ModelConfig) -> ModelConfig:
     Raises:
         ModelError: an option that is not served.
     """
-    config = replace(config, intermediate_size=_inner_width(config), rms_norm_eps=config.number("norm_eps", config.rms_norm_eps))
+    config = replace(
+        config, intermediate_size=_inner_width(config), rms_norm_eps=config.number("norm_eps", config.rms_norm_eps)
+    )
     style = Style(head_norms=True, recurrent=convolutions(config))
     return replace(config, style=style, renamed=config.in_layers({**NAMES, **DENSE}) | FINAL)
 

@@ -177,8 +177,8 @@ class Model:
         self._embedding(tokens, residual)
         kernels.add_embedding(residual, self._positions, context.positions)
         delta: Tensor | None = None
-        for layer, cache in zip(self._layers, context.cache, strict=True):
-            delta = layer(residual, delta, context, cache)
+        for index, layer in enumerate(self._layers):
+            delta = layer(residual, delta, context, context.keys(index))
         assert delta is not None
         hidden = context.buffers("hidden", width)
         kernels.add_layer_norm(residual, delta, *self._norm, _EPS, hidden)

@@ -47,7 +47,7 @@ class PagedAttention(nn.Module):
             `[1, T, H, D]`.
         """
         kernels, buffers, (index, window) = context.kernels, context.buffers, self._places[module]
-        cache = context.cache[index]
+        cache = context.keys(index)
         _, heads, rows, head_dim = parts[0].shape
         kv_heads = parts[1].shape[1]
         qkv = buffers("qkv", (heads + 2 * kv_heads) * head_dim)

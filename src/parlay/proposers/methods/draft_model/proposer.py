@@ -17,7 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.models.select import cache_spec, check_ranks, check_weights, describe_model, refuse_recurrent, stored_kinds
+from parlay.models.select import (
+    cache_spec,
+    check_ranks,
+    check_weights,
+    describe_model,
+    refuse_recurrent,
+    stored_kinds,
+)
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
 from parlay.proposers.draft_head import Start
 from parlay.proposers.draft_slots import scratch_blocks
