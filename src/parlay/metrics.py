@@ -28,6 +28,10 @@ GAUGES: dict[str, tuple[str, Callable[[StatsSnapshot], float]]] = {
         "Share of the cache blocks that requests hold, 0 to 1.",
         lambda now: now.blocks_used / max(now.blocks, 1),
     ),
+    "parlay:state_usage_perc": (
+        "Share of the states of recurrent layers that requests hold, 0 to 1; 0 for a model without such layers.",
+        lambda now: now.slots_used / max(now.slots, 1),
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -157,7 +158,7 @@ def test_a_text_cut_up(kernels: Kernels, dtype: torch.dtype, name: str) -> None:
     kernels.set_threads(2)
     for cuts in ([17], [1, 2, 3, 39], [16, 32]):
         parts, edges = [], [0, *cuts, 40]
-        for number, (a, b) in enumerate(zip(edges, edges[1:], strict=False)):
+        for number, (a, b) in enumerate(pairwise(edges)):
             states = chain(b - a, source=1 + (number + 1) % 2 if a else -1, to=1 + number % 2)
             parts.append(one.run(x[a:b].contiguous(), gates[a:b].contiguous(), states, own))
         assert same_bits(torch.cat(parts), whole)

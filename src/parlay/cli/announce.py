@@ -38,6 +38,11 @@ def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, st
         "context": f"{engine.max_model_len:,} tokens",
         "cache": f"up to {size_text(memory.cache)} for {memory.tokens:,} tokens, taken as it fills; "
         "--kv-cache-memory changes it",
+        **(
+            {}
+            if not memory.states
+            else {"states": f"up to {size_text(memory.states)} for {memory.room.slots // 2} sequences and checkpoints"}
+        ),
         "speculation": (" + ".join(said.methods[1:]) or "none") + _verified(engine.numerics_id),
         "threads": str(env.threads_of(replicas)),
         "sampling": f"{sampling(engine.sampling_defaults)} unless a request says otherwise (--generation-config)",
@@ -63,6 +68,7 @@ def figures(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, 
         "max_model_len": engine.max_model_len,
         "cache_bytes": memory.cache,
         "cache_tokens": memory.tokens,
+        "state_bytes": memory.states,
         "methods": list(said.methods[1:]),
         "verification": verification_of(engine.numerics_id),
         "threads": env.threads_of(config.data_parallel_size),

@@ -294,6 +294,8 @@ class Engine:
             waiting=waiting,
             blocks=self._pool.num_blocks,
             blocks_used=self._pool.num_blocks - self._pool.available,
+            slots=self.memory.room.slots,
+            slots_used=0 if self._states is None else self.memory.room.slots - self._states.slots.available,
         )
 
     def abort(self, *requests: Request) -> None:

@@ -29,7 +29,8 @@ def _softplus(x: FloatArray) -> FloatArray:
 
 
 def _unit(x: FloatArray) -> FloatArray:
-    return x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + np.float32(1e-6))
+    unit: FloatArray = x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + np.float32(1e-6))
+    return unit
 
 
 def _paths(states: StateView) -> Iterator[tuple[int, list[tuple[int, int]], list[list[int]]]]:

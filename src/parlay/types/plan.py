@@ -76,7 +76,7 @@ class StateUse:
     Attributes:
         source: slot of the state that they go on from; -1 for none.
         accepted: places of the nodes that were accepted since, in order; they are applied to it first.
-        stores: pairs of a number of tokens, beyond those of the source, and the slot that the state is stored to then.
+        stores: pairs of a number of tokens, beyond those of the source, and the slot that the state then goes to.
         places: of the nodes of the draft.
     """
 

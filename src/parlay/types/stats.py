@@ -111,18 +111,21 @@ class StatsSnapshot(Stats):
     Attributes:
         running, waiting: requests that have blocks, and those that have none yet.
         blocks, blocks_used: of the cache; used are those that running requests hold.
+        slots, slots_used: the same of states of recurrent layers.
     """
 
     running: int = 0
     waiting: int = 0
     blocks: int = 0
     blocks_used: int = 0
+    slots: int = 0
+    slots_used: int = 0
 
     @classmethod
-    def of(cls, stats: Stats, *, running: int, waiting: int, blocks: int, blocks_used: int) -> "StatsSnapshot":
-        """Return what `stats` counts now, as data of its own."""
+    def of(cls, stats: Stats, **full: int) -> "StatsSnapshot":
+        """Return what `stats` counts now, as data of its own, and how full the engine is."""
         counts = {f.name: deepcopy(getattr(stats, f.name)) for f in fields(Stats)}
-        return cls(**counts, running=running, waiting=waiting, blocks=blocks, blocks_used=blocks_used)
+        return cls(**counts, **full)
 
 
 def summed(counts: Iterable[Sequence[int]]) -> list[int]:
