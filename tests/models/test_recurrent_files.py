@@ -1,0 +1,281 @@
+"""GGUF files of models with recurrent layers, and what is refused of such models."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import write_family
+from gguf import GGUFWriter
+from gguf_families import dequantised
+from gguf_files import add_keys, add_raw, finish, interleave, to_blocks, tokenizer_keys, write_dequantised
+from pieces import logits_of
+from safetensors.torch import load_file
+from torch import Tensor
+
+from parlay import LLM, ConfigError, ModelError
+from parlay.kernels.select import select_kernels
+from parlay.models.select import describe_model, load_model
+from parlay.parallel.group import Group
+
+# Files' names of a layer's tensors, by endings of Hugging Face's, the longest first.
+BLOCK = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+NAMES: dict[str, dict[str, str]] = {
+    "qwen35": BLOCK
+    | {
+        "post_attention_layernorm.weight": "post_attention_norm.weight",
+        "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
+        "linear_attn.in_proj_z.weight": "attn_gate.weight",
+        "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
+        "linear_attn.in_proj_b.weight": "ssm_beta.weight",
+        "linear_attn.conv1d.weight": "ssm_conv1d.weight",
+        "linear_attn.A_log": "ssm_a",
+        "linear_attn.dt_bias": "ssm_dt.bias",
+        "linear_attn.norm.weight": "ssm_norm.weight",
+        "linear_attn.out_proj.weight": "ssm_out.weight",
+    },
+    "granitehybrid": BLOCK
+    | {
+        "post_attention_layernorm.weight": "ffn_norm.weight",
+        "mamba.in_proj.weight": "ssm_in.weight",
+        "mamba.conv1d.weight": "ssm_conv1d.weight",
+        "mamba.conv1d.bias": "ssm_conv1d.bias",
+        "mamba.A_log": "ssm_a",
+        "mamba.D": "ssm_d",
+        "mamba.dt_bias": "ssm_dt.bias",
+        "mamba.norm.weight": "ssm_norm.weight",
+        "mamba.out_proj.weight": "ssm_out.weight",
+        "shared_mlp.output_linear.weight": "ffn_down.weight",
+    },
+    "lfm2": {
+        "operator_norm.weight": "attn_norm.weight",
+        "ffn_norm.weight": "ffn_norm.weight",
+        "self_attn.q_proj.weight": "attn_q.weight",
+        "self_attn.k_proj.weight": "attn_k.weight",
+        "self_attn.v_proj.weight": "attn_v.weight",
+        "self_attn.out_proj.weight": "attn_output.weight",
+        "self_attn.q_layernorm.weight": "attn_q_norm.weight",
+        "self_attn.k_layernorm.weight": "attn_k_norm.weight",
+        "conv.conv.weight": "shortconv.conv.weight",
+        "conv.in_proj.weight": "shortconv.in_proj.weight",
+        "conv.out_proj.weight": "shortconv.out_proj.weight",
+        "feed_forward.w1.weight": "ffn_gate.weight",
+        "feed_forward.w3.weight": "ffn_up.weight",
+        "feed_forward.w2.weight": "ffn_down.weight",
+    },
+}
+EVEN = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
+
+
+def keys_of(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    heads = config["num_attention_heads"]
+    recurrent = [kind not in ("full_attention", "attention") for kind in config["layer_types"]]
+    by_layer = [0 if own else config["num_key_value_heads"] for own in recurrent]
+    keys = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", config.get("norm_eps")),
+        "rope.freq_base": config["rope_parameters"]["rope_theta"],
+    }
+    if arch == "qwen35":
+        return keys | {
+            "attention.head_count_kv": config["num_key_value_heads"],
+            "attention.key_length": config["head_dim"],
+            "attention.value_length": config["head_dim"],
+            "rope.dimension_count": config["head_dim"] // 4,
+            "full_attention_interval": 4,
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "ssm.state_size": config["linear_key_head_dim"],
+            "ssm.group_count": config["linear_num_key_heads"],
+            "ssm.time_step_rank": config["linear_num_value_heads"],
+            "ssm.inner_size": config["linear_num_value_heads"] * config["linear_value_head_dim"],
+        }
+    if arch == "lfm2":
+        return keys | {"attention.head_count_kv": by_layer, "shortconv.l_cache": config["conv_L_cache"]}
+    return keys | {
+        "attention.head_count_kv": by_layer,
+        "attention.scale": config["attention_multiplier"],
+        "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"],
+        "logit_scale": config["logits_scaling"],
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.group_count": config["mamba_n_groups"],
+        "ssm.time_step_rank": config["mamba_n_heads"],
+        "ssm.inner_size": config["mamba_n_heads"] * config["mamba_d_head"],
+    }
+
+
+def tiled(tensor: Tensor, config: Mapping[str, Any], name: str, *, back: bool = False) -> Tensor:
+    """Bring value heads into the order of files: the first of each key head, then the second of each."""
+    groups, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    before = 2 * groups * config["linear_key_head_dim"] if "qkv" in name or "conv1d" in name else 0
+    dim = 1 if "out_proj" in name else 0
+    size = (tensor.shape[dim] - before) // heads
+    order = torch.arange(heads * size).view(groups, heads // groups, size).transpose(0, 1).reshape(-1)
+    order = torch.cat((torch.arange(before), before + (order.argsort() if back else order)))
+    return tensor.index_select(dim, order)
+
+
+def convert(model: Path, path: Path, arch: str, kind: str, **metadata: Any) -> dict[str, Tensor]:
+    """Write a GGUF file as llama.cpp's converter does; return the values that it holds by Hugging Face's names."""
+    config = json.loads((model / "config.json").read_text())
+    writer, values = GGUFWriter(path, arch), dict[str, Tensor]()
+    keys = {f"{arch}.{key}": value for key, value in keys_of(arch, config).items()}
+    add_keys(writer, {**keys, **tokenizer_keys(model, "gpt-2")}, metadata)
+    outer = OUTER | ({"model.embedding_norm.weight": "token_embd_norm.weight"} if arch == "lfm2" else {})
+
+    def add(name: str, tensor: Tensor) -> Tensor:
+        plain = tensor.dim() == 1 or ("conv" in name and "proj" not in name) or "in_proj_a" in name or "ssm_a" in name
+        own = "F32" if plain or tensor.shape[-1] % 32 else kind
+        blocks = to_blocks(tensor, own)
+        add_raw(writer, name, blocks, own)
+        return dequantised(blocks, own, tensor.shape)
+
+    for name, tensor in sorted(load_file(model / "model.safetensors").items()):
+        if name in outer:
+            shift = 1.0 if arch == "qwen35" and name == "model.norm.weight" else 0.0
+            values[name] = add(outer[name], tensor + shift) - shift
+            continue
+        found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
+        assert found is not None
+        prefix, inner = f"blk.{found[1]}.", found[2]
+        if inner.endswith("input_linear.weight"):
+            parts = [
+                add(f"{prefix}ffn_{x}.weight", part) for x, part in zip(("gate", "up"), tensor.chunk(2), strict=True)
+            ]
+            values[name] = torch.cat(parts)
+            continue
+        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+        turned = heads.get(inner.split(".")[1]) if arch == "granitehybrid" else None
+        made = tensor
+        if turned is not None:
+            made = interleave(made, turned)
+        if inner.endswith("A_log"):
+            made = -made.exp()
+        if arch == "qwen35" and "linear_attn" in inner and "norm" not in inner:
+            made = tiled(made, config, inner)
+        shift = 1.0 if arch == "qwen35" and "norm" in inner and "linear_attn" not in inner else 0.0
+        made = (made + shift).squeeze(1) if made.dim() == 3 else made + shift
+        if inner in ("mamba.A_log", "mamba.D"):
+            made = made[:, None]
+        if inner == "mamba.norm.weight":
+            made = made.view(config["mamba_n_groups"], -1)
+        stored = add(prefix + NAMES[arch][inner], made.contiguous()).view(made.shape)
+        if made is not tensor and not inner.endswith("A_log"):
+            stored = (stored - shift).view(tensor.shape) if turned is None else tensor
+            if arch == "qwen35" and "linear_attn" in inner and "norm" not in inner:
+                stored = tiled(stored, config, inner, back=True)
+        values[name] = tensor if inner.endswith("A_log") else stored
+        if turned is not None and kind != "F32":
+            pairs = dequantised(to_blocks(made, kind), kind, made.shape).view(turned, -1, 2, made.shape[1])
+            values[name] = pairs.transpose(1, 2).reshape(tensor.shape)
+    finish(writer)
+    return values
+
+
+FILES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5": ("qwen35", EVEN),
+    "granite4-h": ("granitehybrid", {"shared_intermediate_size": 96}),
+    "lfm2": ("lfm2", {}),
+}
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("name", FILES)
+def test_files_give_the_numbers_of_the_directory(tmp_path: Path, name: str, kind: str) -> None:
+    arch, changes = FILES[name]
+    model = write_family(tmp_path / "model", name, **changes)
+    values = convert(model, tmp_path / "model.gguf", arch, kind)
+    same = write_dequantised(model, tmp_path / "same", values, torch.float32)
+    expected = logits_of(same, torch.float32, "plain")
+    found = logits_of(tmp_path / "model.gguf", torch.float32, "plain")
+    assert expected.std() > 0.1
+    # The logarithm of a rate of decay is not quite what its exponential came from.
+    torch.testing.assert_close(found, expected, atol=0 if arch == "lfm2" else 1e-4, rtol=0)
+
+
+def test_heads_in_the_order_of_files_are_not_split(tmp_path: Path) -> None:
+    model = write_family(tmp_path / "model", "qwen3_5", **EVEN)
+    convert(model, file := tmp_path / "model.gguf", "qwen35", "F32")
+    with pytest.raises(ConfigError, match="take pipeline_parallel_size"):
+        load_model(describe_model(str(file)), torch.float32, 64, select_kernels(), Group(0, 2))
+
+
+REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("qwen3_5", {"linear_num_value_heads": 5}, "5 value heads of linear attention do not divide into 2 groups"),
+    ("qwen3_5", {"linear_value_head_dim": 20}, "heads of linear attention of 24 and 20 columns"),
+    ("qwen3_5", {"linear_conv_kernel_dim": 9}, "a convolution of 9 rows"),
+    ("qwen3_5", {"layer_types": ["linear_attention"]}, "layer_types must list"),
+    ("qwen3_5", {"attention_bias": True}, "attention_bias"),
+    ("lfm2", {"conv_L_cache": 1}, "conv_L_cache=1"),
+    ("lfm2", {"layer_types": ["conv", "window", "conv", "conv"]}, "layer_types must list conv or full_attention"),
+    ("granite4-h", {"mamba_n_heads": 7, "mamba_n_groups": 2, "mamba_d_head": 16}, "7 Mamba heads do not divide"),
+    ("granite4-h", {"mamba_d_head": 20}, "Mamba heads of 20 columns"),
+    ("granite4-h", {"time_step_limit": [1.0, 0.5]}, "time_step_limit must be two numbers in order"),
+    (
+        "granite4-h",
+        {"layer_types": ["mamba", "window", "mamba", "mamba"]},
+        "layer_types must list mamba or attention",
+    ),
+)
+
+
+@pytest.mark.parametrize(("name", "changes", "complaint"), REFUSED, ids=str)
+def test_configs_that_contradict_themselves(
+    checkpoint: Callable[[str], Path], tmp_path: Path, name: str, changes: dict[str, Any], complaint: str
+) -> None:
+    config = json.loads((checkpoint(name) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ModelError, match=re.escape(complaint)) as caught:
+        describe_model(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_states_of_other_shapes_than_the_config_says(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    for file in checkpoint("qwen3_5").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"linear_key_head_dim": 32}))
+    with pytest.raises(ModelError, match=r"linear_attn\.\S+.* has shape"):
+        LLM(str(tmp_path))
+
+
+@pytest.mark.parametrize("key", ["qwen35__ssm__time_step_rank", "qwen35__ssm__inner_size"])
+def test_files_whose_heads_do_not_divide(tmp_path: Path, key: str) -> None:
+    model = write_family(tmp_path / "model", "qwen3_5", **EVEN)
+    convert(model, file := tmp_path / "model.gguf", "qwen35", "F32", **{key: 5})
+    with pytest.raises(ModelError, match="do not divide"):
+        describe_model(str(file))
+
+
+@pytest.mark.parametrize("method", ["self", "draft_model"])
+def test_methods_that_do_not_serve_them(checkpoint: Callable[[str], Path], method: str) -> None:
+    path = str(checkpoint("lfm2"))
+    config = {"method": method, **({"model": path} if method == "draft_model" else {})}
+    with pytest.raises(ModelError, match=f"the method '{method}' does not serve .* take 'ngram', 'suffix'"):
+        LLM(path, speculative_config=config)
