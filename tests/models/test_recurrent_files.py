@@ -201,7 +201,7 @@ def convert(model: Path, path: Path, arch: str, kind: str, **metadata: Any) -> d
 FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("qwen35", EVEN),
     "granite4-h": ("granitehybrid", {"shared_intermediate_size": 96}),
-    "lfm2": ("lfm2", {}),
+    "lfm2": ("lfm2", {"block_auto_adjust_ff_dim": False}),
 }
 
 
