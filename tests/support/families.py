@@ -62,6 +62,15 @@ MAMBA: dict[str, Any] = {
     "shared_intermediate_size": 112,
 }
 
+# Transformers bounds the steps of prompts, but not those of decoding, from below.
+SPACES: dict[str, Any] = {
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "ssm_state_size": 24,
+    "n_groups": 2,
+    "time_step_min": 1e-9,
+}
+
 # name: (transformers' prefix of class names, changes)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -434,6 +443,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 56,
             "mlp_only_layers": [1],
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "nemotronh": (
+        "NemotronH",
+        {
+            "num_hidden_layers": 5,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+            **SPACES,
+        },
+    ),
+    "nemotronh-experts": (
+        "NemotronH",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            **SPACES,
+            "n_groups": 1,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 56,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
         },
     ),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "head_dim": None, "tie_word_embeddings": True}),

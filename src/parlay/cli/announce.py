@@ -41,7 +41,9 @@ def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, st
         **(
             {}
             if not memory.states
-            else {"states": f"up to {size_text(memory.states)} for {memory.room.slots // 2} sequences and checkpoints"}
+            else {
+                "states": f"up to {size_text(memory.states)} for {memory.room.slots // 2} sequences and checkpoints"
+            }
         ),
         "speculation": (" + ".join(said.methods[1:]) or "none") + _verified(engine.numerics_id),
         "threads": str(env.threads_of(replicas)),

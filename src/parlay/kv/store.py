@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from parlay.models.context import CacheLayers, LayerCache, StateCache
-from parlay.types.cache import NO_ROOM, CacheSpec, RecurrentSpec, StateRoom
+from parlay.types.cache import NO_ROOM, CacheSpec, Kept, RecurrentSpec, StateRoom
 
 _LINE = 64  # bytes: a cache line, in which rows begin
 
@@ -18,15 +18,15 @@ def allocate(
 ) -> CacheLayers:
     """Return zeroed caches for every layer of a group, all on the same block ids and slots."""
 
-    def keys_and_values() -> LayerCache:
-        shape = (num_blocks, spec.kv_heads, block_size, spec.head_dim)
+    def layer(kept: Kept) -> LayerCache | StateCache:
+        if kept == "states":
+            assert spec.recurrent is not None
+            return _states(spec.recurrent, room, dtype)
+        shape = (num_blocks if kept == "keys" else 0, spec.kv_heads, block_size, spec.head_dim)
         keys = _zeros(shape, dtype)
         return LayerCache(keys, _zeros(shape, dtype) if spec.values else keys)
 
-    recurrent = spec.recurrent
-    if recurrent is None:
-        return tuple(keys_and_values() for _ in range(spec.layers))
-    return tuple(_states(recurrent, room, dtype) if own else keys_and_values() for own in spec.pattern)
+    return tuple(map(layer, spec.pattern or ("keys",) * spec.layers))
 
 
 def _states(spec: RecurrentSpec, room: StateRoom, dtype: torch.dtype) -> StateCache:

@@ -191,15 +191,14 @@ class ModelConfig:
             return list(self.foreign.products)
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         hidden, experts, layers = self.hidden_size, self.style.experts, self.num_layers
-        sparse = sum(experts.sparse) if experts else 0
+        sparse, recurrent = sum(experts.sparse) if experts else 0, self.style.recurrent
+        alone, scans = sum(self.style.networks), sum(recurrent.layers) if recurrent is not None else 0
         products = [
-            ("qkv", (q * (1 + self.style.output_gate) + 2 * kv, hidden), layers),
-            ("out", (hidden, q), layers),
+            ("qkv", (q * (1 + self.style.output_gate) + 2 * kv, hidden), layers - alone - scans),
+            ("out", (hidden, q), layers - alone - scans),
         ]
-        if (recurrent := self.style.recurrent) is not None:
-            times = sum(recurrent.layers)
-            products = [(name, shape, layers - times) for name, shape, _ in products]
-            products += [(name, shape, times) for name, shape in recurrent.products(self)]
+        if recurrent is not None:
+            products += [(name, shape, scans) for name, shape in recurrent.products(self)]
         if (latent := self.style.latent) is not None:
             queries = self.num_heads * latent.query
             products = [
@@ -216,7 +215,7 @@ class ModelConfig:
             up = ("gate up", (2 * inner, hidden)) if self.style.gated else ("up", (inner, hidden))
             return [(name + up[0], up[1], times), (f"{name}down", (hidden, inner), times)] if times else []
 
-        products += network("", self.intermediate_size, layers - sparse)
+        products += network("", self.intermediate_size, (alone or layers) - sparse)
         if experts is None:
             return [Product(*product, product[-1]) for product in products]
         products += network("shared ", experts.shared, sparse if experts.shared else 0)

@@ -69,7 +69,7 @@ def further_tensors(config: ModelConfig) -> tuple[str, ...]:
 def _norm_names(config: ModelConfig) -> tuple[str, ...]:
     """Return the names of a layer's norms: before attention and the MLP, and after each, as far as it has them."""
     style = config.style
-    if style.parallel:
+    if style.parallel or style.networks:
         return ("input_layernorm",)
     if not style.post_norms:
         return "input_layernorm", "post_attention_layernorm"
@@ -79,7 +79,9 @@ def _norm_names(config: ModelConfig) -> tuple[str, ...]:
 
 def mixer_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor of layer `index`'s attention, or of what is in its place."""
-    recurrent = config.style.recurrent
+    recurrent, networks = config.style.recurrent, config.style.networks
+    if networks and networks[index]:
+        return {}
     if recurrent is not None and recurrent.layers[index]:
         return recurrent.shapes(config)
     return attention_shapes(config)
@@ -112,7 +114,9 @@ def attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor of layer `index`'s feed-forward network or experts."""
-    experts, h = config.style.experts, config.hidden_size
+    experts, h, networks = config.style.experts, config.hidden_size, config.style.networks
+    if networks and not networks[index]:
+        return {}
     if not experts or not experts.sparse[index]:
         return _network_shapes(config, "mlp", config.intermediate_size)
     shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts.count, h)}
@@ -134,7 +138,7 @@ def mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
 
 def _expert_shapes(config: ModelConfig, experts: Experts) -> dict[str, tuple[int, int]]:
     up, down = (experts.width, config.hidden_size), (config.hidden_size, experts.width)
-    return {"gate_proj": up, "up_proj": up, "down_proj": down}
+    return {**({"gate_proj": up} if config.style.gated else {}), "up_proj": up, "down_proj": down}
 
 
 def _network_shapes(config: ModelConfig, prefix: str, inner: int) -> dict[str, tuple[int, ...]]:
@@ -275,7 +279,7 @@ def _experts(
     config: ModelConfig, experts: Experts, read: TensorReader, kernels: Kernels, group: Group
 ) -> MixtureOfExperts:
     numbers = range(experts.count)
-    gate, up, down = (
+    *gates, up, down = (
         [read.weight(f"mlp.experts.{e}.{name}.weight") for e in numbers] for name in _expert_shapes(config, experts)
     )
     shared = shared_gate = biases = None
@@ -284,16 +288,16 @@ def _experts(
     if experts.shared_gate:
         shared_gate = Weight.of(read("mlp.shared_expert.gate.weight")[None])
     if experts.biases:
-        gates, ups, downs = (
+        of_gates, of_ups, of_downs = (
             torch.stack([read(f"mlp.experts.{e}.{name}.bias") for e in numbers])
-            for name in _expert_shapes(config, experts)
+            for name in ("gate_proj", "up_proj", "down_proj")
         )
-        biases = ExpertBiases(read.exact("mlp.gate.bias"), gates, ups, downs)
+        biases = ExpertBiases(read.exact("mlp.gate.bias"), of_gates, of_ups, of_downs)
     return MixtureOfExperts(
         kernels,
         experts,
         Weight.of(read("mlp.gate.weight")),
-        gate,
+        gates[0] if gates else None,
         up,
         down,
         config.style.activation,
@@ -325,14 +329,18 @@ class DecoderLayer:
         norms = [read(f"{name}.weight") for name in _norm_names(config)]
         before = len(norms) if not style.post_norms else 2 if style.pre_norms else 0
         self._pre_norms, self._post_norms = norms[:before], norms[before:]
-        recurrent = style.recurrent
-        self._mixer: Callable[[Tensor, ForwardContext, Any], Tensor]
-        if recurrent is not None and recurrent.layers[index]:
+        recurrent, networks = style.recurrent, style.networks
+        self._mixer: Callable[[Tensor, ForwardContext, Any], Tensor] | None = None
+        if networks and networks[index]:
+            pass
+        elif recurrent is not None and recurrent.layers[index]:
             self._mixer = recurrent.make(config, read, kernels, group)
         else:
             self._mixer = make_attention(config, index, read, kernels, group, tables)
-        self._mlp: GatedMLP | PlainMLP | MixtureOfExperts
-        if style.experts and style.experts.sparse[index]:
+        self._mlp: GatedMLP | PlainMLP | MixtureOfExperts | None = None
+        if networks and not networks[index]:
+            pass
+        elif style.experts and style.experts.sparse[index]:
             self._mlp = _experts(config, style.experts, read, kernels, group)
         else:
             self._mlp = make_mlp(config, read, kernels, group)
@@ -342,7 +350,12 @@ class DecoderLayer:
     ) -> Tensor:
         """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
         x = self._begin(0, residual, delta, context)
+        if self._mixer is None:
+            assert self._mlp is not None
+            return self._finish(0, self._mlp(x, context), context.kernels)
         mixed = self._finish(0, self._mixer(x, context, cache), context.kernels)
+        if self._mlp is None:
+            return mixed
         if self._parallel:
             both = self._finish(1, self._mlp(x, context), context.kernels)
             context.kernels.add_embedding(both, mixed, torch.arange(len(both), dtype=torch.int32))

@@ -22,7 +22,7 @@ from parlay.weights.weight import Weight
 
 @dataclass(frozen=True, slots=True)
 class ExpertBiases:
-    """Biases of a router, float32 `[experts]`, and of each expert's projections, `[experts, outputs]`."""
+    """Biases of a router, float32 `[experts]`, and of the projections of experts with gates, `[experts, outputs]`."""
 
     router: Tensor
     gate: Tensor
@@ -38,7 +38,7 @@ class MixtureOfExperts:
         kernels: Kernels,
         experts: Experts,
         router: Weight,
-        gate: Sequence[Weight],
+        gate: Sequence[Weight] | None,
         up: Sequence[Weight],
         down: Sequence[Weight],
         activation: Activation = "silu",
@@ -55,7 +55,7 @@ class MixtureOfExperts:
             kernels: the operations to run with.
             experts: how rows are routed.
             router: `[experts, hidden]`.
-            gate, up: of each expert, `[width, hidden]`.
+            gate, up: of each expert, `[width, hidden]`; gate is None where experts are `down(activation(up(x)))`.
             down: of each expert, `[hidden, width]`.
             activation: of the gate.
             group: the ranks.
@@ -69,10 +69,10 @@ class MixtureOfExperts:
         inner, outer = group.share(self._widths), group.share(self._outputs)
         self._inner, self._outer = inner[1] - inner[0], outer[1] - outer[0]
         self._router = kernels.pack_head(router)
-        self._gate_up = [
-            kernels.pack_linear(Weight.stack([w.outputs(*inner) for w in pair]))
-            for pair in zip(gate, up, strict=True)
-            if self._inner
+        self._parts = 1 if gate is None else 2
+        firsts = zip(up, strict=True) if gate is None else zip(gate, up, strict=True)
+        self._first = [
+            kernels.pack_linear(Weight.stack([w.outputs(*inner) for w in both])) for both in firsts if self._inner
         ]
         self._down = [kernels.pack_linear(w.outputs(*outer)) for w in down if self._outer]
         self._biases: tuple[Tensor, Tensor, Tensor] | None = None
@@ -119,15 +119,20 @@ class MixtureOfExperts:
         return experts.view(-1), weights
 
     def _inside(self, x: Tensor, experts: Tensor, context: ForwardContext) -> Tensor:
-        """Return `activation(gate(x)) * up(x)` of each row's experts, `[rows * chosen, width]`."""
+        """Return what each row's experts have inside, `activation` and the product, `[rows * chosen, width]`."""
         kernels, buffers, own, chosen = context.kernels, context.buffers, self._inner, self._experts.chosen
-        gate_up = buffers("expert gate_up", chosen * 2 * own).view(len(experts), 2 * own)
         product = buffers("own product", chosen * own).view(len(experts), own)
+        first = product
+        if self._parts == 2:
+            first = buffers("expert gate_up", chosen * 2 * own).view(len(experts), 2 * own)
         if own:
-            kernels.expert_linear(x, experts, self._gate_up, gate_up)
+            kernels.expert_linear(x, experts, self._first, first)
             if self._biases is not None:
-                kernels.add_embedding(gate_up, self._biases[1], experts)
-            kernels.act_mul(gate_up, self._activation, product)
+                kernels.add_embedding(first, self._biases[1], experts)
+            if self._parts == 2:
+                kernels.act_mul(first, self._activation, product)
+            else:
+                kernels.activate(product, self._activation)
         return self._whole(product, self._widths, "expert product", buffers)
 
     def _whole(self, own: Tensor, bounds: tuple[int, ...], role: str, buffers: Buffers) -> Tensor:

@@ -24,7 +24,7 @@ from parlay.models.stored import as_saved, open_weights
 from parlay.models.transformers import model as foreign
 from parlay.parallel.group import ALONE, Group
 from parlay.registry import Registry
-from parlay.types.cache import CacheSpec
+from parlay.types.cache import CacheSpec, Kept
 from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import MADE, LoadFormat, Storage
 from parlay.weights.kinds import Kind
@@ -40,7 +40,8 @@ class CausalModel(Protocol):
     """The interface of a family file's `Model`; a file without one has `Decoder`.
 
     `weight_shapes` and `expect` need no instance. Beside it the file has `describe(config)`, which returns the config
-    with the family's style, or raises a ModelError that names a key with a value that the family does not serve.
+    with the family's style, or raises a ModelError that names a key with a value that the family does not serve. It may
+    have `DEFAULTS`, what configs without some keys mean, or a function that makes them of a config.
 
     Attributes:
         config, dtype: what it was made with.
@@ -114,7 +115,9 @@ def describe_files(path: Path) -> ModelConfig:
     architecture = architecture_of(raw)
     if architecture.endswith(_SUFFIX) and _family(architecture) in families.names():
         family = families.load(_family(architecture))
-        described: ModelConfig = family.describe(parse_config(path, {**getattr(family, "DEFAULTS", {}), **raw}))
+        given = getattr(family, "DEFAULTS", {})
+        defaults: dict[str, Any] = given(raw) if callable(given) else given
+        described: ModelConfig = family.describe(parse_config(path, {**defaults, **raw}))
         return as_saved(described)
     if path.is_file() or TOWER in raw:
         served = ", ".join(families.names())
@@ -176,22 +179,32 @@ def describe_as(
     return config
 
 
+def kept_by_layers(config: ModelConfig) -> tuple[Kept, ...]:
+    """Return what each of a model's layers keeps of a sequence."""
+    recurrent, networks = config.style.recurrent, config.style.networks
+    found: list[Kept] = ["keys"] * config.num_layers
+    for i in range(config.num_layers):
+        if networks and networks[i]:
+            found[i] = "nothing"
+        elif recurrent is not None and recurrent.layers[i]:
+            found[i] = "states"
+    return tuple(found)
+
+
 def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) -> CacheSpec:
     """Return what the model's layers keep of a token, on one of the ranks among which it is split."""
     first, last = own_layers(config, weight_shapes, group.pipeline)
     if config.style.latent is not None:  # of which every rank has all
         return CacheSpec(last - first, 1, config.head_dim, dtype.itemsize, values=False)
     begin, end = group.share(group.bounds(config.num_kv_heads))
-    recurrent = config.style.recurrent
-    if recurrent is None:
-        return CacheSpec(last - first, end - begin, config.head_dim, dtype.itemsize)
+    kept, recurrent = kept_by_layers(config)[first:last], config.style.recurrent
     return CacheSpec(
-        (recurrent.layers[first:last]).count(False),
+        kept.count("keys"),
         end - begin,
         config.head_dim,
         dtype.itemsize,
-        recurrent=recurrent.spec(config, group),
-        pattern=recurrent.layers[first:last],
+        recurrent=None if recurrent is None else recurrent.spec(config, group),
+        pattern=kept if {*kept} - {"keys"} else (),
     )
 
 

@@ -136,6 +136,8 @@ class Style:
         logit_cap: bound that logits approach; 0 is none.
         latent: of latent attention, in place of heads of keys and values; None is grouped-query attention.
         recurrent: layers in the place of some layers' attention.
+        networks: of each layer, whether it is a feed-forward network or experts alone, and otherwise attention or a
+            recurrent layer alone; empty: all layers have both.
         sinks: each query head sees a key without a value first, whose score it has learnt.
         experts: None where all layers have one feed-forward network.
     """
@@ -168,6 +170,7 @@ class Style:
     logit_cap: float = 0.0
     latent: Latent | None = None
     recurrent: RecurrentLayers | None = None
+    networks: tuple[bool, ...] = ()
     sinks: bool = False
     experts: Experts | None = None
 

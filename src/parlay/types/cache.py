@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Kept = Literal["keys", "states", "nothing"]  # of a layer
 
 
 class StateRoom(NamedTuple):
@@ -56,7 +58,7 @@ class CacheSpec:
         itemsize: bytes an element.
         values: whether there are values; otherwise they are the keys, as in latent attention.
         recurrent: of the recurrent layers; None where there are none.
-        pattern: of every layer, whether it is recurrent; empty: none is.
+        pattern: what every layer keeps; empty: all keep keys and values.
     """
 
     layers: int
@@ -65,7 +67,7 @@ class CacheSpec:
     itemsize: int
     values: bool = True
     recurrent: RecurrentSpec | None = None
-    pattern: tuple[bool, ...] = ()
+    pattern: tuple[Kept, ...] = ()
 
     @property
     def bytes_per_token(self) -> int:
@@ -75,12 +77,12 @@ class CacheSpec:
     @property
     def bytes_per_slot(self) -> int:
         """Bytes that the states of a sequence take; each sequence that runs has two."""
-        return sum(self.pattern) * self.recurrent.bytes_per_slot(self.itemsize) if self.recurrent else 0
+        return self.pattern.count("states") * self.recurrent.bytes_per_slot(self.itemsize) if self.recurrent else 0
 
     @property
     def bytes_per_place(self) -> int:
         """Bytes that the inputs of a draft node take."""
-        return sum(self.pattern) * self.recurrent.bytes_per_place(self.itemsize) if self.recurrent else 0
+        return self.pattern.count("states") * self.recurrent.bytes_per_place(self.itemsize) if self.recurrent else 0
 
     def state_bytes(self, room: StateRoom) -> int:
         """Bytes of all states and inputs that there is room for."""

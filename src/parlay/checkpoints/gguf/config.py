@@ -111,7 +111,10 @@ def _recurrent(file: GGUFFile, name: str, family: Family, layers: int) -> dict[s
     found: dict[str, Any] = {}
     listed, heads = f"{name}.attention.recurrent_layers", f"{name}.attention.head_count_kv"
     every = size_of(file, f"{name}.full_attention_interval", 4)
-    if listed in file and file.is_array(listed):
+    if family.alone:
+        found["layers_block_type"] = [_lone_kind(file, family, i) for i in range(layers)]
+        kinds = [True] * layers
+    elif listed in file and file.is_array(listed):
         kinds = [bool(each) for each in file.numbers(listed)]
     elif file.is_array(heads):
         kinds = [each == 0 for each in file.numbers(heads)]
@@ -119,7 +122,8 @@ def _recurrent(file: GGUFFile, name: str, family: Family, layers: int) -> dict[s
         kinds = [(i + 1) % max(every, 1) != 0 for i in range(layers)]
     if len(kinds) < layers:
         raise ModelError(f"{file.path}: {len(kinds)} layers are said to be recurrent or not, of {layers}")
-    found["layer_types"] = [family.recurrent if kind else "full_attention" for kind in kinds[:layers]]
+    if not family.alone:
+        found["layer_types"] = [family.recurrent if kind else "full_attention" for kind in kinds[:layers]]
     if family.value:
         width, count = size_of(file, f"{name}.ssm.inner_size"), size_of(file, f"{name}.ssm.time_step_rank")
         if count < 1 or width % count:
@@ -131,9 +135,17 @@ def _recurrent(file: GGUFFile, name: str, family: Family, layers: int) -> dict[s
     return found
 
 
+def _lone_kind(file: GGUFFile, family: Family, layer: int) -> str:
+    """Return what the only part of a layer is, by its tensors."""
+    has = {"ssm_in": family.recurrent, "attn_q": "attention", "attn_qkv": "attention", "ffn_gate_inp": "moe"}
+    return next((kind for part, kind in has.items() if f"blk.{layer}.{part}.weight" in file.tensors), "mlp")
+
+
 def _eps(file: GGUFFile, name: str, family: Family) -> dict[str, float]:
     key, hf = EPS[family.layer_norms]
-    return {hf: file.number(f"{name}.{key}")}
+    other, _ = EPS[True]
+    # Nemotron-H's files have the key of norms that subtract the mean.
+    return {hf: file.number(f"{name}.{other if family.alone and f'{name}.{key}' not in file else key}")}
 
 
 def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:

@@ -83,6 +83,7 @@ class Family:
         refused: keys of files whose numbers mean something else.
         latent: the model has latent attention, and sizes of its own.
         recurrent: what `layer_types` calls the layers that are no attention; empty where all are.
+        alone: a layer is one of those, attention, a network or experts alone.
         value: config key for the width of a recurrent head's values.
         whole: further tensors of a layer, by their whole names in it.
         squeezed: endings of names of tensors without their middle dimension of one.
@@ -106,6 +107,7 @@ class Family:
     refused: tuple[str, ...] = ()
     latent: bool = False
     recurrent: str = ""
+    alone: bool = False
     value: str = ""
     whole: dict[str, str] = field(default_factory=dict)
     squeezed: tuple[str, ...] = ()
@@ -176,6 +178,7 @@ _DELTA_OPTIONS = {
     "nextn_predict_layers": "num_nextn_predict_layers",
 }
 _MAMBA = {"in": "in_proj", "conv1d": "conv1d", "norm": "norm", "out": "out_proj"}
+_SPACES = {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"}
 _SHARED = {"shared_feed_forward_length": "shared_expert_intermediate_size"}
 
 
@@ -208,6 +211,29 @@ def _convolutions(architecture: str, options: dict[str, str]) -> Family:
     )
 
 
+def _nemotron(options: dict[str, str]) -> Family:
+    return Family(
+        "NemotronHForCausalLM",
+        {f"ssm_{own}": f"mamba.{name}" for own, name in _MAMBA.items()},
+        options=options
+        | {
+            "ssm.conv_kernel": "conv_kernel",
+            "ssm.state_size": "ssm_state_size",
+            "ssm.group_count": "n_groups",
+            "ssm.time_step_rank": "mamba_num_heads",
+            "nextn_predict_layers": "num_nextn_predict_layers",
+        },
+        fixed={"linear_rates": True},
+        recurrent="mamba",
+        alone=True,
+        value="mamba_head_dim",
+        whole=_SPACES,
+        squeezed=("mamba.conv1d.weight",),
+        flat=("mamba.A_log", "mamba.D", "mamba.norm.weight"),
+        written=False,
+    )
+
+
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", interleaved=True),
     "granite": Family(
@@ -235,10 +261,22 @@ FAMILIES = {
         fixed={"linear_rates": True, "rope_finetuned": True, "num_local_experts": 0},
         recurrent="mamba",
         value="mamba_d_head",
-        whole={"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"},
+        whole=_SPACES,
         squeezed=("mamba.conv1d.weight",),
         flat=("mamba.A_log", "mamba.D", "mamba.norm.weight"),
         written=False,
+    ),
+    "nemotron_h": _nemotron({}),
+    "nemotron_h_moe": _nemotron(
+        _mixture(
+            "n_routed_experts",
+            feed_forward_length="moe_intermediate_size",
+            shared_feed_forward_length="moe_shared_expert_intermediate_size",
+            weights_scale="routed_scaling_factor",
+            weights_norm="norm_topk_prob",
+            group_count="n_group",
+        )
+        | {"moe_latent_size": "moe_latent_size"}
     ),
     "qwen2": Family("Qwen2ForCausalLM"),
     "qwen2moe": Family(
@@ -643,7 +681,7 @@ def size_of(file: GGUFFile, key: str, default: int | None = None) -> int:
     """Return a size that may be stored once, or once a layer; 0 for layers that have none of its kind."""
     if not file.is_array(key):
         return file.integer(key, default)
-    values = set(file.numbers(key)) - {0}
+    values = set(file.numbers(key)) - {0} or {0}
     if len(values) != 1 or not isinstance(min(values), int):
         raise ModelError(f"{file.path}: {key} differs from layer to layer, which is not served")
     return int(values.pop())
