@@ -90,9 +90,10 @@ def work_of(
     head = config.vocab_size * config.hidden_size if head_rows else 0
     result["head"] = Work(head * each.head, 2.0 * head * head_rows)
     # Each request's keys and values are read once for all its rows; a score and a sum for each key that a row sees.
-    per_token = cache_spec(config, dtype).bytes_per_token
-    per_key = 4 * config.num_layers * config.num_heads * config.head_dim
+    # A sequence's states are read once and stored once.
+    spec = cache_spec(config, dtype)
+    per_key = 4 * spec.layers * config.num_heads * config.head_dim
     keys = sum(s.end + len(s.draft) for s in spans)
     seen = sum(key + 1 for s in spans for key in range(s.start, s.end + len(s.draft)))
-    result["attention"] = Work(per_token * keys, per_key * seen)
+    result["attention"] = Work(spec.bytes_per_token * keys + 2 * spec.bytes_per_slot * len(spans), per_key * seen)
     return result
