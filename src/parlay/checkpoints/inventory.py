@@ -11,9 +11,9 @@ from parlay.checkpoints.detect import announced, is_head
 from parlay.checkpoints.download import cache_of
 from parlay.checkpoints.files import read_json
 from parlay.checkpoints.find import ASSETS, embedded, target_of
+from parlay.checkpoints.gguf.families import family_of
 from parlay.checkpoints.gguf.parts import all_parts, first_part
 from parlay.checkpoints.gguf.reader import GGUFFile
-from parlay.checkpoints.gguf.tensors import family_of
 from parlay.checkpoints.headers import main_kind, read_tensors
 from parlay.checkpoints.hub import DEFAULT, Hub, is_hub_id, parse_hub_name
 from parlay.checkpoints.quantised.config import method_of

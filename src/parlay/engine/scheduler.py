@@ -133,8 +133,8 @@ class Scheduler:
             self._admit(rows, now)
         if not rows:
             return Plan(next(self._plan_ids), ())
-        most = self._config.max_num_batched_tokens
         left = self._left if self.states is None else min(self._left, self.states.places)
+        most = self._config.max_num_batched_tokens - (self._left - left)
         drafts = self.drafting.plan(rows.items(), left, most, waiting=bool(self._waiting))
         spans = tuple(map(self._span, rows, rows.values(), drafts.parts))
         plan = Plan(next(self._plan_ids), spans, drafts.forgotten)

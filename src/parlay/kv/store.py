@@ -26,7 +26,7 @@ def allocate(
         keys = _zeros(shape, dtype)
         return LayerCache(keys, _zeros(shape, dtype) if spec.values else keys)
 
-    return tuple(map(layer, spec.pattern or ("keys",) * spec.layers))
+    return tuple(map(layer, spec.pattern)) if spec.pattern else tuple(layer("keys") for _ in range(spec.layers))
 
 
 def _states(spec: RecurrentSpec, room: StateRoom, dtype: torch.dtype) -> StateCache:

@@ -40,8 +40,8 @@ class CausalModel(Protocol):
     """The interface of a family file's `Model`; a file without one has `Decoder`.
 
     `weight_shapes` and `expect` need no instance. Beside it the file has `describe(config)`, which returns the config
-    with the family's style, or raises a ModelError that names a key with a value that the family does not serve. It may
-    have `DEFAULTS`, what configs without some keys mean, or a function that makes them of a config.
+    with the family's style, or raises a ModelError that names a key with a value that the family does not serve. It
+    may have `DEFAULTS`, what configs without some keys mean, or a function that makes them of a config.
 
     Attributes:
         config, dtype: what it was made with.

@@ -225,7 +225,7 @@ class Teacher:
             own = range(blocks, blocks + -(-len(text.tokens) // _BLOCK))
             stretches.append(Stretch(text.tokens.tolist(), 0, own))
             blocks = own.stop
-        hidden = self._runner.forward(flatten(stretches, _BLOCK))
+        hidden = self._runner.forward(flatten(stretches, _BLOCK, recurrent=self._runner.recurrent))
         lengths = [len(text.tokens) for text in texts]
         each = [[part.clone() for part in torch.split(state, lengths)] for state in (hidden, *self._runner.tapped)]
         return list(zip(*each, strict=True))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -124,8 +125,8 @@ class StatsSnapshot(Stats):
     @classmethod
     def of(cls, stats: Stats, **full: int) -> "StatsSnapshot":
         """Return what `stats` counts now, as data of its own, and how full the engine is."""
-        counts = {f.name: deepcopy(getattr(stats, f.name)) for f in fields(Stats)}
-        return cls(**counts, **full)
+        counts: dict[str, Any] = {f.name: deepcopy(getattr(stats, f.name)) for f in fields(Stats)}
+        return cls(**counts | full)
 
 
 def summed(counts: Iterable[Sequence[int]]) -> list[int]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from parlay.checkpoints.gguf.end_tokens import end_tokens
+from parlay.checkpoints.gguf.families import Family, family_of, size_of
+from parlay.checkpoints.gguf.names import MAX_EXPERTS
 from parlay.checkpoints.gguf.parts import GGUFModel
 from parlay.checkpoints.gguf.reader import GGUFFile
-from parlay.checkpoints.gguf.tensors import MAX_EXPERTS, Family, family_of, size_of
 from parlay.errors import ModelError
 
 # Config keys by the metadata's, of every family.

@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parlay.checkpoints.gguf.families import Family
+from parlay.checkpoints.gguf.names import ROTARY, file_name
 from parlay.checkpoints.gguf.parts import GGUFModel
-from parlay.checkpoints.gguf.tensors import ROTARY, Family, file_name, in_pairs
+from parlay.checkpoints.gguf.tensors import in_pairs
 from parlay.checkpoints.gguf.writer import Entry, Value, encode, header, padding
 from parlay.errors import ConfigError, ModelError, shown
 from parlay.log import logger

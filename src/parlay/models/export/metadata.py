@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from parlay.checkpoints.gguf.config import EPS, SIZES, YARN
-from parlay.checkpoints.gguf.tensors import FAMILIES, Family, family_for
+from parlay.checkpoints.gguf.families import FAMILIES, Family, family_for
 from parlay.checkpoints.gguf.writer import Value
 from parlay.errors import ModelError
 from parlay.models.config import ModelConfig

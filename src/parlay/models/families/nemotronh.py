@@ -39,7 +39,7 @@ def _kinds(raw: Mapping[str, Any]) -> list[str]:
     pattern = raw.get("layers_block_type") or raw.get("layer_types") or raw.get("hybrid_override_pattern")
     if isinstance(pattern, str):
         return [_LETTERS.get(letter, letter) for letter in pattern]
-    return [_KINDS.get(kind, kind) for kind in pattern] if isinstance(pattern, list) else []
+    return [_KINDS.get(str(kind), str(kind)) for kind in pattern] if isinstance(pattern, list) else []
 
 
 def DEFAULTS(raw: Mapping[str, Any]) -> dict[str, Any]:  # noqa: N802 - a name that the loader looks for
