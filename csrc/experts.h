@@ -73,7 +73,10 @@ void route(const RouteArgs& a, int64_t begin, int64_t end) {
       total = a.sigmoid ? 1e-20f : 0;  // all may be too small for a number
       for (int64_t i = 0; i < a.chosen; ++i) total += powers[experts[i]];
     }
-    for (int64_t i = 0; i < a.chosen; ++i) weights[i] = powers[experts[i]] / total * a.factor;
+    for (int64_t i = 0; i < a.chosen; ++i) {
+      weights[i] = powers[experts[i]] / total * a.factor;
+      if (a.scales) weights[i] *= a.scales[experts[i]];
+    }
   }
 }
 

@@ -51,14 +51,15 @@ void norm(const NormArgs& a, int64_t begin, int64_t end) {
   a.bf16 ? norm_rows<bf16>(a, begin, end) : norm_rows<float>(a, begin, end);
 }
 
-// Each head of q and of k by itself, in place.
+// Each head of q and of k by itself, and of v where it has a weight, in place.
 template <class T>
 void head_norm_rows(const HeadNormArgs& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     T* head = (T*)a.qkv + row * (a.heads + 2 * a.kv_heads) * a.head_dim;
-    for (int64_t h = 0; h < a.heads + a.kv_heads; ++h, head += a.head_dim)
-      norm_row<T>(head, nullptr, (const T*)(h < a.heads ? a.q_weight : a.k_weight), head, a.head_dim, a.eps,
-                  a.plus_one);
+    for (int64_t h = 0; h < a.heads + (a.v_weight ? 2 : 1) * a.kv_heads; ++h, head += a.head_dim) {
+      const void* weight = h < a.heads ? a.q_weight : h < a.heads + a.kv_heads ? a.k_weight : a.v_weight;
+      norm_row<T>(head, nullptr, (const T*)weight, head, a.head_dim, a.eps, a.plus_one);
+    }
   }
 }
 

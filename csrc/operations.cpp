@@ -75,15 +75,16 @@ void add_rms_norm(const Tensor& residual, const Tensor& delta, const Tensor& wei
 }
 
 void head_norm(const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, int64_t heads, float eps,
-               bool plus_one) {
+               bool plus_one, const std::optional<Tensor>& v_weight) {
   const int64_t rows = qkv.size(0), head_dim = q_weight.size(0);
   const int64_t kv_heads = (qkv.size(1) / std::max<int64_t>(head_dim, 1) - heads) / 2;
-  const bool bf16 = all_bf16({&qkv, &q_weight, &k_weight});
+  const bool bf16 = all_bf16({&qkv, &q_weight, &k_weight, v_weight ? &*v_weight : &k_weight});
   k_weight.expect({head_dim});
+  if (v_weight) v_weight->expect({head_dim});
   qkv.expect({rows, (heads + 2 * kv_heads) * head_dim});
   by_rows(&Table::head_norm,
-          HeadNormArgs{qkv.memory(), q_weight.memory(), k_weight.memory(), heads, kv_heads, head_dim, eps, plus_one,
-                       bf16},
+          HeadNormArgs{qkv.memory(), q_weight.memory(), k_weight.memory(), v_weight ? v_weight->memory() : nullptr,
+                       heads, kv_heads, head_dim, eps, plus_one, bf16},
           rows, rows * (heads + kv_heads) * head_dim / 2);
 }
 
@@ -374,12 +375,14 @@ void soft_cap(const Tensor& x, float cap) {
 }
 
 void route(const Tensor& scores, const Tensor& experts, const Tensor& weights, bool normalise, bool sigmoid,
-           const std::optional<Tensor>& bias, int64_t groups, int64_t kept_groups, float factor) {
+           const std::optional<Tensor>& bias, int64_t groups, int64_t kept_groups, float factor,
+           const std::optional<Tensor>& scales) {
   const int64_t rows = scores.size(0), count = scores.size(1), chosen = weights.size(1);
   if (groups < 1 || count % groups || kept_groups < 1 || kept_groups > groups || chosen > count / groups * kept_groups)
     throw std::invalid_argument("a row is to choose among whole groups of as many experts at least");
   by_rows(&Table::route,
-          RouteArgs{scores.as<float>(), bias ? bias->as<float>({count}) : nullptr, experts.as<int32_t>({rows, chosen}),
+          RouteArgs{scores.as<float>(), bias ? bias->as<float>({count}) : nullptr,
+                    scales ? scales->as<float>({count}) : nullptr, experts.as<int32_t>({rows, chosen}),
                     weights.as<float>({rows, chosen}), count, chosen, groups, kept_groups, factor, normalise, sigmoid},
           rows, rows * count * (chosen + 1));
 }
@@ -691,7 +694,7 @@ void bind_operations(nb::module_& m) {
       .def_static("add_rms_norm", &add_rms_norm, arg("residual"), arg("delta"), arg("weight"), arg("eps"), arg("out"),
                   arg("plus_one") = false)
       .def_static("head_norm", &head_norm, arg("qkv"), arg("q_weight"), arg("k_weight"), arg("heads"), arg("eps"),
-                  arg("plus_one") = false)
+                  arg("plus_one") = false, arg("v_weight") = none)
       .def_static("head_squares", &head_squares, arg("qkv"), arg("q_squares"), arg("k_squares"))
       .def_static("joint_norm", &joint_norm, arg("qkv"), arg("q_weight"), arg("k_weight"), arg("q_squares"),
                   arg("k_squares"), arg("heads"), arg("eps"))
@@ -723,7 +726,7 @@ void bind_operations(nb::module_& m) {
       .def_static("soft_cap", &soft_cap, arg("x"), arg("cap"))
       .def_static("route", &route, arg("scores"), arg("experts"), arg("weights"), arg("normalise"),
                   arg("sigmoid") = false, arg("bias") = none, arg("groups") = 1, arg("kept_groups") = 1,
-                  arg("factor") = 1.0)
+                  arg("factor") = 1.0, arg("scales") = none)
       .def_static("expert_linear", &expert_linear, arg("x"), arg("experts"), arg("weights"), arg("out"))
       .def_static("mix_experts", &mix_experts, arg("x"), arg("weights"), arg("out"), arg("shared") = none,
                   arg("gate") = none)

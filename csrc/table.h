@@ -31,6 +31,7 @@ struct HeadNormArgs {
   void* qkv;  // [T, (heads + 2 kv_heads) * head_dim] in and out
   const void* q_weight;
   const void* k_weight;
+  const void* v_weight;  // or null: values stay
   int64_t heads, kv_heads, head_dim;
   float eps;
   bool plus_one, bf16;
@@ -125,6 +126,7 @@ struct PointwiseArgs {  // x is read and written
 struct RouteArgs {
   const float* scores;  // [T, experts]
   const float* bias;    // [experts], or null
+  const float* scales;  // [experts], or null
   int32_t* chosen_experts;
   float* weights;  // [T, chosen]
   int64_t experts, chosen, groups, kept_groups;

@@ -81,6 +81,12 @@ def test_head_norm_is_a_norm_of_each_head(kernels: Kernels, dtype: torch.dtype, 
         if head < heads + kv_heads:
             kernels.rms_norm(expected, q_weight if head < heads else k_weight, 1e-5, expected, plus_one)
         assert same_bits(after[:, head].contiguous(), expected)
+    ones = torch.ones(dim, dtype=dtype)
+    whole = in_place(lambda x: kernels.head_norm(x, q_weight, k_weight, heads, 1e-5, plus_one, ones), qkv)
+    assert same_bits(whole.view(5, -1, dim)[:, :-kv_heads].contiguous(), after[:, :-kv_heads].contiguous())
+    values = before[:, -kv_heads:].contiguous().view(-1, dim)
+    kernels.rms_norm(values, ones, 1e-5, values, plus_one)
+    assert same_bits(whole.view(5, -1, dim)[:, -kv_heads:].contiguous(), values.view(5, kv_heads, dim))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -351,6 +357,9 @@ def test_route(kernels: Kernels, experts: int, chosen: int, normalise: bool) -> 
     if normalise:
         exact /= exact.sum(1, keepdim=True)
     torch.testing.assert_close(weights.double(), exact, atol=1e-6, rtol=1e-6)
+    scales = random(experts, seed=1)
+    kernels.route(scores, ids, weights, normalise, scales=scales)
+    torch.testing.assert_close(weights.double(), exact * scales.double()[order], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 255, 256, 257, 511, 900])

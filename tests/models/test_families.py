@@ -113,6 +113,7 @@ ONE_EACH += (
     "ernie4_5",
 )
 ONE_EACH += ("glm", "glm4", "exaone4-windows", "ministral3")
+ONE_EACH += ("gemma4", "gemma4-inputs", "gemma4-experts")
 ONE_EACH += ("olmo3", "olmoe", "minimaxm2", "arcee", "hunyuan", "cohere2")
 ONE_EACH += ("deepseekv3", "deepseekv2", "glm4moelite")
 ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gptoss")
@@ -127,7 +128,7 @@ REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
     *((name, {"hidden_act": "gelu"}, "hidden_act") for name in ("mistral", "qwen2", "qwen3", "granite", "phi3")),
     *((name, {"hidden_act": "relu"}, "hidden_act") for name in ("mixtral", "qwen3moe")),
     *((name, {"hidden_activation": "gelu"}, "hidden_activation") for name in ("gemma2", "gemma3")),
-    *((name, {"rope_parameters": {"rope_type": "proportional"}}, "rope_type") for name in ("mistral", "gemma3")),
+    *((name, {"rope_parameters": {"rope_type": "no such"}}, "rope_type") for name in ("mistral", "gemma3")),
     *((name, {"attention_bias": True}, "attention_bias") for name in ("mistral", "phi3", "gemma2", "mixtral")),
     *((name, {"sliding_window": -3}, "sliding_window") for name in ("mistral", "gemma2", "phi3")),
     ("mistral", {"sliding_window": 2.5}, "sliding_window"),

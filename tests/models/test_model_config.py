@@ -39,7 +39,7 @@ def test_a_good_one(path: Path) -> None:
         ({"attention_bias": "yes"}, "attention_bias"),
         ({"mlp_bias": 1}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"rope_scaling": {"rope_type": "proportional", "factor": 2}}, "rope_type 'proportional'"),
+        ({"rope_scaling": {"rope_type": "sideways", "factor": 2}}, "rope_type 'sideways'"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor"),

@@ -30,6 +30,8 @@ from parlay.types.storage import Storage
 
 SIZE, BLOCKS = 8, tuple(range(11, -1, -1))
 TREE = Draft((5, 6, 7, 8), (ROOT, 0, ROOT, 2), ("test",) * 4)
+# Without those whose layers read what another one keeps.
+STAGED = tuple(name for name in FAMILIES if name != "opt" and not name.startswith("gemma4"))
 EAGER = 70  # rows of a prompt that is too long for a recording
 
 
@@ -84,7 +86,11 @@ def test_every_family(checkpoint: Callable[[str], Path], name: str, size: int, d
 
 
 @crossed(
-    name=tuple(name for name in FAMILIES if name != "opt"), dtype=[torch.float32, torch.bfloat16], sharing=[1, 2]
+    name=STAGED,
+    dtype=[torch.float32, torch.bfloat16],
+    sharing=[1, 2],
+    dtype=[torch.float32, torch.bfloat16],
+    sharing=[1, 2],
 )
 def test_every_family_in_stages(
     checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype, sharing: int

@@ -62,6 +62,14 @@ MAMBA: dict[str, Any] = {
     "shared_intermediate_size": 112,
 }
 
+GEMMA4: dict[str, Any] = {
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 0,
+    "global_head_dim": 32,
+    "sliding_window": 13,
+    "final_logit_softcapping": 8.0,
+    "tie_word_embeddings": True,
+}
 # Transformers bounds the steps of prompts, but not those of decoding, from below.
 SPACES: dict[str, Any] = {
     "mamba_num_heads": 4,
@@ -198,6 +206,41 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
             },
+        },
+    ),
+    "gemma4": (  # as 12B and 31B
+        "Gemma4Text",
+        {
+            **GEMMA4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "gemma4-inputs": (  # as E2B and E4B
+        "Gemma4Text",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 24,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+        },
+    ),
+    "gemma4-experts": (  # as 26B-A4B
+        "Gemma4Text",
+        {
+            **GEMMA4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 40,
         },
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
@@ -526,6 +569,8 @@ def write_family(
             ):
                 parameter *= calm
         for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("layer_scalar"):
+                buffer.copy_(0.7 + 0.2 * torch.rand(1, generator=generator))
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer += 0.3 * torch.randn(buffer.shape, generator=generator)
     model.save_pretrained(path)

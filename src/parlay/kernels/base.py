@@ -115,17 +115,25 @@ class Kernels(Drawing, Protocol):
         ...
 
     def head_norm(
-        self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, heads: int, eps: float, plus_one: bool = False
+        self,
+        qkv: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        heads: int,
+        eps: float,
+        plus_one: bool = False,
+        v_weight: Tensor | None = None,
     ) -> None:
         """`rms_norm` of every query head and every key head by itself, in place.
 
         Args:
-            qkv: T `[rows, (H + 2 KV) * D]`, queries, then keys, then values, which stay as they are.
+            qkv: T `[rows, (H + 2 KV) * D]`, queries, then keys, then values.
             q_weight: T `[D]`.
             k_weight: T `[D]`.
             heads: H.
             eps: added to the mean.
             plus_one: as in `rms_norm`.
+            v_weight: T `[D]`, of values; with None they stay as they are.
         """
         ...
 
@@ -494,6 +502,7 @@ class Kernels(Drawing, Protocol):
         groups: int = 1,
         kept_groups: int = 1,
         factor: float = 1.0,
+        scales: Tensor | None = None,
     ) -> None:
         """Choose each row's experts: the highest scores, best first, ties to the lowest id.
 
@@ -511,6 +520,7 @@ class Kernels(Drawing, Protocol):
             groups: neighbouring experts form so many groups, each worth the sum of its best two.
             kept_groups: a row chooses among so many of them, which have at least `chosen` experts.
             factor: on the weights.
+            scales: float32 `[E]`, further factors on the weights of the chosen ones.
         """
         ...
 

@@ -121,13 +121,22 @@ class ReferenceKernels(ReferenceDrawing, ReferenceRecurrent):
         self.rms_norm(residual, weight, eps, out, plus_one)
 
     def head_norm(  # noqa: D102
-        self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, heads: int, eps: float, plus_one: bool = False
+        self,
+        qkv: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        heads: int,
+        eps: float,
+        plus_one: bool = False,
+        v_weight: Tensor | None = None,
     ) -> None:
         parts = qkv.view(len(qkv), -1, len(q_weight))
         kv_heads = (parts.shape[1] - heads) // 2
-        for part, weight in ((parts[:, :heads], q_weight), (parts[:, heads : heads + kv_heads], k_weight)):
-            normal = torch.from_numpy(_rms(part.float().contiguous().numpy(), eps))
-            part.copy_(_weighted(normal, weight, plus_one))
+        bounds = (0, heads, heads + kv_heads, heads + 2 * kv_heads)
+        for begin, end, weight in zip(bounds[:-1], bounds[1:], (q_weight, k_weight, v_weight), strict=True):
+            if weight is not None:
+                normal = torch.from_numpy(_rms(parts[:, begin:end].float().contiguous().numpy(), eps))
+                parts[:, begin:end] = _weighted(normal, weight, plus_one)
 
     def head_squares(self, qkv: Tensor, q_squares: Tensor, k_squares: Tensor) -> None:  # noqa: D102
         heads, kv_heads = q_squares.shape[1], k_squares.shape[1]
@@ -301,6 +310,7 @@ class ReferenceKernels(ReferenceDrawing, ReferenceRecurrent):
         groups: int = 1,
         kept_groups: int = 1,
         factor: float = 1.0,
+        scales: Tensor | None = None,
     ) -> None:
         chosen = weights.shape[1]
         for row, values in enumerate(scores.numpy()):
@@ -322,6 +332,8 @@ class ReferenceKernels(ReferenceDrawing, ReferenceRecurrent):
                 total = shares[best].sum() + np.float32(1e-20 if sigmoid else 0)
             experts[row] = torch.from_numpy(best)
             weights[row] = torch.from_numpy(shares[best] / total * np.float32(factor))
+            if scales is not None:
+                weights[row] *= scales[experts[row].long()]
 
     def expert_linear(  # noqa: D102
         self, x: Tensor, experts: Tensor, weights: Sequence[LinearWeight], out: Tensor

@@ -26,6 +26,12 @@ def allocate(
         keys = _zeros(shape, dtype)
         return LayerCache(keys, _zeros(shape, dtype) if spec.values else keys)
 
+    if spec.heads:
+        made: list[LayerCache | StateCache] = []
+        for (count, width), source in zip(spec.heads, spec.sources, strict=True):
+            shape = (num_blocks, count, block_size, width)
+            made.append(made[source] if source >= 0 else LayerCache(_zeros(shape, dtype), _zeros(shape, dtype)))
+        return tuple(made)
     return tuple(map(layer, spec.pattern)) if spec.pattern else tuple(layer("keys") for _ in range(spec.layers))
 
 

@@ -11,7 +11,7 @@ from parlay.checkpoints.files import config_file, dtype_of
 from parlay.checkpoints.pieces import Piece
 from parlay.errors import ModelError, brief, shown
 from parlay.models.rope import longest, read_rotary
-from parlay.models.style import Experts, LibraryModel, Product, Rotary, Style
+from parlay.models.style import Experts, Heads, LibraryModel, Product, Rotary, Style
 from parlay.types.storage import Storage
 
 # What some families call differently.
@@ -59,6 +59,15 @@ class ModelConfig:
     def tokens(self) -> int:
         """How many tokens it has logits for."""
         return self.vocab_size if self.most_tokens is None else self.most_tokens
+
+    def heads_of(self, layer: int) -> Heads:
+        """Return the heads of a layer's keys and values."""
+        own = self.style.heads
+        return own[layer] if own else Heads(count=self.num_kv_heads, width=self.head_dim)
+
+    def network_width(self, layer: int) -> int:
+        """Return the inner width of a layer's feed-forward network."""
+        return self.style.widths[layer] if self.style.widths else self.intermediate_size
 
     def only(self, **served: Any) -> None:
         """Refuse other values of some keys than these; a key that is missing passes.
@@ -199,6 +208,8 @@ class ModelConfig:
         ]
         if recurrent is not None:
             products += [(name, shape, scans) for name, shape in recurrent.products(self)]
+        if self.style.heads:
+            products = self._products_of_heads()
         if (latent := self.style.latent) is not None:
             queries = self.num_heads * latent.query
             products = [
@@ -215,7 +226,20 @@ class ModelConfig:
             up = ("gate up", (2 * inner, hidden)) if self.style.gated else ("up", (inner, hidden))
             return [(name + up[0], up[1], times), (f"{name}down", (hidden, inner), times)] if times else []
 
-        products += network("", self.intermediate_size, (alone or layers) - sparse)
+        if self.style.widths:
+            for width in dict.fromkeys(self.style.widths):
+                products += network(
+                    "" if width == self.intermediate_size else "wide ", width, self.style.widths.count(width)
+                )
+        else:
+            replaced = 0 if experts is not None and experts.beside else sparse
+            products += network("", self.intermediate_size, (alone or layers) - replaced)
+        if width := self.style.layer_inputs:
+            products += [
+                ("layer inputs", (layers * width, hidden), 1),
+                ("layer input gate", (width, hidden), layers),
+                ("layer input", (hidden, width), layers),
+            ]
         if experts is None:
             return [Product(*product, product[-1]) for product in products]
         products += network("shared ", experts.shared, sparse if experts.shared else 0)
@@ -223,6 +247,20 @@ class ModelConfig:
         return [Product(*product, product[-1]) for product in products] + [
             Product(*product, sparse * experts.count) for product in chosen
         ]
+
+    def _products_of_heads(self) -> list[tuple[str, tuple[int, int], int]]:
+        """Return the linear layers of attention whose heads differ from layer to layer."""
+        found: list[tuple[str, tuple[int, int], int]] = []
+        for heads in dict.fromkeys(replace(one, source=min(one.source, 0)) for one in self.style.heads):
+            times = sum(replace(one, source=min(one.source, 0)) == heads for one in self.style.heads)
+            q = self.num_heads * heads.width
+            stored = 0 if heads.source == 0 else 2 * heads.count * heads.width
+            kind = f"{'shared' if heads.source == 0 else heads.count} heads of {heads.width}"
+            found += [
+                (f"qkv, {kind}", (q + stored, self.hidden_size), times),
+                (f"out, {kind}", (self.hidden_size, q), times),
+            ]
+        return found
 
 
 def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:

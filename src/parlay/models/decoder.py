@@ -15,6 +15,7 @@ from parlay.kernels.base import Kernels
 from parlay.models.config import MOST_LAYERS, ModelConfig
 from parlay.models.context import ForwardContext, LayerCache, StateCache, handed_states
 from parlay.models.latent import LatentAttention, latent_shapes, make_latent_attention
+from parlay.models.layer_inputs import LayerInput, TokenInputs, layer_input_shapes, token_input_shapes
 from parlay.models.layers import (
     Attention,
     ColumnParallelLinear,
@@ -25,7 +26,7 @@ from parlay.models.layers import (
     PlainMLP,
     whole_linear,
 )
-from parlay.models.moe import ExpertBiases, MixtureOfExperts
+from parlay.models.moe import ExpertBiases, ExpertsBeside, MixtureOfExperts
 from parlay.models.rotary import RotaryTables, halves, layer_tables
 from parlay.models.stages import own_layers
 from parlay.models.stored import open_weights
@@ -34,6 +35,8 @@ from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
 from parlay.weights.weight import Weight
 
+# Norms around experts beside a network: of what they read, of what the network gives, of what they give.
+_BESIDE = "pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"
 _SELECTION_BIAS = "mlp.gate.e_score_correction_bias"
 
 
@@ -45,12 +48,16 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    shapes |= token_input_shapes(config)
     for i in range(config.num_layers):
         first, *others = ({f"{name}.weight": (config.hidden_size,)} for name in _norm_names(config))
         own: dict[str, tuple[int, ...]] = {**first, **mixer_shapes(config, i)}
         for norm in others:
             own |= norm
         own |= mlp_shapes(config, i)
+        own |= layer_input_shapes(config)
+        if config.style.layer_scalars:
+            own["layer_scalar"] = (1,)
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in own.items()}
     return shapes
 
@@ -84,17 +91,19 @@ def mixer_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
         return {}
     if recurrent is not None and recurrent.layers[index]:
         return recurrent.shapes(config)
-    return attention_shapes(config)
+    return attention_shapes(config, index)
 
 
-def attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of every tensor of a layer's attention."""
-    style, h = config.style, config.hidden_size
+def attention_shapes(config: ModelConfig, index: int = 0) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor of layer `index`'s attention."""
+    style, h, heads = config.style, config.hidden_size, config.heads_of(index)
     if style.latent is not None:
         return latent_shapes(config, style.latent)
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    q, kv = config.num_heads * heads.width, heads.count * heads.width
     queries = q * (1 + style.output_gate)
     widths = {"qkv_proj": q + 2 * kv} if style.fused_qkv else {"q_proj": queries, "k_proj": kv, "v_proj": kv}
+    if heads.source >= 0 or not heads.values:
+        widths = {"q_proj": queries} if heads.source >= 0 else {"q_proj": queries, "k_proj": kv}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, width in widths.items():
         shapes[f"self_attn.{name}.weight"] = (width, h)
@@ -104,7 +113,7 @@ def attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if style.output_bias:
         shapes["self_attn.o_proj.bias"] = (h,)
     if style.head_norms or style.late_norms:
-        shapes |= {f"self_attn.{x}_norm.weight": (config.head_dim,) for x in "qk"}
+        shapes |= {f"self_attn.{x}_norm.weight": (heads.width,) for x in ("q" if heads.source >= 0 else "qk")}
     if style.joint_norms:
         shapes |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
     if style.sinks:
@@ -118,8 +127,12 @@ def mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
     if networks and not networks[index]:
         return {}
     if not experts or not experts.sparse[index]:
-        return _network_shapes(config, "mlp", config.intermediate_size)
+        return _network_shapes(config, "mlp", config.network_width(index))
     shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts.count, h)}
+    if experts.beside:
+        shapes |= _network_shapes(config, "mlp", config.network_width(index))
+        shapes |= {"router.scale": (h,), "router.per_expert_scale": (experts.count,)}
+        shapes |= {f"{name}.weight": (h,) for name in _BESIDE}
     if experts.biases:
         shapes["mlp.gate.bias"] = (experts.count,)
     if experts.selection_bias:
@@ -160,7 +173,9 @@ def make_attention(
     style = config.style
     if style.latent is not None:
         return make_latent_attention(config, style.latent, read, kernels, group, tables)
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    own_heads = config.heads_of(index)
+    head_dim, stores = own_heads.width, own_heads.source < 0
+    q, kv = config.num_heads * head_dim, own_heads.count * head_dim
     # Whose columns turn: queries and keys, in the order that the kernels expect.
     orders = [halves(config, heads) for heads in (config.num_heads, config.num_kv_heads)] if style.interleaved else []
 
@@ -171,7 +186,9 @@ def make_attention(
             fused = read.weight("self_attn.qkv_proj.weight")
             found = [fused.outputs(0, q), fused.outputs(q, q + kv), fused.outputs(q + kv, q + 2 * kv)]
         else:
-            found = [read.weight(f"self_attn.{x}_proj.weight") for x in "qkv"]
+            # Values may be what keys are before their norm, or both another layer's.
+            letters = ("qkv" if own_heads.values else "qkk") if stores else "q"
+            found = [read.weight(f"self_attn.{x}_proj.weight") for x in letters]
         if style.output_gate:
             by_head = torch.arange(2 * q).view(config.num_heads, 2, -1)
             whole = found[0]
@@ -187,11 +204,15 @@ def make_attention(
         return [bias[order] for bias, order in zip(found, orders, strict=False)] + found[len(orders) :]
 
     # A rank has whole key heads, each with the query heads that read it.
-    shared = config.num_heads // config.num_kv_heads * config.head_dim
+    shared = config.num_heads // own_heads.count * head_dim
     queries = group.bounds(q, shared)
     begin, end = group.share(queries)
-    units = shared, config.head_dim, config.head_dim
-    norms = _head_norms(config, read, group) if style.head_norms or style.late_norms or style.joint_norms else None
+    units = shared, head_dim, head_dim
+    norms = (
+        _head_norms(config, read, group, stores=stores)
+        if style.head_norms or style.late_norms or style.joint_norms
+        else None
+    )
     return Attention(
         qkv=ColumnParallelLinear(kernels, weights(), group, biases() if style.qkv_bias else None, units),
         output=whole_linear(
@@ -201,24 +222,23 @@ def make_attention(
             queries,
             read("self_attn.o_proj.bias") if style.output_bias else None,
         ),
-        heads=(end - begin) // config.head_dim,
-        head_dim=config.head_dim,
+        heads=(end - begin) // head_dim,
+        head_dim=head_dim,
+        stores=stores,
         cos_sin=tables[0],
         query_cos_sin=tables[1],
         norms=norms,
-        scale=config.head_dim**-0.5 if style.score_scale is None else style.score_scale,
+        scale=head_dim**-0.5 if style.score_scale is None else style.score_scale,
         window=style.windows[index] if style.windows else 0,
         cap=style.score_cap,
         gate=ColumnParallelLinear(kernels, gates, group, None, [shared]) if gates else None,
-        sinks=read.exact("self_attn.sinks")[begin // config.head_dim : end // config.head_dim]
-        if style.sinks
-        else None,
+        sinks=read.exact("self_attn.sinks")[begin // head_dim : end // head_dim] if style.sinks else None,
     )
 
 
-def _head_norms(config: ModelConfig, read: TensorReader, group: Group) -> HeadNorms:
+def _head_norms(config: ModelConfig, read: TensorReader, group: Group, *, stores: bool = True) -> HeadNorms:
     style, dim = config.style, config.head_dim
-    weights = [read(f"self_attn.{x}_norm.weight") for x in "qk"]
+    weights = [read(f"self_attn.{x}_norm.weight") for x in ("qk" if stores else "qq")]
     bounds: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     if style.joint_norms:
         keys = group.bounds(config.num_kv_heads)
@@ -239,12 +259,15 @@ def _head_norms(config: ModelConfig, read: TensorReader, group: Group) -> HeadNo
         joint=style.joint_norms,
         group=group,
         bounds=bounds,
+        value=torch.ones_like(weights[0]) if style.value_norms else None,
     )
 
 
-def make_mlp(config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group) -> GatedMLP | PlainMLP:
-    """Read the feed-forward network of a layer."""
-    return _network(config, read, kernels, group, "mlp", config.intermediate_size)
+def make_mlp(
+    config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group, index: int = 0
+) -> GatedMLP | PlainMLP:
+    """Read the feed-forward network of layer `index`."""
+    return _network(config, read, kernels, group, "mlp", config.network_width(index))
 
 
 def _network(
@@ -306,7 +329,16 @@ def _experts(
         biases=biases,
         shared=shared,
         shared_gate=shared_gate,
+        scales=read.exact("router.per_expert_scale") if experts.beside else None,
     )
+
+
+def _beside(
+    config: ModelConfig, experts: Experts, read: TensorReader, kernels: Kernels, group: Group
+) -> ExpertsBeside:
+    mixture = _experts(config, experts, read, kernels, group)
+    scale = read("router.scale") * config.hidden_size**-0.5
+    return ExpertsBeside(mixture, scale, *(read(f"{name}.weight") for name in _BESIDE), config.rms_norm_eps)
 
 
 class DecoderLayer:
@@ -340,10 +372,14 @@ class DecoderLayer:
         self._mlp: GatedMLP | PlainMLP | MixtureOfExperts | None = None
         if networks and not networks[index]:
             pass
-        elif style.experts and style.experts.sparse[index]:
+        elif style.experts and style.experts.sparse[index] and not style.experts.beside:
             self._mlp = _experts(config, style.experts, read, kernels, group)
         else:
-            self._mlp = make_mlp(config, read, kernels, group)
+            self._mlp = make_mlp(config, read, kernels, group, index)
+        beside = style.experts is not None and style.experts.beside and style.experts.sparse[index]
+        self._beside = _beside(config, style.experts, read, kernels, group) if beside and style.experts else None
+        self._input = LayerInput.read(config, index, read, kernels) if style.layer_inputs else None
+        self._scalar = float(read.exact("layer_scalar")) if style.layer_scalars else 1.0
 
     def __call__(
         self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache | StateCache
@@ -361,7 +397,16 @@ class DecoderLayer:
             context.kernels.add_embedding(both, mixed, torch.arange(len(both), dtype=torch.int32))
             return both
         x = self._begin(1, residual, mixed, context)
-        return self._finish(1, self._mlp(x, context), context.kernels)
+        out = self._mlp(x, context)
+        if self._beside is not None:
+            out = self._beside(residual, out, context)
+        out = self._finish(1, out, context.kernels)
+        if self._input is not None:
+            out = self._input(residual, out, context)
+        if self._scalar != 1:
+            context.kernels.scale(residual, self._scalar)
+            context.kernels.scale(out, self._scalar)
+        return out
 
     def _begin(self, part: int, residual: Tensor, delta: Tensor | None, context: ForwardContext) -> Tensor:
         """Add `delta` to `residual` in place; return what a part of the layer reads."""
@@ -464,6 +509,7 @@ class Decoder:
                 return  # the first stage has both ends
             embedding = weights.read_weight("model.embed_tokens.weight", dtype).outputs(0, config.tokens)
             self._embedding = Embedding(kernels, embedding, group)
+            self._inputs = TokenInputs.read(config, weights, dtype, kernels, group) if style.layer_inputs else None
             head: Weight | Embedding = self._embedding if group.size == 1 else embedding
             if not config.tie_embeddings:
                 head = weights.read_weight("lm_head.weight", dtype).outputs(0, config.tokens)
@@ -487,6 +533,8 @@ class Decoder:
             self._embedding(tokens, residual)
             if self._embedding_scale != 1:
                 kernels.scale(residual, self._embedding_scale)
+            if self._inputs is not None:
+                self._inputs(tokens, residual, context)
         else:
             delta = handed
         for depth, (layer, cache) in enumerate(zip(self._layers, context.cache, strict=True), self._first):

@@ -320,6 +320,7 @@ class HeadNorms:
         joint: all heads are normalised together, before they turn.
         group: the ranks that have heads.
         bounds: of joint norms, whose query heads and key heads are whose.
+        value: weight of a norm of values, `[head_dim]`; None for none.
     """
 
     query: Tensor
@@ -330,6 +331,7 @@ class HeadNorms:
     joint: bool = False
     group: Group = ALONE
     bounds: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    value: Tensor | None = None
 
     def before(self, qkv: Tensor, heads: int, context: ForwardContext) -> None:
         """Normalise what is normalised before it turns, `[rows, own queries, keys and values]`, in place."""
@@ -339,7 +341,7 @@ class HeadNorms:
             if heads:
                 kernels.joint_norm(qkv, self.query, self.key, q, k, heads, self.eps)
         elif not self.late:
-            kernels.head_norm(qkv, self.query, self.key, heads, self.eps, self.plus_one)
+            kernels.head_norm(qkv, self.query, self.key, heads, self.eps, self.plus_one, self.value)
 
     def _squares(self, qkv: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
         """Return the sums of squares of all ranks' query heads and key heads, float32 `[rows, heads]`."""
@@ -374,6 +376,7 @@ class Attention:
         cap: bound that scores approach; 0 is none.
         sinks: float32 `[heads]`, see `Kernels.attention`.
         gate: projects to what the output is multiplied with the sigmoid of.
+        stores: whether it has keys and values; otherwise it reads those that another layer has stored.
     """
 
     qkv: ColumnParallelLinear
@@ -388,6 +391,7 @@ class Attention:
     cap: float = 0.0
     sinks: Tensor | None = None
     gate: ColumnParallelLinear | None = None
+    stores: bool = True
 
     def __call__(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> Tensor:
         """Store the rows' keys and values, then let each row attend to what its view shows it.
@@ -418,6 +422,8 @@ class Attention:
         late = (norms.query, norms.key, norms.eps) if norms is not None and norms.late else ()
         query = context.buffers("query", self.heads * self.head_dim).view(-1, self.heads, self.head_dim)
         caches = query, cache.key, cache.value
+        if not self.stores:  # there are queries alone, which turn
+            caches = query, cache.key[:, :0], cache.value[:, :0]
         kernels.rotary_store(qkv, context.positions, context.slots, self.cos_sin, *caches, *late)
         if self.query_cos_sin is not None:  # nothing is stored at negative slots
             nowhere = torch.full_like(context.slots, -1)

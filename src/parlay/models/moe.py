@@ -48,6 +48,7 @@ class MixtureOfExperts:
         biases: ExpertBiases | None = None,
         shared: GatedMLP | PlainMLP | None = None,
         shared_gate: Weight | None = None,
+        scales: Tensor | None = None,
     ) -> None:
         """Pack this rank's share of every expert: a step of few rows would leave ranks with whole ones idle.
 
@@ -63,6 +64,7 @@ class MixtureOfExperts:
             biases: of the router and the experts.
             shared: what all rows go to.
             shared_gate: `[1, hidden]`, see `Kernels.mix_experts`.
+            scales: float32 `[experts]`, see `Kernels.route`.
         """
         hidden, width = down[0].shape
         self._group, self._widths, self._outputs = group, group.output_bounds(width), group.output_bounds(hidden)
@@ -80,14 +82,15 @@ class MixtureOfExperts:
             gate_up = torch.cat([each[:, slice(*inner)] for each in (biases.gate, biases.up)], dim=1)
             self._biases = biases.router, gate_up, biases.down[:, slice(*outer)].contiguous()
         self._experts, self._selection_bias, self._activation = experts, selection_bias, activation
+        self._scales = scales
         self._shared = shared
         self._shared_gate = None if shared_gate is None else kernels.pack_head(shared_gate)
 
-    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """Return `[rows, hidden]` for `x` of `[rows, hidden]`."""
+    def __call__(self, x: Tensor, context: ForwardContext, routed: Tensor | None = None) -> Tensor:
+        """Return `[rows, hidden]` for `x` of `[rows, hidden]`; the router reads `routed`, if it is given."""
         kernels, buffers, chosen = context.kernels, context.buffers, self._experts.chosen
         rows, hidden = x.shape
-        experts, weights = self._route(x, context)
+        experts, weights = self._route(x if routed is None else routed, context)
         product = self._inside(x, experts, context)
         answers = buffers("own answers", chosen * self._outer).view(rows * chosen, self._outer)
         if self._outer:
@@ -115,7 +118,7 @@ class MixtureOfExperts:
         if self._biases is not None:
             kernels.add_bias(scores, self._biases[0])
         bias, groups = self._selection_bias, (of.groups, of.kept_groups)
-        kernels.route(scores, experts, weights, of.normalise, of.sigmoid, bias, *groups, of.factor)
+        kernels.route(scores, experts, weights, of.normalise, of.sigmoid, bias, *groups, of.factor, self._scales)
         return experts.view(-1), weights
 
     def _inside(self, x: Tensor, experts: Tensor, context: ForwardContext) -> Tensor:
@@ -141,4 +144,38 @@ class MixtureOfExperts:
             return own
         out = buffers(role, self._experts.chosen * bounds[-1]).view(len(own), bounds[-1])
         self._group.gather(own, out, bounds)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsBeside:
+    """Experts that are added to what a layer's feed-forward network gives, all of it normalised.
+
+    Source: Gemma 4 (Gemma team 2026).
+
+    Attributes:
+        experts: the mixture, whose router has scales for the experts.
+        router_norm: weight of the norm of what the router reads, `[hidden]`.
+        before: weight of the norm of what the experts read.
+        dense, after: weights of the norms of what the network and the experts give.
+        eps: of all of them.
+    """
+
+    experts: MixtureOfExperts
+    router_norm: Tensor
+    before: Tensor
+    dense: Tensor
+    after: Tensor
+    eps: float
+
+    def __call__(self, residual: Tensor, network: Tensor, context: ForwardContext) -> Tensor:
+        """Add to what the network gives, `[rows, hidden]`, what the experts give for the residual stream."""
+        kernels, buffers, hidden = context.kernels, context.buffers, residual.shape[1]
+        dense, routed, x = (buffers(role, hidden) for role in ("dense network", "routed", "before experts"))
+        kernels.rms_norm(network, self.dense, self.eps, dense)
+        kernels.rms_norm(residual, self.router_norm, self.eps, routed)
+        kernels.rms_norm(residual, self.before, self.eps, x)
+        out = self.experts(x, context, routed)
+        kernels.rms_norm(out, self.after, self.eps, out)
+        kernels.add_embedding(out, dense, torch.arange(len(out), dtype=torch.int32))
         return out

@@ -13,6 +13,7 @@ _BASE = ("rope_theta", "partial_rotary_factor")  # keys that every kind of scali
 # Kinds of scaling, the numbers that each needs, and those that it may have.
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
+    "proportional": ((), ("factor",)),
     "linear": (("factor",), ()),
     "dynamic": (("factor", _ORIGINAL), ()),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL), ()),

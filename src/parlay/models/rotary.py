@@ -6,6 +6,7 @@ Ding et al. 2024 (arXiv 2402.13753).
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ _ORIGINAL = "original_max_position_embeddings"
 RotaryTables = tuple[Tensor, Tensor | None]  # of a layer: see `layer_tables`
 
 
-def cos_sin_table(config: ModelConfig, length: int, rotary: Rotary | None = None) -> Tensor:
+def cos_sin_table(config: ModelConfig, length: int, rotary: Rotary | None = None, width: int | None = None) -> Tensor:
     """Return `[length, R]` float32: cosines in the first half of each row, sines in the second.
 
     R is how many columns of a head turn. `dynamic` and `longrope` choose their frequencies by `length`, which
@@ -28,10 +29,13 @@ def cos_sin_table(config: ModelConfig, length: int, rotary: Rotary | None = None
         config: the model's shape.
         length: the longest sequence.
         rotary: another embedding than the config's.
+        width: columns of a head, where they are not the config's.
 
     Raises:
         ModelError: the config's numbers do not fit its heads.
     """
+    if width is not None:
+        config = replace(config, head_dim=width)
     frequencies, size = frequencies_of(config, length, rotary)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies[None, :]
     return torch.cat((angles.cos() * size, angles.sin() * size), dim=1).contiguous()
@@ -48,8 +52,12 @@ def layer_tables(config: ModelConfig, length: int) -> list[RotaryTables]:
         ModelError: the config's numbers do not fit its heads.
     """
     style, rotary = config.style, config.rotary
-    everywhere = cos_sin_table(config, length)
-    local = cos_sin_table(config, length, style.local_rotary) if style.local_rotary else None
+    windowed = [bool(style.windows and style.windows[layer]) for layer in range(config.num_layers)]
+    widths = [config.heads_of(layer).width for layer in range(config.num_layers)]
+    far = next((width for width, near in zip(widths, windowed, strict=True) if not near), config.head_dim)
+    near = next((width for width, near in zip(widths, windowed, strict=True) if near), config.head_dim)
+    everywhere = cos_sin_table(config, length, width=far)
+    local = cos_sin_table(config, length, style.local_rotary, near) if style.local_rotary else None
     # One pair of columns that turns by nothing.
     still = torch.tensor([[1.0, 0.0]]).expand(length, 2).contiguous()
     queries = None
@@ -60,8 +68,7 @@ def layer_tables(config: ModelConfig, length: int) -> list[RotaryTables]:
     def table(layer: int) -> RotaryTables:
         if style.unrotated and style.unrotated[layer]:
             return still, None
-        windowed = bool(style.windows and style.windows[layer])
-        return (local, None) if windowed and local is not None else (everywhere, queries)
+        return (local, None) if windowed[layer] and local is not None else (everywhere, queries)
 
     return [table(layer) for layer in range(config.num_layers)]
 
@@ -106,6 +113,8 @@ def frequencies_of(config: ModelConfig, length: int, rotary: Rotary | None = Non
 
 def turning(config: ModelConfig, rotary: Rotary) -> int:
     """Return how many of a head's columns turn: of a part that is no whole number, what lies below it."""
+    if rotary.kind == "proportional":  # the columns that do not turn have a frequency of 0
+        return config.head_dim
     return int(config.head_dim * rotary.partial + 1e-6)
 
 
@@ -118,6 +127,9 @@ def _frequencies(config: ModelConfig, rotary: Rotary, dim: int, length: int) -> 
         excess = max(length / numbers[_ORIGINAL], 1.0)
         theta *= (numbers["factor"] * excess - (numbers["factor"] - 1)) ** (dim / (dim - 2))
     frequencies = 1.0 / (theta**exponents)
+    if rotary.kind == "proportional":
+        still = torch.arange(dim // 2) >= int(rotary.partial * dim // 2)
+        return frequencies.masked_fill(still, 0.0) / numbers.get("factor", 1.0), 1.0
     if rotary.kind == "linear":
         return frequencies / numbers["factor"], 1.0
     if rotary.kind == "llama3":

@@ -196,6 +196,14 @@ def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) ->
     first, last = own_layers(config, weight_shapes, group.pipeline)
     if config.style.latent is not None:  # of which every rank has all
         return CacheSpec(last - first, 1, config.head_dim, dtype.itemsize, values=False)
+    if config.style.heads:
+        shares = [group.share(group.bounds(heads.count)) for heads in config.style.heads]
+        heads = tuple(
+            (end - begin, own.width if own.source < 0 else 0)
+            for own, (begin, end) in zip(config.style.heads, shares, strict=True)
+        )
+        sources = tuple(own.source for own in config.style.heads)
+        return CacheSpec(last - first, 0, 0, dtype.itemsize, heads=heads, sources=sources)
     begin, end = group.share(group.bounds(config.num_kv_heads))
     kept, recurrent = kept_by_layers(config)[first:last], config.style.recurrent
     return CacheSpec(
@@ -295,6 +303,11 @@ def check_ranks(config: ModelConfig, size: int, stages: int = 1) -> None:
     """
     if stages > 1 and not exposes_hidden_states(config):
         raise ConfigError(f"pipeline_parallel_size={stages} is not served for {config.architecture}; leave it at 1")
+    if stages > 1 and (config.style.heads or config.style.layer_inputs):
+        raise ConfigError(
+            f"pipeline_parallel_size={stages} is not served for {config.architecture}, whose layers read what others "
+            "keep; take tensor_parallel_size"
+        )
     if stages > config.num_layers:
         raise ConfigError(
             f"pipeline_parallel_size={stages} exceeds the model's {config.num_layers} layers; each stage needs one"

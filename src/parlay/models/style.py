@@ -60,6 +60,7 @@ class Experts:
         shared: inner width of an expert that all rows go to; 0 is none.
         shared_gate: its answer is multiplied with the sigmoid of a score of its own.
         biases: the router and the experts have biases.
+        beside: they are added to the layer's feed-forward network instead of replacing it, see `ExpertsBeside`.
     """
 
     count: int
@@ -75,6 +76,7 @@ class Experts:
     shared: int = 0
     shared_gate: bool = False
     biases: bool = False
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,23 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """Heads of one layer's keys and values.
+
+    Attributes:
+        count: of keys.
+        width: columns of each head, of queries too.
+        values: whether values have a projection of their own; otherwise that of keys gives them too.
+        source: the layer before it whose keys and values it reads; -1 where it has its own.
+    """
+
+    count: int
+    width: int
+    values: bool = True
+    source: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
     """What `decoder.Decoder` does differently from a plain Llama.
 
@@ -115,6 +134,7 @@ class Style:
         output_gate: each head's output is multiplied with the sigmoid of a gate, stored behind the head's query.
         mlp_bias: the feed-forward network has them.
         head_norms: each head's query and key is normalised before it is rotated.
+        value_norms: so are values, without a weight.
         late_norms: it is normalised after that.
         joint_norms: all heads' queries are normalised together before they are rotated, and all keys.
         layer_norms: norms subtract the mean.
@@ -135,6 +155,10 @@ class Style:
         logit_divisor: of logits.
         logit_cap: bound that logits approach; 0 is none.
         latent: of latent attention, in place of heads of keys and values; None is grouped-query attention.
+        heads: of each layer, where they differ from layer to layer.
+        widths: of each layer's feed-forward network, where they differ.
+        layer_scalars: what a layer leaves is multiplied with a number of its own.
+        layer_inputs: columns of a further input that each layer has of the token, see `layer_inputs`; 0 for none.
         recurrent: layers in the place of some layers' attention.
         networks: of each layer, whether it is a feed-forward network or experts alone, and otherwise attention or a
             recurrent layer alone; empty: all layers have both.
@@ -149,6 +173,7 @@ class Style:
     output_gate: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
+    value_norms: bool = False
     late_norms: bool = False
     joint_norms: bool = False
     layer_norms: bool = False
@@ -169,6 +194,10 @@ class Style:
     logit_divisor: float = 1.0
     logit_cap: float = 0.0
     latent: Latent | None = None
+    heads: tuple[Heads, ...] = ()
+    widths: tuple[int, ...] = ()
+    layer_scalars: bool = False
+    layer_inputs: int = 0
     recurrent: RecurrentLayers | None = None
     networks: tuple[bool, ...] = ()
     sinks: bool = False

@@ -196,7 +196,7 @@ class ModelRunner:
     def move(self, order: Move) -> None:
         """Copy keys and values from slots to slots, in every layer."""
         sources, targets = slots_of(order)
-        for layer in self.cache:
+        for layer in {id(layer): layer for layer in self.cache}.values():  # some read another one's
             if isinstance(layer, LayerCache) and layer.key.numel():  # a rank may have no head
                 self.kernels.copy_slots(sources, targets, layer.key, layer.value)
 

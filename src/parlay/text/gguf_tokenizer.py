@@ -1,8 +1,8 @@
 """The tokenizer in a GGUF file, as one of the `tokenizers` library.
 
 A file may hold a whole `tokenizer.json`, which is used as it is. Otherwise it is assembled from what llama.cpp uses,
-tokens, their types, and merges or scores: byte-level BPE (`gpt2`) and SentencePiece's
-BPE (`llama`).
+tokens, their types, and merges or scores: byte-level BPE (`gpt2`), SentencePiece's BPE (`llama`), and merges of
+SentencePiece's tokens (`gemma4`).
 
 Sources: ggml's `docs/gguf.md`; llama.cpp's `llama-vocab.cpp` for what absent keys and odd vocabularies mean.
 """
@@ -10,7 +10,7 @@ Sources: ggml's `docs/gguf.md`; llama.cpp's `llama-vocab.cpp` for what absent ke
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from parlay.checkpoints.chat_templates import gguf_templates, template_settings
 from parlay.checkpoints.gguf.end_tokens import CONTROL_NAMES
@@ -58,8 +58,9 @@ def pad(index: int) -> str:
 
 def _assemble(file: GGUFFile, tokens: list[str], config: dict[str, Any]) -> Tokenizer:
     kind = file.text("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
-        raise ModelError(f"{file.path}: tokenizers of the kind {kind!r} are not served; 'gpt2' and 'llama' are")
+    if kind not in _KINDS:
+        served = ", ".join(map(repr, _KINDS))
+        raise ModelError(f"{file.path}: tokenizers of the kind {kind!r} are not served; {served} are")
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if not tokens or len(vocabulary) < len(tokens):
@@ -72,8 +73,7 @@ def _assemble(file: GGUFFile, tokens: list[str], config: dict[str, Any]) -> Toke
     kinds = [CONTROL if token in CONTROL_NAMES else own for token, own in zip(tokens, kinds, strict=True)]
     # Tokens with which converters fill the vocabulary up to the rows of the embedding.
     vocabulary = {token: i for token, i in vocabulary.items() if kinds[i] != UNUSED or token != pad(i)}
-    make = _byte_level if kind == "gpt2" else _sentence_piece
-    tokenizer, add_bos = make(file, tokens, kinds, vocabulary, config)
+    tokenizer, add_bos = _KINDS[kind](file, tokens, kinds, vocabulary, config)
     phi3 = kind == "llama" and file.text("general.architecture") == "phi3"
     swallowing = {*tokens} - {*_KEEP_SPACES} if phi3 else ()
     add_by_kind(tokenizer, tokens, kinds, swallowing)
@@ -89,6 +89,14 @@ def _byte_level(
     if name not in PATTERNS:
         known = [*PATTERNS, *SAME_AS]
         raise ModelError(f"{file.path}: the pre-tokenizer {pre!r} is not served{nearest(pre, known)}")
+    merges = _merges(file, vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in WHOLE_WORDS))
+    tokenizer.pre_tokenizer = splitter(name)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, pre in BOS_FIRST
+
+
+def _merges(file: GGUFFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     given = file.texts("tokenizer.ggml.merges")
     merges = [pair for merge in given if (pair := _pair(merge, vocabulary))]
     if len(merges) < len(given):
@@ -98,10 +106,28 @@ def _byte_level(
             "left out",
             *(file.path, len(given) - len(merges), len(given), left_out),
         )
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in WHOLE_WORDS))
-    tokenizer.pre_tokenizer = splitter(name)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, pre in BOS_FIRST
+    return merges
+
+
+def _spaced_merges(
+    file: GGUFFile, tokens: list[str], kinds: list[float], vocabulary: dict[str, int], config: dict[str, Any]
+) -> tuple[Tokenizer, bool]:
+    """Gemma 4's: merges of whole lines whose spaces are marks, and of characters that have no token their bytes."""
+    unknown = config.get("unk_token")
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=_merges(file, vocabulary),
+            byte_fallback=True,
+            fuse_unk=True,
+            ignore_merges=True,  # of line ends, which no merge has
+            **({} if unknown is None else {"unk_token": unknown}),
+        )
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    tokenizer.decoder = spaced(prefix=False)
+    return tokenizer, True
 
 
 def _pair(merge: str, vocabulary: dict[str, int]) -> tuple[str, str] | None:
@@ -123,6 +149,10 @@ def _sentence_piece(
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), escape]) if prefix else escape
     tokenizer.decoder = spaced(prefix)
     return tokenizer, True
+
+
+# By `tokenizer.ggml.model`.
+_KINDS = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _spaced_merges}
 
 
 def _frame(file: GGUFFile, tokenizer: Tokenizer, config: dict[str, Any], add_bos: bool) -> None:

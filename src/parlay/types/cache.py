@@ -59,6 +59,9 @@ class CacheSpec:
         values: whether there are values; otherwise they are the keys, as in latent attention.
         recurrent: of the recurrent layers; None where there are none.
         pattern: what every layer keeps; empty: all keep keys and values.
+        heads: of every layer, how many heads keys have and how wide they are, where that differs; a width of 0 where
+            it reads another layer's.
+        sources: of every layer, the one whose keys and values it reads, or -1.
     """
 
     layers: int
@@ -68,11 +71,14 @@ class CacheSpec:
     values: bool = True
     recurrent: RecurrentSpec | None = None
     pattern: tuple[Kept, ...] = ()
+    heads: tuple[tuple[int, int], ...] = ()
+    sources: tuple[int, ...] = ()
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token takes in the group."""
-        return (1 + self.values) * self.layers * self.kv_heads * self.head_dim * self.itemsize
+        numbers = sum(count * width for count, width in self.heads) or self.layers * self.kv_heads * self.head_dim
+        return (1 + self.values) * numbers * self.itemsize
 
     @property
     def bytes_per_slot(self) -> int:

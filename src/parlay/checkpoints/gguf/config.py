@@ -55,7 +55,11 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             "attention.head_count_kv": heads,
             "attention.key_length": size_of(file, f"{name}.embedding_length") // max(heads, 1),
         }
-        sizes = {hf: size_of(file, f"{name}.{key}", defaults.get(key)) for key, hf in SIZES.items()}
+        varied = _varied(file, name) if family.varied else {}
+        sizes = {
+            hf: varied[hf] if hf in varied else size_of(file, f"{name}.{key}", defaults.get(key))
+            for key, hf in SIZES.items()
+        }
         context, layers = sizes.pop("max_position_embeddings"), sizes.pop("num_hidden_layers")
         sizes["vocab_size"] = embedding.shape[0]
         hidden, head_dim = sizes["hidden_size"], sizes["head_dim"]
@@ -63,7 +67,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         if family.latent:
             sizes |= _latent(file, name)
             head_dim = sizes["head_dim"]
-        elif size_of(file, f"{name}.attention.value_length", head_dim) != head_dim:
+        elif not varied and size_of(file, f"{name}.attention.value_length", head_dim) != head_dim:
             raise ModelError(f"{path}: heads whose values are not as wide as their keys are not served")
         options = _options(file, name, family, head_dim)
         layers -= file.integer(f"{name}.nextn_predict_layers", 0)
@@ -82,9 +86,10 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             "dtype": _dtype(file),
             "bos_token_id": file.integer(_BOS) if _BOS in file else None,
             "eos_token_id": end_tokens(file) or None,
-            **_rotary(file, name, family, head_dim),
+            **({} if varied else _rotary(file, name, family, head_dim)),
             **family.fixed,
             **options,
+            **varied,
         }
 
 
@@ -105,6 +110,57 @@ def _latent(file: GGUFFile, name: str) -> dict[str, int]:
         "head_dim": turning,
         "num_key_value_heads": heads,
     }
+
+
+def _varied(file: GGUFFile, name: str) -> dict[str, Any]:
+    """Return what differs between layers with a window and those without, in Gemma 4's words."""
+    near = [bool(each) for each in file.numbers(f"{name}.attention.sliding_window_pattern")]
+    layers = size_of(file, f"{name}.block_count")
+    if len(near) != layers or True not in near or False not in near:
+        raise ModelError(f"{file.path}: {name}.attention.sliding_window_pattern must tell {layers} layers apart")
+
+    def each(key: str) -> list[int]:
+        key = f"{name}.{key}"
+        values = [int(value) for value in file.numbers(key)] if file.is_array(key) else [file.integer(key)] * layers
+        if len(values) != layers:
+            raise ModelError(f"{file.path}: {key} must list {layers} layers")
+        return values
+
+    heads, inner = each("attention.head_count_kv"), each("feed_forward_length")
+    window, whole = near.index(True), near.index(False)
+    return {
+        "layer_types": ["sliding_attention" if one else "full_attention" for one in near],
+        "num_key_value_heads": heads[window],
+        "num_global_key_value_heads": heads[whole],
+        "head_dim": size_of(file, f"{name}.attention.key_length_swa"),
+        "global_head_dim": size_of(file, f"{name}.attention.key_length"),
+        "attention_k_eq_v": f"blk.{whole}.attn_v.weight" not in file.tensors,
+        "intermediate_size": min(inner),
+        "use_double_wide_mlp": max(inner) > min(inner),
+        "enable_moe_block": size_of(file, f"{name}.expert_count", 0) > 0,
+        "rope_parameters": {
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": file.number(f"{name}.rope.freq_base_swa", 10000.0),
+            },
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": _turning_part(file),
+                "rope_theta": file.number(f"{name}.rope.freq_base", 1e6),
+            },
+        },
+    }
+
+
+def _turning_part(file: GGUFFile) -> float:
+    """Return the part of a head's columns that turns; the frequencies of others are divided by a huge number."""
+    if "rope_freqs.weight" not in file.tensors:
+        return 1.0
+    divisors = file.read("rope_freqs.weight")
+    turning = divisors == 1
+    if not len(divisors) or not (turning | (divisors > 1e20)).all():
+        raise ModelError(f"{file.path}: 'rope_freqs.weight' scales rotary frequencies in a way that is not served")
+    return float(turning.sum()) / len(divisors)
 
 
 def _recurrent(file: GGUFFile, name: str, family: Family, layers: int) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class Family:
         latent: the model has latent attention, and sizes of its own.
         recurrent: what `layer_types` calls the layers that are no attention; empty where all are.
         alone: a layer is one of those, attention, a network or experts alone.
+        varied: heads differ between layers with a window and those without.
         value: config key for the width of a recurrent head's values.
         whole: further tensors of a layer, by their whole names in it.
         squeezed: endings of names of tensors without their middle dimension of one.
@@ -66,6 +67,7 @@ class Family:
     latent: bool = False
     recurrent: str = ""
     alone: bool = False
+    varied: bool = False
     value: str = ""
     whole: dict[str, str] = field(default_factory=dict)
     squeezed: tuple[str, ...] = ()
@@ -357,6 +359,40 @@ FAMILIES = {
         {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
         options=_WINDOW,
         partial=True,
+    ),
+    "gemma4": Family(
+        "Gemma4ForCausalLM",
+        _GEMMA
+        | {
+            f"{name}_norm_2": f"{own}_feedforward_layernorm_2"
+            for name, own in (("pre_ffw", "pre"), ("post_ffw", "post"))
+        }
+        | {
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+        },
+        options=_WINDOW
+        | _mixture("num_experts", "top_k_experts", feed_forward_length="moe_intermediate_size")
+        | {
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        fixed={"hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0},
+        varied=True,
+        whole={
+            "layer_output_scale.weight": "layer_scalar",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+        },
+        outer={
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+        },
+        written=False,
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM",
