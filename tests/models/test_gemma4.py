@@ -37,8 +37,6 @@ def convert(model: Path, path: Path, kind: str, **metadata: Any) -> dict[str, Te
         "embedding_length": config["hidden_size"],
         "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
         "feed_forward_length": [inner * (2 if wider and i >= layers - shared else 1) for i in range(layers)],
-            inner * (2 if config["use_double_wide_mlp"] and i >= layers - shared else 1) for i in range(layers)
-        ],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": [local if one else wide.get("num_key_value_heads", local) for one in near],
         "attention.key_length": wide["head_dim"],

@@ -89,8 +89,6 @@ def test_every_family(checkpoint: Callable[[str], Path], name: str, size: int, d
     name=STAGED,
     dtype=[torch.float32, torch.bfloat16],
     sharing=[1, 2],
-    dtype=[torch.float32, torch.bfloat16],
-    sharing=[1, 2],
 )
 def test_every_family_in_stages(
     checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype, sharing: int

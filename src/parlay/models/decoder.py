@@ -338,7 +338,8 @@ def _beside(
 ) -> ExpertsBeside:
     mixture = _experts(config, experts, read, kernels, group)
     scale = read("router.scale") * config.hidden_size**-0.5
-    return ExpertsBeside(mixture, scale, *(read(f"{name}.weight") for name in _BESIDE), config.rms_norm_eps)
+    before, dense, after = (read(f"{name}.weight") for name in _BESIDE)
+    return ExpertsBeside(mixture, scale, before, dense, after, config.rms_norm_eps)
 
 
 class DecoderLayer:
