@@ -207,7 +207,7 @@ class ModelConfig:
             ("out", (hidden, q), layers - alone - scans),
         ]
         if recurrent is not None:
-            products += [(name, shape, scans) for name, shape in recurrent.products(self)]
+            products += [(name, shape, scans) for name, shape in recurrent.products(hidden)]
         if self.style.heads:
             products = self._products_of_heads()
         if (latent := self.style.latent) is not None:

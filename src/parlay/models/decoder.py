@@ -90,7 +90,7 @@ def mixer_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
     if networks and networks[index]:
         return {}
     if recurrent is not None and recurrent.layers[index]:
-        return recurrent.shapes(config)
+        return recurrent.shapes(config.hidden_size)
     return attention_shapes(config, index)
 
 
@@ -166,6 +166,37 @@ def _network_shapes(config: ModelConfig, prefix: str, inner: int) -> dict[str, t
     return shapes
 
 
+def _projections(
+    config: ModelConfig, index: int, read: TensorReader
+) -> tuple[list[Weight], list[Tensor] | None, Weight | None]:
+    """Read what projects to a layer's queries, keys and values, its biases, and what projects to the output's gate."""
+    style, heads = config.style, config.heads_of(index)
+    q, kv = config.num_heads * heads.width, heads.count * heads.width
+    # Values may be what keys are before their norm, or both another layer's.
+    letters = "q" if heads.source >= 0 else "qkv" if heads.values else "qkk"
+    if style.fused_qkv:
+        fused = read.weight("self_attn.qkv_proj.weight")
+        weights = [fused.outputs(0, q), fused.outputs(q, q + kv), fused.outputs(q + kv, q + 2 * kv)]
+    else:
+        weights = [read.weight(f"self_attn.{x}_proj.weight") for x in letters]
+    gate = None
+    if style.output_gate:
+        by_head, whole = torch.arange(2 * q).view(config.num_heads, 2, -1), weights[0]
+        weights[0], gate = (whole.chosen(by_head[:, part].reshape(-1)) for part in (0, 1))
+    biases = None
+    if style.qkv_bias and style.fused_qkv:
+        biases = list(read("self_attn.qkv_proj.bias").tensor_split((q, q + kv)))
+    elif style.qkv_bias:
+        biases = [read(f"self_attn.{x}_proj.bias") for x in letters]
+    # Whose columns turn: queries and keys, in the order that the kernels expect.
+    for i, count in enumerate((config.num_heads, heads.count) if style.interleaved else ()):
+        order = halves(config, count)
+        weights[i] = weights[i].chosen(order)
+        if biases is not None:
+            biases[i] = biases[i][order]
+    return weights, biases, gate
+
+
 def make_attention(
     config: ModelConfig, index: int, read: TensorReader, kernels: Kernels, group: Group, tables: RotaryTables
 ) -> Attention | LatentAttention:
@@ -175,34 +206,8 @@ def make_attention(
         return make_latent_attention(config, style.latent, read, kernels, group, tables)
     own_heads = config.heads_of(index)
     head_dim, stores = own_heads.width, own_heads.source < 0
-    q, kv = config.num_heads * head_dim, own_heads.count * head_dim
-    # Whose columns turn: queries and keys, in the order that the kernels expect.
-    orders = [halves(config, heads) for heads in (config.num_heads, config.num_kv_heads)] if style.interleaved else []
-
-    gates: list[Weight] = []
-
-    def weights() -> list[Weight]:
-        if style.fused_qkv:
-            fused = read.weight("self_attn.qkv_proj.weight")
-            found = [fused.outputs(0, q), fused.outputs(q, q + kv), fused.outputs(q + kv, q + 2 * kv)]
-        else:
-            # Values may be what keys are before their norm, or both another layer's.
-            letters = ("qkv" if own_heads.values else "qkk") if stores else "q"
-            found = [read.weight(f"self_attn.{x}_proj.weight") for x in letters]
-        if style.output_gate:
-            by_head = torch.arange(2 * q).view(config.num_heads, 2, -1)
-            whole = found[0]
-            found[0] = whole.chosen(by_head[:, 0].reshape(-1))
-            gates.append(whole.chosen(by_head[:, 1].reshape(-1)))
-        return [weight.chosen(order) for weight, order in zip(found, orders, strict=False)] + found[len(orders) :]
-
-    def biases() -> list[Tensor]:
-        if style.fused_qkv:
-            found = list(read("self_attn.qkv_proj.bias").tensor_split((q, q + kv)))
-        else:
-            found = [read(f"self_attn.{x}_proj.bias") for x in "qkv"]
-        return [bias[order] for bias, order in zip(found, orders, strict=False)] + found[len(orders) :]
-
+    q = config.num_heads * head_dim
+    weights, biases, gate = _projections(config, index, read)
     # A rank has whole key heads, each with the query heads that read it.
     shared = config.num_heads // own_heads.count * head_dim
     queries = group.bounds(q, shared)
@@ -214,7 +219,7 @@ def make_attention(
         else None
     )
     return Attention(
-        qkv=ColumnParallelLinear(kernels, weights(), group, biases() if style.qkv_bias else None, units),
+        qkv=ColumnParallelLinear(kernels, weights, group, biases, units),
         output=whole_linear(
             kernels,
             read.weight("self_attn.o_proj.weight"),
@@ -231,7 +236,7 @@ def make_attention(
         scale=head_dim**-0.5 if style.score_scale is None else style.score_scale,
         window=style.windows[index] if style.windows else 0,
         cap=style.score_cap,
-        gate=ColumnParallelLinear(kernels, gates, group, None, [shared]) if gates else None,
+        gate=None if gate is None else ColumnParallelLinear(kernels, [gate], group, None, [shared]),
         sinks=read.exact("self_attn.sinks")[begin // head_dim : end // head_dim] if style.sinks else None,
     )
 
@@ -367,7 +372,7 @@ class DecoderLayer:
         if networks and networks[index]:
             pass
         elif recurrent is not None and recurrent.layers[index]:
-            self._mixer = recurrent.make(config, read, kernels, group)
+            self._mixer = recurrent.make(config.hidden_size, config.rms_norm_eps, read, kernels, group)
         else:
             self._mixer = make_attention(config, index, read, kernels, group, tables)
         self._mlp: GatedMLP | PlainMLP | MixtureOfExperts | None = None

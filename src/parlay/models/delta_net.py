@@ -74,9 +74,9 @@ class DeltaNets:
     def _ratio(self) -> int:
         return self.value_heads // self.key_heads
 
-    def shapes(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Return the name and shape of every tensor of a layer."""
-        hidden, keys, values = config.hidden_size, self.key_heads * self.key, self.value_heads * self.value
+        keys, values = self.key_heads * self.key, self.value_heads * self.value
         whole = 2 * keys + values
         apart = {"in_proj_qkv.weight": (whole, hidden), "in_proj_z.weight": (values, hidden)}
         gates = {f"in_proj_{name}.weight": (self.value_heads, hidden) for name in "ba"}
@@ -95,22 +95,22 @@ class DeltaNets:
         """Return the first of a rank's key heads and the first of the next rank's."""
         return group.share(group.bounds(self.key_heads))
 
-    def spec(self, config: ModelConfig, group: Group) -> RecurrentSpec:
+    def spec(self, hidden: int, group: Group) -> RecurrentSpec:
         """Return what a layer keeps on one of the ranks: of its heads."""
         begin, end = self._heads(group)
         heads = (end - begin) * self._ratio
         channels = (end - begin) * 2 * self.key + heads * self.value
         return RecurrentSpec(channels, self.taps, (heads, -(-self.value // PIECE), self.key, PIECE), 2 * heads)
 
-    def products(self, config: ModelConfig) -> list[tuple[str, tuple[int, int]]]:
+    def products(self, hidden: int) -> list[tuple[str, tuple[int, int]]]:
         """Return the names and shapes of a layer's linear layers."""
-        hidden, keys, values = config.hidden_size, self.key_heads * self.key, self.value_heads * self.value
+        keys, values = self.key_heads * self.key, self.value_heads * self.value
         return [
             ("linear attention in", (2 * keys + 2 * values + 2 * self.value_heads, hidden)),
             ("linear attention out", (hidden, values)),
         ]
 
-    def make(self, config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group) -> DeltaNet:
+    def make(self, hidden: int, eps: float, read: TensorReader, kernels: Kernels, group: Group) -> DeltaNet:
         """Read a layer.
 
         Raises:
@@ -143,7 +143,7 @@ class DeltaNets:
             groups=end - begin,
             tiled=self.tiled,
             norm=read("linear_attn.norm.weight"),
-            eps=config.rms_norm_eps,
+            eps=eps,
             output=whole_linear(
                 kernels, read.weight("linear_attn.out_proj.weight"), group, group.bounds(values, ratio * self.value)
             ),

@@ -93,9 +93,9 @@ class MambaLayers:
         """Columns of B, and of C."""
         return self.groups * self.state
 
-    def shapes(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Return the name and shape of every tensor of a layer."""
-        hidden, inner, channels = config.hidden_size, self._inner, self._inner + 2 * self._shared
+        inner, channels = self._inner, self._inner + 2 * self._shared
         shapes: dict[str, tuple[int, ...]] = {
             "in_proj.weight": (inner + channels + self.heads, hidden),
             "conv1d.weight": (channels, 1, self.taps),
@@ -115,7 +115,7 @@ class MambaLayers:
         """Return whose heads are whose: whole groups, which share B and C; of a single one, any."""
         return group.bounds(self.heads, 1 if self.groups == 1 else self.heads // self.groups)
 
-    def spec(self, config: ModelConfig, group: Group) -> RecurrentSpec:
+    def spec(self, hidden: int, group: Group) -> RecurrentSpec:
         """Return what a layer keeps on one of the ranks: of its heads."""
         begin, end = group.share(self._bounds(group))
         heads = end - begin
@@ -125,15 +125,15 @@ class MambaLayers:
     def _own_groups(self, heads: int) -> int:
         return min(heads, 1) if self.groups == 1 else heads // (self.heads // self.groups)
 
-    def products(self, config: ModelConfig) -> list[tuple[str, tuple[int, int]]]:
+    def products(self, hidden: int) -> list[tuple[str, tuple[int, int]]]:
         """Return the names and shapes of a layer's linear layers."""
-        hidden, inner = config.hidden_size, self._inner
+        inner = self._inner
         return [
             ("state space in", (2 * inner + 2 * self._shared + self.heads, hidden)),
             ("state space out", (hidden, inner)),
         ]
 
-    def make(self, config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group) -> Mamba:
+    def make(self, hidden: int, eps: float, read: TensorReader, kernels: Kernels, group: Group) -> Mamba:
         """Read a layer."""
         inner, shared = self._inner, self._shared
         bounds = self._bounds(group)
@@ -169,7 +169,7 @@ class MambaLayers:
             steps=(self.least_step, self.most_step),
             norm=read("mamba.norm.weight").view(-1),
             norm_group=inner // self.groups,
-            eps=config.rms_norm_eps,
+            eps=eps,
             group=group,
             bounds=tuple(bound * self.width for bound in bounds),
             output=SplitLinear(

@@ -211,7 +211,7 @@ def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) ->
         end - begin,
         config.head_dim,
         dtype.itemsize,
-        recurrent=None if recurrent is None else recurrent.spec(config, group),
+        recurrent=None if recurrent is None else recurrent.spec(config.hidden_size, group),
         pattern=kept if {*kept} - {"keys"} else (),
     )
 

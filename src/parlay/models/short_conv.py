@@ -11,7 +11,6 @@ from torch import Tensor
 
 from parlay.checkpoints.loader import TensorReader
 from parlay.kernels.base import Kernels
-from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
 from parlay.parallel.group import Group
@@ -32,9 +31,8 @@ class ShortConvs:
     taps: int
     bias: bool = False
 
-    def shapes(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Return the name and shape of every tensor of a layer."""
-        hidden = config.hidden_size
         shapes: dict[str, tuple[int, ...]] = {
             "conv.in_proj.weight": (3 * hidden, hidden),
             "conv.conv.weight": (hidden, 1, self.taps),
@@ -43,19 +41,17 @@ class ShortConvs:
         biases = {"conv.in_proj.bias": (3 * hidden,), "conv.conv.bias": (hidden,), "conv.out_proj.bias": (hidden,)}
         return shapes | (biases if self.bias else {})
 
-    def spec(self, config: ModelConfig, group: Group) -> RecurrentSpec:
+    def spec(self, hidden: int, group: Group) -> RecurrentSpec:
         """Return what a layer keeps on one of the ranks: of its channels."""
-        begin, end = group.share(group.output_bounds(config.hidden_size))
+        begin, end = group.share(group.output_bounds(hidden))
         return RecurrentSpec(end - begin, self.taps)
 
-    def products(self, config: ModelConfig) -> list[tuple[str, tuple[int, int]]]:
+    def products(self, hidden: int) -> list[tuple[str, tuple[int, int]]]:
         """Return the names and shapes of a layer's linear layers."""
-        hidden = config.hidden_size
         return [("convolution in", (3 * hidden, hidden)), ("convolution out", (hidden, hidden))]
 
-    def make(self, config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group) -> ShortConv:
-        """Read a layer."""
-        hidden = config.hidden_size
+    def make(self, hidden: int, eps: float, read: TensorReader, kernels: Kernels, group: Group) -> ShortConv:
+        """Read a layer, which has no norm."""
         whole = read.weight("conv.in_proj.weight")
         biases = list(read("conv.in_proj.bias").chunk(3)) if self.bias else [None] * 3
         bounds = group.output_bounds(hidden)

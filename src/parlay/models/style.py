@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
     from parlay.checkpoints.loader import TensorReader
     from parlay.kernels.base import Activation, Kernels
-    from parlay.models.config import ModelConfig
     from parlay.models.context import ForwardContext, StateCache
     from parlay.parallel.group import Group
     from parlay.types.cache import RecurrentSpec
@@ -214,20 +213,20 @@ class RecurrentLayers(Protocol):
     @property
     def layers(self) -> tuple[bool, ...]: ...  # noqa: D102
 
-    def shapes(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-        """Return the name and shape of every tensor of a layer."""
+    def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor of a layer, beside a residual stream of so many columns."""
         ...
 
-    def spec(self, config: ModelConfig, group: Group) -> RecurrentSpec:
+    def spec(self, hidden: int, group: Group) -> RecurrentSpec:
         """Return what a layer keeps on one of the ranks."""
         ...
 
-    def products(self, config: ModelConfig) -> list[tuple[str, tuple[int, int]]]:
+    def products(self, hidden: int) -> list[tuple[str, tuple[int, int]]]:
         """Return the names and shapes of a layer's linear layers."""
         ...
 
-    def make(self, config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group) -> Mixer:
-        """Read a layer."""
+    def make(self, hidden: int, eps: float, read: TensorReader, kernels: Kernels, group: Group) -> Mixer:
+        """Read a layer; `eps` is that of the model's norms."""
         ...
 
 
