@@ -169,7 +169,7 @@ def _network_shapes(config: ModelConfig, prefix: str, inner: int) -> dict[str, t
 def _projections(
     config: ModelConfig, index: int, read: TensorReader
 ) -> tuple[list[Weight], list[Tensor] | None, Weight | None]:
-    """Read what projects to a layer's queries, keys and values, its biases, and what projects to the output's gate."""
+    """Read what projects to a layer's queries, keys and values, their biases, and what projects to its gate."""
     style, heads = config.style, config.heads_of(index)
     q, kv = config.num_heads * heads.width, heads.count * heads.width
     # Values may be what keys are before their norm, or both another layer's.
