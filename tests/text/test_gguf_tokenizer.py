@@ -390,7 +390,7 @@ def test_phi3s_control_tokens_swallow_spaces(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "bert"}, ["kind 'bert'", "'gpt2' and 'llama'"]),
+        ({"model": "bert"}, ["kind 'bert'", "'gpt2', 'llama', 'gemma4'"]),
         ({"model": None}, ["lacks", "tokenizer.ggml.model"]),
         ({"pre": "bloom"}, ["pre-tokenizer 'bloom'"]),
         ({"pre": "qwen-2"}, ["did you mean 'qwen2'"]),
