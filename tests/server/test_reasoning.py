@@ -19,11 +19,14 @@ from parlay.server.openai.tool_readers import reader_of
 from parlay.server.openai.tools import Tools
 from parlay.types.structured import StructuredOutputsParams
 
-THINK, R1, GRANITE, COHERE = (MARKS[name] for name in ("qwen3", "deepseek_r1", "granite", "cohere_command3"))
+THINK, R1, GRANITE, COHERE, GEMMA = (
+    MARKS[name] for name in ("qwen3", "deepseek_r1", "granite", "cohere_command3", "gemma4")
+)
 assert THINK is not None
 assert R1 is not None
 assert GRANITE is not None
 assert COHERE is not None
+assert GEMMA is not None
 TOKENIZER = Tokenizer.from_file(str(find_model("tiny-code") / "tokenizer.json"))
 
 
@@ -56,6 +59,9 @@ def split(marks: Marks, prompt: str, pieces: list[str]) -> tuple[str, str]:
         (COHERE, "?<|START_THINKING|><|END_THINKING|>", "<|START_TEXT|>Yes.", "", "Yes."),
         (COHERE, "?", "<|START_ACTION|>[]<|END_ACTION|>", "", "<|START_ACTION|>[]<|END_ACTION|>"),
         (COHERE, "?", "<|START_RESPONSE|>", "", ""),
+        (GEMMA, "?", "<|channel>thought\nWell.\n<channel|>Yes.", "Well.\n", "Yes."),
+        (GEMMA, "?", "<|channel>thought\n<channel|>Yes.", "", "Yes."),  # as larger models write without reasoning
+        (GEMMA, "?", "Yes.", "", "Yes."),
         (
             GRANITE,
             "",
@@ -118,6 +124,7 @@ def tokens_to_the_end(marks: Marks, answer: str) -> int:
 def test_marks_by_name_and_by_template() -> None:
     assert marks_of("auto", "{{ '<think>' }}") == THINK
     assert marks_of("auto", "Here is my thought process:") == MARKS["granite"]
+    assert marks_of("auto", "{{ '<|channel>thought\\n' + text + '\\n<channel|>' }}") == GEMMA
     assert marks_of("auto", None) is None
     assert marks_of("none", "<think>") is None
     assert marks_of("mistral", None) == MARKS["mistral"]
@@ -126,7 +133,7 @@ def test_marks_by_name_and_by_template() -> None:
 MISTRAL = MARKS["mistral"]
 assert MISTRAL is not None
 SPECIAL = Tokenizer.from_file(str(find_model("tiny-code") / "tokenizer.json"))
-SPECIAL.add_special_tokens(["[THINK]", "[/THINK]"])
+SPECIAL.add_special_tokens(["[THINK]", "[/THINK]", "<|channel>", "<channel|>"])
 
 
 @pytest.mark.parametrize(
@@ -149,6 +156,10 @@ SPECIAL.add_special_tokens(["[THINK]", "[/THINK]"])
         (MISTRAL, "?", "[THINK]Well.[/THINK][12]", True),
         (MISTRAL, "?[THINK]", "Well.[/THINK]\n[12]", True),
         (MISTRAL, "?", "[12]", True),
+        (GEMMA, "?", "<|channel>thought\nWell.\n<channel|>[12]", True),
+        (GEMMA, "?", "<|channel>thought\n<channel|>[12]", True),
+        (GEMMA, "?", "<|channel>Well.<channel|>[12]", False),
+        (GEMMA, "?", "[12]", True),
     ],
 )
 @pytest.mark.parametrize(

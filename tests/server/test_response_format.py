@@ -48,7 +48,19 @@ def tokenizer(*special: str) -> Tokenizer:
     return made
 
 
-PLAIN, SPECIAL = tokenizer(), tokenizer("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>")
+PLAIN, SPECIAL = (
+    tokenizer(),
+    tokenizer(
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "<|python_tag|>",
+        "<tool_call>",
+        "</tool_call>",
+        "<|tool_call>",
+        "<tool_call|>",
+        '<|"|>',
+    ),
+)
 
 
 def form(name: str = "hermes", tokens: Tokenizer = PLAIN, **body: Any) -> AnswerForm:
@@ -117,6 +129,12 @@ WRITTEN = [
      [OSLO, ("now", {})]),
     ("kimi_k2", PLAIN, "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
      '<|tool_call_argument_begin|>{"city": "Oslo"}<|tool_call_end|><|tool_calls_section_end|>', [OSLO]),
+    ("gemma4", PLAIN, '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>'
+     "<|tool_call>call:now{}<tool_call|>", [TWO, ("now", {})]),
+    ("gemma4", PLAIN, '<|tool_call>call:get_weather{city:<|"|>a}, [b:1<|"|>}<tool_call|>',
+     [("get_weather", {"city": "a}, [b:1"})]),
+    ("gemma4", SPECIAL, '<|tool_call>call:get_weather{city:<|"|>a}, [b:1<|"|>,days:-2}<tool_call|>',
+     [("get_weather", {"city": "a}, [b:1", "days": -2})]),
     ("granite", PLAIN, '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]', [OSLO]),
     ("lfm2", PLAIN, '<|tool_call_start|>[get_weather(city="Oslo"), now()]<|tool_call_end|>', [OSLO, ("now", {})]),
     ("olmo3", PLAIN, '<function_calls>\nget_weather(city="Oslo", days=2)\nnow()\n</function_calls>',

@@ -271,6 +271,23 @@ RECORDED = [
         ("Yes.", [PARIS, NOW]),
     ),
     (
+        "gemma4",
+        'I look.<|tool_call>call:weather{city:<|"|>Paris<|"|>,days:2}<tool_call|><|tool_call>call:time{}<tool_call|>',
+        ("I look.", [PARIS, NOW]),
+    ),
+    (
+        "gemma4",
+        '<|tool_call>call:weather{<|"|>city<|"|>:<|"|>a}, "b": [<|"|>,days:[1.5,true,{in:null,x:[]}]}<tool_call|>No.',
+        ("No.", [("weather", {"city": 'a}, "b": [', "days": [1.5, True, {"in": None, "x": []}]})]),
+    ),
+    ("gemma4", "<|tool_call>call:weather{ city: Paris, days: 2 }<tool_call|>", ("", [PARIS])),
+    (
+        "gemma4",
+        '<|tool_call>call:weather{city:<|"|>Paris}<tool_call|>',
+        ('<|tool_call>call:weather{city:<|"|>Paris}<tool_call|>', []),
+    ),
+    ("gemma4", "<|tool_call>call:other{}<tool_call|>", ("<|tool_call>call:other{}<tool_call|>", [])),
+    (
         "granite",
         '<|tool_call|>[{"name": "weather", "arguments": {"city": "Paris", "days": 2}}, '
         '{"name": "time", "arguments": {}}]',
@@ -351,6 +368,7 @@ def test_recorded_answers_of_each_family(name: str, answer: str, expected: Any, 
         ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
         ("{%- set toolcall_begin_token = '<minimax:tool_call>' -%}", "minimax_m2"),
         ("[{'tool_call_id': '0'}] <|START_ACTION|>", "cohere_command3"),
+        ("{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma4"),
         ("respond only with <|tool_call|> followed by a JSON list of tools used", "granite"),
         ("{{ 'List of tools: <|tool_list_start|>[' }}", "lfm2"),
         ("{{ 'List of tools: [' }}", "lfm2"),

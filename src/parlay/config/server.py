@@ -15,6 +15,7 @@ ToolParser = Literal[
     "cohere_command3",
     "deepseek_v3",
     "deepseek_v31",
+    "gemma4",
     "glm45",
     "granite",
     "hermes",
@@ -31,7 +32,16 @@ ToolParser = Literal[
     "seed_oss",
 ]
 ReasoningParser = Literal[
-    "auto", "none", "cohere_command3", "deepseek_r1", "granite", "mistral", "openai_gptoss", "qwen3", "seed_oss"
+    "auto",
+    "none",
+    "cohere_command3",
+    "deepseek_r1",
+    "gemma4",
+    "granite",
+    "mistral",
+    "openai_gptoss",
+    "qwen3",
+    "seed_oss",
 ]
 MOST_REPLICAS = 64  # that one front can be expected to feed
 

@@ -44,6 +44,7 @@ MARKS: dict[str, Marks | None] = {
         around=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
     "deepseek_r1": Marks(("<think>",), ("</think>",), begun=True),
+    "gemma4": Marks(("<|channel>thought\n",), ("<channel|>",), special=True),
     "granite": Marks(  # quantised models write the second ones
         ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:")
     ),
@@ -61,7 +62,8 @@ def marks_of(parser: ReasoningParser, template: str | None) -> Marks | None:
         return MARKS[parser]
     # Not every model whose template has the marks reasons.
     known = [marks for marks in MARKS.values() if marks is not None and not marks.begun]
-    return next((marks for marks in known if marks.begins[0] in (template or "")), None)
+    # A template may write the line end of a mark as an escape.
+    return next((marks for marks in known if marks.begins[0].rstrip() in (template or "")), None)
 
 
 def thoughts_reader(marks: Marks, prompt: str, tokenizer: Tokenizer) -> "ReasoningReader | HarmonyReader":
@@ -82,7 +84,10 @@ def reasoning_grammar(marks: Marks, prompt: str, tokenizer: Tokenizer, *, headed
     """
 
     def mark(text: str) -> str:
-        return special_token(tokenizer, text) or literal(text)
+        token = special_token(tokenizer, text)
+        if token is None and (head := special_token(tokenizer, text[: text.find(">") + 1])):
+            return f"{head} {literal(text[text.find('>') + 1 :])}"  # a token with text behind it
+        return token or literal(text)
 
     if marks.harmony:
         return analysis(mark, headed=headed)

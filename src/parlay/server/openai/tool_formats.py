@@ -16,6 +16,7 @@ from typing import Any, ClassVar, get_args
 
 from parlay.config.server import ToolParser
 from parlay.server.openai import tool_grammars as rules
+from parlay.server.openai.gemma_calls import gemma_calls
 from parlay.server.openai.harmony import CALL, MESSAGE, RECIPIENT, final
 from parlay.server.openai.tool_grammars import Mark, Tags
 from parlay.server.openai.tool_scanner import Scanner, Wait
@@ -367,11 +368,13 @@ def _pythonic(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
             answer.done = answer.end
 
 
-def _python_between(answer: Scanner, at: int, parameters: Parameters, *, end: str) -> Wait[None]:
-    """Take `[f(a=1), g(b="x")]`, or one call a line, between marks."""
+def _between(
+    answer: Scanner, at: int, parameters: Parameters, *, end: str, read: Callable[[str], list[tuple[str, str]]]
+) -> Wait[None]:
+    """Take what is read between marks: names of functions and their arguments in JSON."""
     place, mark = yield from answer.find((end,), at)
     try:
-        calls = _python_calls(answer.cut(at, place).strip())
+        calls = read(answer.cut(at, place).strip())
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return
     if calls and all(answer.knows(name) for name, _ in calls):
@@ -392,7 +395,7 @@ class _Constants(ast.NodeTransformer):
 
 
 def _python_calls(text: str) -> list[tuple[str, str]]:
-    """Return names and arguments of calls in a list, or in lines.
+    """Return names and arguments of calls in a list, `[f(a=1), g(b="x")]`, or one a line.
 
     Raises:
         ValueError: something is no call.
@@ -435,7 +438,7 @@ FORMATS = {
         name: ToolFormat(
             around[:1],
             "",
-            partial(_python_between, end=around[1]),
+            partial(_between, end=around[1], read=_python_calls),
             _nothing,
             special=True,
             grammar=partial(rules.python, around=around, lines=lines),
@@ -467,6 +470,14 @@ FORMATS = {
         _json,
         special=True,
         grammar=rules.cohere,
+    ),
+    "gemma4": ToolFormat(
+        (rules.GEMMA[0],),
+        "",
+        partial(_between, end=rules.GEMMA[1], read=gemma_calls),
+        _nothing,
+        special=True,
+        grammar=rules.gemma,
     ),
     "granite": ToolFormat(("<|tool_call|>",), "{[", _list, _json, special=True, grammar=rules.granite),
     "minicpm5": ToolFormat(
@@ -507,6 +518,7 @@ _SIGNS = (
     ("<|tool_list_start|>", "lfm2"),
     ("List of tools: [", "lfm2"),
     ("<function_calls>", "olmo3"),
+    ("<|tool_call>call:", "gemma4"),
     ("<|tool_call|>", "granite"),
     ("<function=", "qwen3_xml"),
     ("<tool_call>", "hermes"),

@@ -249,13 +249,8 @@ def python(
     for i, (name, schema) in enumerate(parameters.items()):
         if not name.isidentifier():  # it cannot be called in this format
             continue
-        listed = [(key, needed) for key, needed in _properties(schema) if key.isidentifier()]
-        for j, (key, needed) in enumerate(listed):  # properties from the j-th on, first ones and later ones
-            last = j + 1 == len(listed)
-            first, later = ("", "") if last else (f" | f{i}_{j + 1}", f" | l{i}_{j + 1}")
-            pair = f"{literal(key + '=')} value" + ("" if last else f" l{i}_{j + 1}")
-            rules.append(f"f{i}_{j}: {pair}" + ("" if needed else first or ' | ""'))
-            rules.append(f'l{i}_{j}: "," S {pair}' + ("" if needed else later or ' | ""'))
+        listed = [(f"{key}=", needed) for key, needed in _properties(schema) if key.isidentifier()]
+        rules += _in_order(i, listed, '"," S')
         free = "" if _closed(schema) else '[IDENTIFIER "=" value ("," S IDENTIFIER "=" value)*]'
         inner = f"f{i}_0" if listed else free
         calls.append(f'{literal(name + "(")} {inner} ")"')
@@ -263,6 +258,54 @@ def python(
     if around[0]:
         one = f"{mark(around[0])} S {one} S {mark(around[1])}"
     return [*rules, f"calls: {one}", f"call: {' | '.join(calls)}", SPACE] if calls else []
+
+
+GEMMA = "<|tool_call>", "<tool_call|>"
+
+
+def gemma(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
+    """Return the rules of `<|tool_call>call:NAME{key:<|"|>text<|"|>,other:1}<tool_call|>`."""
+    quote = mark('<|"|>')
+    if quote == literal('<|"|>'):  # ordinary text
+        string = [f"string: {quote} rest", f"rest[suffix={quote}]: /(?s:.*)/"]
+    else:
+        string = [f"string: {quote} /(?s:.*)/ {quote}"]
+    rules = [
+        *string,
+        'value: string | NUMBER | "true" | "false" | "null" | list | dict',
+        'list: "[" [value ("," value)*] "]"',
+        'dict: "{" [pair ("," pair)*] "}"',
+        'pair: KEY ":" value',
+        r"KEY: /[^:,{}\[\]<>\n]{1,64}/",
+        r"NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/",
+        SPACE,
+    ]
+    calls = []
+    for i, (name, schema) in enumerate(parameters.items()):
+        listed = [(f"{key}:", needed) for key, needed in _properties(schema)]
+        rules += _in_order(i, listed, '","')
+        inner = f"f{i}_0" if listed else "" if _closed(schema) else '[pair ("," pair)*]'
+        calls.append(" ".join(filter(None, (literal(f"call:{name}{{"), inner, literal("}")))))
+    one = f"{mark(GEMMA[0])} call {mark(GEMMA[1])}"
+    return [*rules, f"calls: {_repeated('one', several, 'S')}", f"one: {one}", f"call: {' | '.join(calls)}"]
+
+
+def _in_order(i: int, listed: Sequence[tuple[str, bool]], comma: str) -> list[str]:
+    """Return the rules of function i's arguments, of which those may be left out that are not needed.
+
+    Args:
+        i: number of the function, whose first rule is `f{i}_0`.
+        listed: what stands before each value, and whether it is needed.
+        comma: rule of what stands between arguments.
+    """
+    rules = []
+    for j, (before, needed) in enumerate(listed):  # arguments from the j-th on, first ones and later ones
+        last = j + 1 == len(listed)
+        first, later = ("", "") if last else (f" | f{i}_{j + 1}", f" | l{i}_{j + 1}")
+        pair = f"{literal(before)} value" + ("" if last else f" l{i}_{j + 1}")
+        rules.append(f"f{i}_{j}: {pair}" + ("" if needed else first or ' | ""'))
+        rules.append(f"l{i}_{j}: {comma} {pair}" + ("" if needed else later or ' | ""'))
+    return rules
 
 
 def _properties(schema: Any) -> list[tuple[str, bool]]:
