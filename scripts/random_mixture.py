@@ -84,7 +84,7 @@ SHAPES = {
         latent=Latent(768, 512, 192, 64, 256),
     ),
 }
-_VOCAB = 4096
+VOCAB = 4096
 
 
 def blocks(rng: np.random.Generator, kind: Type, *shape: int) -> np.ndarray:
@@ -97,6 +97,19 @@ def blocks(rng: np.random.Generator, kind: Type, *shape: int) -> np.ndarray:
         scale = {Type.Q4_0: 0.004, Type.Q8_0: 0.0003}[kind]
         made[..., :2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
     return made.reshape(*shape[:-1], -1)
+
+
+def add_tokens(writer: GGUFWriter, arch: str) -> None:
+    """Add tiny-code's vocabulary, padded to `VOCAB` tokens."""
+    for key, value in vocabulary(find_model("tiny-code"), arch, VOCAB, (0,), {}).items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        else:
+            writer.add_array(key, list(value))  # type: ignore[call-overload]
 
 
 def write(shape: Shape, layers: int, path: Path) -> None:
@@ -129,7 +142,7 @@ def write(shape: Shape, layers: int, path: Path) -> None:
             "leading_dense_block_count": 0,
             "expert_shared_count": 1,
             "expert_gating_func": 2,
-            "vocab_size": _VOCAB,
+            "vocab_size": VOCAB,
         }
         keys |= {f"{a}.{key}": value for key, value in own.items()}
     for key, value in keys.items():
@@ -139,15 +152,7 @@ def write(shape: Shape, layers: int, path: Path) -> None:
     if latent is not None:
         writer.add_float32(f"{a}.expert_weights_scale", 1.8)
         writer.add_bool(f"{a}.expert_weights_norm", True)
-    for key, value in vocabulary(find_model("tiny-code"), a, _VOCAB, (0,), {}).items():
-        if isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        else:
-            writer.add_array(key, list(value))  # type: ignore[call-overload]
+    add_tokens(writer, a)
 
     def matrix(name: str, kind: Type, *sizes: int) -> None:
         writer.add_tensor(f"{name}.weight", blocks(rng, kind, *sizes), raw_dtype=kind)
@@ -156,8 +161,8 @@ def write(shape: Shape, layers: int, path: Path) -> None:
         writer.add_tensor(name, (rng.standard_normal(sizes) * spread + around).astype(np.float32))
 
     q, kv, oss = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.arch == "gpt-oss"
-    matrix("token_embd", Type.Q8_0, _VOCAB, shape.hidden)
-    matrix("output", Type.Q8_0, _VOCAB, shape.hidden)
+    matrix("token_embd", Type.Q8_0, VOCAB, shape.hidden)
+    matrix("output", Type.Q8_0, VOCAB, shape.hidden)
     plain("output_norm.weight", shape.hidden, around=1.0)
     for layer in (f"blk.{i}." for i in range(layers)):
         plain(f"{layer}attn_norm.weight", shape.hidden, around=1.0)

@@ -1,0 +1,216 @@
+"""Write a GGUF file with recurrent layers, of a real model's shape and with random weights, to measure speed on.
+
+    python scripts/random_hybrid.py qwen3.5-0.8b hybrid.gguf
+    python -m benchmarks.peers --model hybrid.gguf --peers llama.cpp
+
+Tokens are tiny-code's, and so few that the output layer counts for less than in the real model.
+"""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf import GGUFWriter
+from random_mixture import VOCAB, add_tokens, blocks
+
+_KINDS = {"q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "bf16": Type.BF16}
+
+
+class Hybrid:
+    """A file that is being written."""
+
+    def __init__(self, path: Path, arch: str, kind: Type) -> None:
+        """Begin it; matrices are stored as `kind`."""
+        self._rng, self._kind, self._arch = np.random.default_rng(0), kind, arch
+        self._writer = GGUFWriter(path, arch)
+        add_tokens(self._writer, arch)
+
+    def number(self, key: str, value: float) -> None:
+        """Add a key of the architecture."""
+        add = self._writer.add_uint32 if isinstance(value, int) else self._writer.add_float32
+        add(f"{self._arch}.{key}", value)  # type: ignore[arg-type]
+
+    def numbers(self, key: str, values: list[int]) -> None:
+        """Add a list of numbers."""
+        self._writer.add_array(f"{self._arch}.{key}", values)
+
+    def matrix(self, name: str, outputs: int, inputs: int) -> None:
+        """Add a random weight that rows are multiplied with."""
+        if self._kind == Type.BF16:
+            upper = self._random(0.02, outputs, inputs).view(np.uint32) >> 16
+            made = upper.astype(np.uint16).view(np.uint8)
+        else:
+            made = blocks(self._rng, self._kind, outputs, inputs)
+        self._writer.add_tensor(f"{name}.weight", made, raw_dtype=self._kind)
+
+    def plain(self, name: str, *sizes: int, spread: float = 0.02, around: float = 0.0) -> None:
+        """Add random numbers in float32."""
+        self._writer.add_tensor(name, self._random(spread, *sizes) + np.float32(around))
+
+    def rates(self, name: str, heads: int) -> None:
+        """Add rates of decay, which are negative."""
+        self._writer.add_tensor(name, -np.exp(self._random(1.0, heads) - 2))
+
+    def norm(self, name: str, width: int) -> None:
+        """Add a norm's weight."""
+        self.plain(f"{name}.weight", width, around=1.0)
+
+    def end(self) -> None:
+        """Write what was added."""
+        self._writer.write_header_to_file()
+        self._writer.write_kv_data_to_file()
+        self._writer.write_tensors_to_file(progress=True)
+        self._writer.close()
+
+    def _random(self, spread: float, *sizes: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return self._rng.standard_normal(sizes, dtype=np.float32) * np.float32(spread)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Of a model; heads are those of its attention layers."""
+
+    layers: int
+    hidden: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def sizes(self, file: Hybrid, layers: int) -> None:
+        """Add what all architectures have."""
+        file.number("block_count", layers)
+        file.number("context_length", 4096)
+        file.number("embedding_length", self.hidden)
+        file.number("feed_forward_length", self.width)
+        file.number("vocab_size", VOCAB)
+        file.number("attention.head_count", self.heads)
+        file.number("attention.key_length", self.head_dim)
+        file.number("attention.value_length", self.head_dim)
+        file.number("attention.layer_norm_rms_epsilon", 1e-6)
+        file.number("rope.freq_base", 1e7)
+        file.matrix("token_embd", VOCAB, self.hidden)
+
+    def attention(self, file: Hybrid, layer: str, gates: int) -> None:
+        """Add an attention layer; `gates` is 1 where outputs have gates."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        file.matrix(f"{layer}attn_q", q * (1 + gates), self.hidden)
+        file.matrix(f"{layer}attn_k", kv, self.hidden)
+        file.matrix(f"{layer}attn_v", kv, self.hidden)
+        file.matrix(f"{layer}attn_output", self.hidden, q)
+        file.norm(f"{layer}attn_q_norm", self.head_dim)
+        file.norm(f"{layer}attn_k_norm", self.head_dim)
+
+    def network(self, file: Hybrid, layer: str) -> None:
+        """Add a feed-forward network."""
+        file.matrix(f"{layer}ffn_gate", self.width, self.hidden)
+        file.matrix(f"{layer}ffn_up", self.width, self.hidden)
+        file.matrix(f"{layer}ffn_down", self.hidden, self.width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen35(Shape):
+    """Gated delta nets, and attention in every fourth layer."""
+
+    arch: ClassVar[str] = "qwen35"
+    key_heads: int
+    value_heads: int
+    state: int = 128
+
+    def write(self, file: Hybrid, layers: int) -> None:
+        """Add all of the model."""
+        keys, values, taps = self.key_heads * self.state, self.value_heads * self.state, 4
+        self.sizes(file, layers)
+        file.number("attention.head_count_kv", self.kv_heads)
+        file.number("full_attention_interval", 4)
+        file.number("rope.dimension_count", self.head_dim // 4)
+        file.numbers("rope.dimension_sections", [11, 11, 10, 0])
+        file.number("ssm.conv_kernel", taps)
+        file.number("ssm.state_size", self.state)
+        file.number("ssm.group_count", self.key_heads)
+        file.number("ssm.time_step_rank", self.value_heads)
+        file.number("ssm.inner_size", values)
+        file.norm("output_norm", self.hidden)
+        for i, layer in enumerate(f"blk.{i}." for i in range(layers)):
+            file.norm(f"{layer}attn_norm", self.hidden)
+            file.norm(f"{layer}post_attention_norm", self.hidden)
+            if (i + 1) % 4 == 0:
+                self.attention(file, layer, gates=1)
+            else:
+                file.matrix(f"{layer}attn_qkv", 2 * keys + values, self.hidden)
+                file.matrix(f"{layer}attn_gate", values, self.hidden)
+                file.matrix(f"{layer}ssm_out", self.hidden, values)
+                file.plain(f"{layer}ssm_alpha.weight", self.value_heads, self.hidden)
+                file.plain(f"{layer}ssm_beta.weight", self.value_heads, self.hidden)
+                file.plain(f"{layer}ssm_conv1d.weight", 2 * keys + values, taps, spread=0.3)
+                file.plain(f"{layer}ssm_dt.bias", self.value_heads)
+                file.rates(f"{layer}ssm_a", self.value_heads)
+                file.norm(f"{layer}ssm_norm", self.state)
+            self.network(file, layer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lfm2(Shape):
+    """Short convolutions, and attention in the layers that are listed."""
+
+    arch: ClassVar[str] = "lfm2"
+    attention_layers: tuple[int, ...]
+
+    def write(self, file: Hybrid, layers: int) -> None:
+        """Add all of the model."""
+        taps = 3
+        self.sizes(file, layers)
+        file.numbers("attention.head_count_kv", [self.kv_heads * (i in self.attention_layers) for i in range(layers)])
+        file.number("rope.dimension_count", self.head_dim)
+        file.number("shortconv.l_cache", taps)
+        file.norm("token_embd_norm", self.hidden)
+        for i, layer in enumerate(f"blk.{i}." for i in range(layers)):
+            file.norm(f"{layer}attn_norm", self.hidden)
+            file.norm(f"{layer}ffn_norm", self.hidden)
+            if i in self.attention_layers:
+                self.attention(file, layer, gates=0)
+            else:
+                file.matrix(f"{layer}shortconv.in_proj", 3 * self.hidden, self.hidden)
+                file.matrix(f"{layer}shortconv.out_proj", self.hidden, self.hidden)
+                file.plain(f"{layer}shortconv.conv.weight", self.hidden, taps, spread=0.3)
+            self.network(file, layer)
+
+
+SHAPES: dict[str, Qwen35 | Lfm2] = {
+    "qwen3.5-0.8b": Qwen35(
+        layers=24, hidden=1024, width=3584, heads=8, kv_heads=2, head_dim=256, key_heads=16, value_heads=16
+    ),
+    "qwen3.5-4b": Qwen35(
+        layers=32, hidden=2560, width=9216, heads=16, kv_heads=4, head_dim=256, key_heads=16, value_heads=32
+    ),
+    "lfm2-1.2b": Lfm2(
+        layers=16,
+        hidden=2048,
+        width=8192,
+        heads=32,
+        kv_heads=8,
+        head_dim=64,
+        attention_layers=(2, 5, 8, 10, 12, 14),
+    ),
+}
+
+
+def main() -> None:
+    """Parse the command line and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--kind", choices=_KINDS, default="q4_0", help="how matrices are stored (default: q4_0)")
+    parser.add_argument("--layers", type=int, help="instead of the model's own number")
+    arguments = parser.parse_args()
+    shape = SHAPES[arguments.shape]
+    file = Hybrid(arguments.output, shape.arch, _KINDS[arguments.kind])
+    shape.write(file, arguments.layers or shape.layers)
+    file.end()
+
+
+if __name__ == "__main__":
+    main()

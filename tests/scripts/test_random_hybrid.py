@@ -1,0 +1,28 @@
+"""Random files of hybrid models are read, and answers from them do not depend on drafts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from random_hybrid import _KINDS, SHAPES, Hybrid
+
+from parlay import LLM, SamplingParams
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("name", ["qwen3.5-0.8b", "lfm2-1.2b"])
+def test_files_are_read(name: str, kind: str, tmp_path: Path) -> None:
+    shape = replace(SHAPES[name], hidden=256, width=512, heads=4, kv_heads=2)
+    path = tmp_path / "hybrid.gguf"
+    file = Hybrid(path, shape.arch, _KINDS[kind])
+    shape.write(file, 4)
+    file.end()
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    plain, drafted = (
+        LLM(path, max_model_len=256, speculative_config={"method": method})
+        .generate(["a b a b a b"], params)[0]
+        .outputs
+        for method in ("none", "ngram")
+    )
+    assert plain[0].token_ids == drafted[0].token_ids
+    assert len(plain[0].token_ids) == 24
