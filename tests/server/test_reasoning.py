@@ -61,6 +61,7 @@ def split(marks: Marks, prompt: str, pieces: list[str]) -> tuple[str, str]:
         (COHERE, "?", "<|START_RESPONSE|>", "", ""),
         (GEMMA, "?", "<|channel>thought\nWell.\n<channel|>Yes.", "Well.\n", "Yes."),
         (GEMMA, "?", "<|channel>thought\n<channel|>Yes.", "", "Yes."),  # as larger models write without reasoning
+        (GEMMA, "?<|channel>thought\n<channel|>", "Yes.", "", "Yes."),  # as its template ends a prompt without it
         (GEMMA, "?", "Yes.", "", "Yes."),
         (
             GRANITE,
@@ -159,6 +160,7 @@ SPECIAL.add_special_tokens(["[THINK]", "[/THINK]", "<|channel>", "<channel|>"])
         (GEMMA, "?", "<|channel>thought\nWell.\n<channel|>[12]", True),
         (GEMMA, "?", "<|channel>thought\n<channel|>[12]", True),
         (GEMMA, "?", "<|channel>Well.<channel|>[12]", False),
+        (GEMMA, "?<|channel>thought\n<channel|>", "[12]", True),
         (GEMMA, "?", "[12]", True),
     ],
 )
