@@ -5,6 +5,7 @@ stderr. Every engine completes prompts of token ids with a given number of token
 before; those that can run single passes also time these.
 """
 
+import ctypes
 import json
 import os
 import sys
@@ -63,7 +64,7 @@ class Parlay(PeerEngine):
             enable_prefix_caching=False,
             use_tqdm_on_load=False,
         )
-        self._rows = import_module("parlay.runner.batch")
+        self._rows, self._states = import_module("parlay.runner.batch"), import_module("parlay.types.plan").StateUse
 
     def generate(self, prompt: Tokens, count: int, temperature: float, seed: int) -> tuple[Tokens, float]:  # noqa: D102
         params = self._params(temperature=temperature, seed=seed, max_tokens=count, ignore_eos=True)
@@ -77,19 +78,26 @@ class Parlay(PeerEngine):
         return [list(one.outputs[0].token_ids) for one in self._llm.generate(prompts, params, use_tqdm=False)]
 
     def step(self, rows: int, context: int, logits: bool) -> float:  # noqa: D102
-        runner, size = self._llm.engine._worker._runner, self._llm.engine.config.block_size
-        blocks = tuple(range(-(-(context + rows) // size)))
         began = perf_counter()
-        batch = self._rows.flatten([self._rows.Stretch(_words(rows, context), context, blocks)], size)
-        hidden = runner.forward(batch)
+        hidden = self._pass(_words(rows, context), context)
         if logits:
-            runner.logits(hidden, range(rows))
+            self._runner.logits(hidden, range(rows))
         return perf_counter() - began
 
     def logits(self, tokens: Tokens) -> Any:  # noqa: D102
-        runner, size = self._llm.engine._worker._runner, self._llm.engine.config.block_size
-        stretch = self._rows.Stretch(tokens, 0, tuple(range(-(-len(tokens) // size))))
-        return runner.logits(runner.forward(self._rows.flatten([stretch], size)), range(len(tokens))).numpy()
+        return self._runner.logits(self._pass(tokens, 0), range(len(tokens))).numpy()
+
+    @property
+    def _runner(self) -> Any:
+        return self._llm.engine._worker._runner
+
+    def _pass(self, tokens: Tokens, context: int) -> Any:
+        runner, size = self._runner, self._llm.engine.config.block_size
+        blocks, states = tuple(range(-(-(context + len(tokens)) // size))), self._states()
+        if runner.recurrent:  # slot 0 keeps the states behind the context, for all passes that go on from it
+            states = self._states(0 if context else -1, stores=((len(tokens), 1 if context else 0),))
+        stretch = self._rows.Stretch(tokens, context, blocks, states=states)
+        return runner.forward(self._rows.flatten([stretch], size, recurrent=runner.recurrent))
 
 
 class Llama(PeerEngine):
@@ -100,6 +108,7 @@ class Llama(PeerEngine):
     def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
         library = import_module("llama_cpp")
         self._low = import_module("llama_cpp.llama_cpp")
+        self._saved: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * 0)()
         draft = None
         if "lookup" in method:
             speculation = import_module("llama_cpp.llama_speculative")
@@ -125,12 +134,22 @@ class Llama(PeerEngine):
         return tokens, first
 
     def step(self, rows: int, context: int, logits: bool) -> float:  # noqa: D102
-        return self._pass(_words(rows, context), context, logits)
+        seconds = self._pass(_words(rows, context), context, logits)
+        if not context:
+            self._save()
+        return seconds
+
+    def _save(self) -> None:
+        """Keep the sequence's memory: recurrent layers cannot go back to a context otherwise."""
+        low, handle = self._low, self._llama.ctx
+        self._saved = (ctypes.c_uint8 * low.llama_state_seq_get_size(handle, 0))()
+        low.llama_state_seq_get_data(handle, self._saved, len(self._saved), 0)
 
     def _pass(self, tokens: Tokens, context: int, logits: bool) -> float:
         low, handle, rows = self._low, self._llama.ctx, len(tokens)
         memory = low.llama_get_memory(handle)
-        low.llama_memory_seq_rm(memory, 0, context, -1)
+        if not low.llama_memory_seq_rm(memory, 0, context, -1):
+            low.llama_state_seq_set_data(handle, self._saved, len(self._saved), 0)
         batch = low.llama_batch_init(rows, 0, 1)
         batch.n_tokens = rows
         for i, token in enumerate(tokens):
