@@ -43,7 +43,7 @@ def convolutions(config: ModelConfig) -> ShortConvs:
     """Return the layers that are convolutions.
 
     Raises:
-        ModelError: they are not told, or there is nothing but them.
+        ModelError: the list does not fit the layers, or the convolution's width is not served.
     """
     types = config.raw.get("layer_types")
     if types is None:
