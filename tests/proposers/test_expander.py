@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
@@ -158,18 +159,19 @@ def test_rows_of_levels_are_stretches_of_one(pairs: bool) -> None:
     places = DraftSlots(tokens, 8, 4, pairs=pairs)
     blocks = ((3, 1, 7), (5, 6), (0, 2))
     turn = [start(i, 3 - (i == 2), position=(6, 2, 4)[i], blocks=own) for i, own in enumerate(blocks)]
+    turn = [replace(one, first=(1, 1, 3)[i]) for i, one in enumerate(turn)]
     places.prepare(turn)
     for level, rows in ((1, 3), (2, 2)):
         ours = places.batch(level, rows)
         stretches = [
-            Stretch([3 * level + i], one.position + level - 1, one.span.blocks) for i, one in enumerate(turn[:rows])
+            Stretch([3 * level + i], one.position + level - 1, one.span.blocks, first=one.first)
+            for i, one in enumerate(turn[:rows])
         ]
         theirs = flatten(stretches, 4)
         assert torch.equal(ours.tokens, theirs.tokens)
         assert torch.equal(ours.slots, theirs.slots)
         assert torch.equal(ours.positions, theirs.positions - int(pairs))
-        assert torch.equal(ours.view.first, theirs.view.first + int(pairs))
-        for name in ("row_request", "last", "extra_offsets", "extra_slots"):
+        for name in ("first", "row_request", "last", "extra_offsets", "extra_slots"):
             assert torch.equal(getattr(ours.view, name), getattr(theirs.view, name))
         for table, one in zip(ours.view.tables.tolist(), turn, strict=False):
             assert tuple(table[: len(one.span.blocks)]) == one.span.blocks

@@ -7,6 +7,7 @@ For a trial it therefore follows a new request from its first token on.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from parlay.drafting.hosts import Faults, Method, check_draft
 from parlay.drafting.policy import Policy
@@ -52,7 +53,7 @@ class Device:
         self.name, self.length = method.name, method.length
         self._width, self._nodes, self._shaped = method.width, method.nodes, method.shaped
         self._follows = method.proposer.cache is not None  # it has to process every token
-        self._pairs = method.proposer.pairs
+        self._pairs, self._reruns = method.proposer.pairs, method.proposer.reruns
         self._faults, self._share_prefixes, self._vocab_size = faults, share_prefixes, vocab_size
         self._forgotten: list[int] = []
         self.restart(policy)
@@ -83,7 +84,8 @@ class Device:
     def drop(self, request: Drafted, *, layers: bool = True) -> None:
         """Drop what its cache layers hold of a request, if `layers`, or only its draft tokens there."""
         state = request.drafting
-        state.layers, state.scout = ProposerState(0 if layers else state.layers.computed), False
+        state.layers = ProposerState() if layers else replace(state.layers, speculated=0)
+        state.scout = False
 
     def end(self, request: Drafted) -> None:
         """Drop everything of a request that has ended, in the proposer too."""
@@ -168,7 +170,7 @@ class Device:
         slots = len(draft) + 1 + budget if emits else int(self._pairs and follow)
         if not request.table.grow(min(end + slots, request.longest)):
             return PLAIN
-        tokens, layers = request.tokens, state.layers
+        tokens, layers = request.tokens, self._layers(request)
         branches = emits and budget and self._next_width > 1
         width, nodes = (self._next_width, min(limit, self._nodes, next_rows)) if branches else (1, 0)
         if not follow:
@@ -206,19 +208,26 @@ class Device:
         if error is not None:
             state.device = not lasting
             self._faults.add(self.name, request.request_id, error, lasting=lasting)
-        elif self._share_prefixes and before != state.layers.computed:
+        elif self._share_prefixes and before != state.layers.computed and not state.layers.since:
             request.table.mark_valid(_PROPOSER, before, state.layers.computed)
 
     # --------------------------------------------------------------------------------------------- one request
 
+    def _layers(self, request: Drafted) -> ProposerState:
+        """Return how far its layers have come, or where they begin anew because they cannot catch up."""
+        layers = request.drafting.layers
+        if self._pairs and not self._reruns and layers.computed < request.computed:
+            return ProposerState(request.computed, since=request.computed)
+        return layers
+
     def _lacking(self, request: Drafted) -> int:
-        """How many computed tokens have states that a head of pairs has not seen."""
-        return request.computed - request.drafting.layers.next_state if self._pairs else 0
+        """How many computed tokens the target would run once more for states that a head of pairs has not seen."""
+        return request.computed - request.drafting.layers.next_state if self._pairs and self._reruns else 0
 
     def _worth(self, request: Drafted, saving: float) -> bool:
         """Whether a request has enough left for drafts that save this share to be worth catching up for."""
         lacking = self._lacking(request)
-        behind = len(request.tokens) - request.drafting.layers.computed if self._follows else 0
+        behind = len(request.tokens) - self._layers(request).computed if self._follows else 0
         policy = self._policy
         if policy is None or (lacking <= 0 and behind <= _NEAR):
             return True
@@ -229,7 +238,7 @@ class Device:
 
     def _lag(self, request: Drafted) -> int:
         """How many tokens the proposer has to process before it can draft for a request."""
-        layers = request.drafting.layers
+        layers = self._layers(request)
         return max(request.computed - layers.computed - self._pairs, 0) if self._follows else 0
 
     def _distance(self, request: Drafted) -> int:

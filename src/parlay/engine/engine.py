@@ -82,7 +82,7 @@ class Engine:
         self.config, self.codec, self.max_model_len = config, resolved.codec, resolved.max_model_len
         self.methods, self._automatic = method_names(resolved.methods), speculative.automatic
         self.sampling_defaults = request_defaults(config, resolved.path)
-        states = here.groups[0].state_bytes(resolved.room)
+        states = here.state_bytes(resolved.room)
         sizes = num_blocks, config.block_size, here.bytes_per_token
         self.memory = Memory(here.weights, *sizes, states, resolved.room)
         self.vocab_size = model.vocab_size

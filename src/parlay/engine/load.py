@@ -92,6 +92,7 @@ def _load_proposers(engine: ResolvedEngine, loaded: LoadedEngine, ends: CausalMo
                 max_rows=max_rows,
                 target=ends,
                 cache=loaded.runner.cache,
+                room=engine.room,
                 on_read=on_read,
                 keep_distributions=engine.speculative.verification in DRAWN,
                 processors=loaded.processors,

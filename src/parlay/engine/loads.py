@@ -32,6 +32,10 @@ class Load:
         """Bytes that a token takes here; 0 on a rank without key heads."""
         return sum(group.bytes_per_token for group in self.groups)
 
+    def state_bytes(self, room: StateRoom) -> int:
+        """Return the bytes of all states that there is room for."""
+        return sum(group.state_bytes(room) for group in self.groups)
+
 
 def loads(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, drafts: Load, drafters: int = 1
@@ -96,9 +100,9 @@ def count_on_all(
     Raises:
         CapacityError: as `count_blocks` and `state_room`.
     """
-    room = min(state_room(config, load.groups[0], available, load.weights) for load in machines)
+    room = min(state_room(config, load.groups, available, load.weights) for load in machines)
     blocks = min(
-        count_blocks(config, load.groups, max_model_len, available, load.weights + load.groups[0].state_bytes(room))
+        count_blocks(config, load.groups, max_model_len, available, load.weights + load.state_bytes(room))
         for load in machines
     )
     return blocks, room

@@ -48,21 +48,21 @@ class Memory:
         return self.tokens * self.bytes_per_token
 
 
-def state_room(config: EngineConfig, spec: CacheSpec, available: int, weights: int) -> StateRoom:
+def state_room(config: EngineConfig, groups: Sequence[CacheSpec], available: int, weights: int) -> StateRoom:
     """Return how much room there is for states of recurrent layers.
 
     Args:
         config: the engine's options.
-        spec: of the target.
+        groups: every layer group; that of the target is the first.
         available: bytes of memory that are free.
         weights: bytes that the weights of all models will take.
 
     Raises:
         CapacityError: one sequence would not fit.
     """
-    if not spec.bytes_per_slot:
+    if not groups[0].bytes_per_slot:
         return NO_ROOM
-    each = spec.bytes_per_slot * _SLOTS + spec.bytes_per_place * _NODES
+    each = sum(group.bytes_per_slot * _SLOTS + group.bytes_per_place * _NODES for group in groups)
     left = max(available - weights, 0) // _SHARE
     sequences = min(config.max_num_seqs, left // each)
     if sequences < 1:

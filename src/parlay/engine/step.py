@@ -15,7 +15,7 @@ from parlay.acceptance.overflow import refuse_overflow
 from parlay.acceptance.select import Verifier, plainly
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
-from parlay.kernels.base import Kernels
+from parlay.kernels.base import Kernels, StateView
 from parlay.proposers.base import DeviceProposer
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
@@ -26,7 +26,6 @@ from parlay.types.plan import (
     NO_PROPOSAL,
     Plan,
     Proposal,
-    ProposerState,
     Span,
     SpanError,
     StepOutput,
@@ -41,10 +40,18 @@ _SCORED_AT_ONCE = 64  # rows of a prompt: logits of a whole prompt might not fit
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """A plan that was started: where the rows of each of its spans are, and the seconds that it took to start."""
+    """A plan that was started: its rows, and the seconds that it took to start.
+
+    Attributes:
+        plan: the plan.
+        offsets: where the rows of each of its spans are.
+        states: what rows of recurrent layers go on from; None without such layers.
+        seconds: that it took.
+    """
 
     plan: Plan
     offsets: tuple[int, ...]
+    states: StateView | None
     seconds: float
 
 
@@ -130,7 +137,7 @@ class Worker:
         ]
         batch = flatten(stretches, self._runner.block_size, recurrent=self._runner.recurrent)
         self._runner.start(batch)
-        self._under_way.append(_UnderWay(plan, batch.offsets, perf_counter() - began))
+        self._under_way.append(_UnderWay(plan, batch.offsets, batch.states, perf_counter() - began))
 
     def finish(self) -> StepOutput:
         """Verify the drafts of the plan that was started first, keep accepted nodes, draft for the next one."""
@@ -168,7 +175,7 @@ class Worker:
         # The time of steps that verify is meant to be that after drafting; of others it is not.
         cold = self._cold and not any(s.draft.tokens for s in spans)
         if self._proposer is not None:
-            proposals = self._propose(self._proposer, spans, verdicts, hidden)
+            proposals = self._propose(self._proposer, step, verdicts, hidden)
         self._processing = False
         forward = step.seconds + forwarded - began
         unsettled, self._unsettled = self._unsettled, self._runner.unsettled
@@ -177,17 +184,20 @@ class Worker:
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
 
     def _propose(
-        self, proposer: DeviceProposer, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor
+        self, proposer: DeviceProposer, step: _UnderWay, verdicts: Sequence[Verdict], hidden: Tensor
     ) -> list[Proposal]:
         """Draft for the next step. An error costs the request that caused it its proposer, and none a token.
 
         One that names no request costs nobody more than the step's drafts, unless the next steps fail too.
         """
+        spans = step.plan.spans
         drafts = [bool(s.catch_up.budget or s.catch_up.follow) for s in spans]
         self._cold = any(drafts) and any(s.catch_up.budget for s in spans)
-        if not any(drafts):
-            return [NO_PROPOSAL] * len(spans)
         try:
+            if step.states is not None:
+                proposer.hold(step.states, hidden, self._runner.tapped)
+            if not any(drafts):
+                return [NO_PROPOSAL] * len(spans)
             proposals = proposer.propose(spans, verdicts, hidden, self._runner.tapped)
             proposals = [
                 self._keep_distributions(span, proposal) for span, proposal in zip(spans, proposals, strict=True)
@@ -201,7 +211,7 @@ class Worker:
             # Everything written beyond what the layers held before will be written again.
             return [
                 Proposal(
-                    state=ProposerState(span.catch_up.state.computed),
+                    state=replace(span.catch_up.state, speculated=0),
                     error=cause if span.request_id in blamed and isinstance(cause, Exception) else None,
                     lasting=lasting,
                 )

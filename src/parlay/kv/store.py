@@ -21,7 +21,7 @@ def allocate(
     def layer(kept: Kept) -> LayerCache | StateCache:
         if kept == "states":
             assert spec.recurrent is not None
-            return _states(spec.recurrent, room, dtype)
+            return allocate_states(spec.recurrent, room, dtype)
         shape = (num_blocks if kept == "keys" else 0, spec.kv_heads, block_size, spec.head_dim)
         keys = _zeros(shape, dtype)
         return LayerCache(keys, _zeros(shape, dtype) if spec.values else keys)
@@ -35,7 +35,8 @@ def allocate(
     return tuple(map(layer, spec.pattern)) if spec.pattern else tuple(layer("keys") for _ in range(spec.layers))
 
 
-def _states(spec: RecurrentSpec, room: StateRoom, dtype: torch.dtype) -> StateCache:
+def allocate_states(spec: RecurrentSpec, room: StateRoom, dtype: torch.dtype) -> StateCache:
+    """Return zeroed states of one layer."""
     scans = bool(spec.state)
     return StateCache(
         tails=_zeros((room.slots, spec.taps - 1, spec.channels), dtype),

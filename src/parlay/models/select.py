@@ -258,7 +258,7 @@ def refuse_recurrent(config: ModelConfig, method: str) -> None:
     if config.style.recurrent is not None:
         raise ModelError(
             f"the method {method!r} does not serve {config.path}, whose recurrent layers keep one state a sequence; "
-            "take 'ngram', 'suffix', 'medusa', 'mlp_speculator', or a draft model without such layers"
+            "take 'ngram', 'suffix', a draft head, or a draft model without such layers"
         )
 
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from parlay.checkpoints.hub import DEFAULT, Hub
-from parlay.kernels.base import Kernels
+from parlay.kernels.base import Kernels, StateView
 from parlay.models.config import ModelConfig
 from parlay.models.context import CacheLayers
 from parlay.models.select import CausalModel
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.orders import OnOrder, nobody
 from parlay.sampling.bound_processor import Processors
-from parlay.types.cache import CacheSpec
+from parlay.types.cache import NO_ROOM, CacheSpec, StateRoom
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, Span, Verdict
 from parlay.types.progress import OnRead, ignore
@@ -78,6 +78,7 @@ class Runtime:
         max_rows: most rows it may run in one step to catch up.
         target: the target, whose embedding and output layer a proposer may run; whole even if ranks share its layers.
         cache: the target's cache layers, for proposers that borrow them.
+        room: for states, of a target with recurrent layers.
         on_read: called with every tensor of the proposer that was read.
         keep_distributions: whether sampled requests' nodes are drawn with private noise, each with a handle on the
             distribution that it was drawn from (`Draft.q`), and whether a node takes part is decided without looking
@@ -94,6 +95,7 @@ class Runtime:
     max_rows: int
     target: CausalModel
     cache: CacheLayers
+    room: StateRoom = NO_ROOM
     on_read: OnRead = ignore
     keep_distributions: bool = False
     processors: Processors = field(default_factory=dict)
@@ -185,7 +187,8 @@ class DeviceProposer(Proposer):
             expose it.
         pairs: whether its cache layers hold, in the slot of each token but the first, what follows from that token
             and the target's state before it. For what they lack of a prefix the target runs once more for its states.
-            While it is off it holds the states of the pairs to come, which costs next to nothing.
+        reruns: whether the target can run tokens once more for states that a proposer of pairs lacks. Otherwise its
+            layers begin anew where they lack any: its nodes then see no pair before.
         deepest: most nodes on a path that it can draft; None for no limit.
         choices: the branches of its drafts, as paths of ranks: `(0, 2)` is the third likeliest token after the
             likeliest one. A parent comes before its children. None for as many as pay, where drafts branch at all.
@@ -196,11 +199,20 @@ class DeviceProposer(Proposer):
 
     taps: tuple[int, ...] = ()
     pairs: bool = False
+    reruns: bool = True
     deepest: int | None = None
     choices: tuple[tuple[int, ...], ...] | None = None
     choices_option: str = "choices"
     draws: bool = False
     tell: OnOrder = staticmethod(nobody)
+
+    def hold(self, states: StateView, hidden: Tensor, tapped: Tensor | None = None) -> None:
+        """Keep what later pairs need of the rows of a step, whether or not it drafts at the end of it.
+
+        Args:
+            states: where rows of recurrent layers go on from; only targets with such layers ask for this.
+            hidden, tapped: as for `propose`.
+        """
 
     @abstractmethod
     def propose(

@@ -24,6 +24,7 @@ class Start:
         length: how many tokens to draft one after another, at least 1.
         width: nodes of each level that the draft continues from, and children of each; 1 for a chain.
         nodes: most nodes of a draft with branches.
+        first: the first token whose keys its nodes see.
     """
 
     index: int
@@ -34,6 +35,7 @@ class Start:
     length: int
     width: int = 1
     nodes: int = 0
+    first: int = 0
 
 
 class DraftHead(DeviceProposer):

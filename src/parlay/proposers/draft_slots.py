@@ -49,7 +49,7 @@ class DraftSlots:
         self._slots = torch.zeros((levels, rows), dtype=torch.int64)
         self._tables = torch.empty((rows, num_blocks), dtype=torch.int32)  # of which little is ever touched
         self._each = torch.arange(rows, dtype=torch.int32)
-        self._first = torch.full((rows,), self._pairs, dtype=torch.int32)
+        self._first = torch.zeros(rows, dtype=torch.int32)
         self._none = torch.zeros(rows + 1, dtype=torch.int32)
         # Of drafts with branches: each row's request, its scratch slot, and those of its path, its own last.
         deep = min(levels, MOST_DEPTH)
@@ -68,6 +68,8 @@ class DraftSlots:
         tables = table_array([start.span.blocks for start in turn])
         self._tables[:rows, : tables.shape[1]] = torch.from_numpy(tables)
         first = np.array([start.position for start in turn])
+        seen = np.array([start.first for start in turn], dtype=np.int32)
+        self._first[: rows * width] = torch.from_numpy(seen.repeat(width))
         if width > 1:
             self._stand(begin, 1, first, tables)
             owner, wide = np.arange(rows).repeat(width), rows * width

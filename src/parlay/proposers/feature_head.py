@@ -7,6 +7,9 @@ has no pair, and its slot stays unused. The pair's rotary position is the state'
 
 Only pairs with the target's own states are kept. Beyond these, the head continues alone: each node is paired with the
 state that predicted it, in slots that the next step's pairs overwrite.
+
+A target with recurrent layers cannot run a token again for its state. There the state before a step's first row is
+kept as those layers keep theirs (`_Before`), checkpoints included; if older ones are lacking, the head begins anew.
 """
 
 from abc import abstractmethod
@@ -19,12 +22,13 @@ from torch import Tensor
 
 from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError
-from parlay.kv.store import allocate
+from parlay.kernels.base import Kernels, StateView
+from parlay.kv.store import allocate, allocate_states
 from parlay.models.config import ModelConfig
-from parlay.models.context import Buffers, CacheLayers, ForwardContext
+from parlay.models.context import Buffers, CacheLayers, ForwardContext, StateCache
 from parlay.models.decoder import Decoder
 from parlay.models.layers import Embedding
-from parlay.models.select import cache_spec, exposes_hidden_states, refuse_recurrent
+from parlay.models.select import cache_spec, exposes_hidden_states
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
 from parlay.proposers.draft_head import Start
 from parlay.proposers.draft_slots import DraftSlots, scratch_blocks
@@ -35,6 +39,7 @@ from parlay.proposers.target_layers import TargetEmbedding
 from parlay.proposers.vocabulary import fitted
 from parlay.runner.batch import Batch, Stretch, flatten, trimmed
 from parlay.runner.graphs import MOST_ROWS, copy_batch, empty_batch
+from parlay.types.cache import Kept, RecurrentSpec
 from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, Verdict
 
 _LEAST_BLOCKS = 16
@@ -50,12 +55,19 @@ class _PairRun:
         stretch: their tokens, slots and blocks.
         rows: of the target's states.
         length: how many tokens to draft after them; 0 where none are wanted, or some pairs are still missing.
+        since: see `ProposerState`.
     """
 
     index: int
     stretch: Stretch
     rows: Sequence[int]
     length: int
+    since: int
+
+    @property
+    def state(self) -> ProposerState:
+        """How far the head's layers have come with them."""
+        return ProposerState(self.known, since=self.since)
 
     @property
     def known(self) -> int:
@@ -80,6 +92,25 @@ class _RecordedPass:
     work: Callable[[], object]
 
 
+class _Before:
+    """The target's state before each row, which is kept like the rows of a short convolution with two taps."""
+
+    def __init__(self, kernels: Kernels, caches: Sequence[StateCache], width: int, dtype: torch.dtype) -> None:
+        self._kernels, self._caches = kernels, caches
+        self._taps = torch.tensor([[1.0], [0.0]]).expand(2, width).contiguous().to(dtype)
+        self._rows = torch.empty(0)
+
+    def hold(self, states: StateView, sources: Tensor) -> None:
+        """Take the target's states of a step's rows, `[n, rows, H]`."""
+        self._rows = torch.empty_like(sources)
+        for source, cache, out in zip(sources, self._caches, self._rows, strict=True):
+            self._kernels.causal_conv(source, self._taps, None, False, states, cache.tails, cache.kept_rows, out)
+
+    def beside(self, sources: Tensor) -> Tensor:
+        """Return the states of a step's rows, and behind them those of the rows before each: `[n, 2 rows, H]`."""
+        return torch.cat((sources, self._rows), dim=1)
+
+
 class FeatureHead(CheckpointHead):
     """A proposer with such a head.
 
@@ -98,9 +129,15 @@ class FeatureHead(CheckpointHead):
     config: ModelConfig
 
     def __init__(self, options: CheckpointOptions, target: TargetInfo) -> None:
-        refuse_recurrent(target.config, self.source)
         super().__init__(options, target)
+        self.reruns = target.config.style.recurrent is None
         self.cache = cache_spec(self.config, target.dtype)
+        if not self.reruns:
+            layers: list[Kept] = ["keys"] * self.config.num_layers
+            kept: list[Kept] = ["states"] * max(len(self.taps), 1)
+            self.cache = replace(
+                self.cache, recurrent=RecurrentSpec(target.config.hidden_size, 2), pattern=(*layers, *kept)
+            )
 
     @abstractmethod
     def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:
@@ -154,6 +191,11 @@ class FeatureHead(CheckpointHead):
         blocks, own = runtime.num_blocks + scratch_blocks(runtime.block_size), cache_spec(self.config, dtype, group)
         self._layer_caches: CacheLayers = allocate(own, blocks, runtime.block_size, dtype)
         super().load(runtime)
+        self._before: _Before | None = None
+        if self.cache is not None and self.cache.recurrent is not None and not group.rank:
+            spec, count = self.cache.recurrent, self.cache.pattern.count("states")
+            before = [allocate_states(spec, runtime.room, dtype) for _ in range(count)]
+            self._before = _Before(runtime.kernels, before, spec.channels, dtype)
         self._memory = Buffers(MOST_ROWS, dtype)  # shared by all recordings, of which one runs at a time
         self._recorded = group.size == 1
         if group.rank:  # which does not draft
@@ -166,13 +208,21 @@ class FeatureHead(CheckpointHead):
 
     # ------------------------------------------------------------------------------------------------- proposing
 
+    def hold(self, states: StateView, hidden: Tensor, tapped: Tensor | None = None) -> None:  # noqa: D102
+        if self._before is not None:
+            self._before.hold(states, self.sources(hidden, tapped))
+
     def propose(
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
     ) -> list[Proposal]:
         """Keep the pairs that the step has made known, then draft for each request that lacks none."""
         proposals = [NO_PROPOSAL] * len(spans)
         sources = self.sources(hidden, tapped)
-        found = [_run(i, spans[i], verdicts[i], rows) for i, rows in _fresh(spans, verdicts)]
+        before = self._before
+        if before is not None and any(map(_lacks_one, spans)):
+            sources = before.beside(sources)
+        fresh = _fresh(spans, verdicts, held=before is not None)
+        found = [_run(i, spans[i], verdicts[i], rows, ready=ready) for i, rows, ready in fresh]
         runs = [run for run in found if run is not None]
         if not runs:
             return proposals
@@ -180,14 +230,14 @@ class FeatureHead(CheckpointHead):
         states = self._keep(batch, sources, torch.tensor([row for run in runs for row in run.rows]))
         starts = []
         for run, end in zip(runs, batch.offsets[1:], strict=True):
-            proposals[run.index] = Proposal(state=ProposerState(run.known))
+            proposals[run.index] = Proposal(state=run.state)
             if run.length:
                 emitted = verdicts[run.index].tokens
                 span = spans[run.index]
                 shape = shape_of(span.catch_up, run.length)
-                starts.append(Start(run.index, span, end - 1, emitted, run.known, *shape))
+                starts.append(Start(run.index, span, end - 1, emitted, run.known, *shape, run.stretch.first))
         for start, draft in self._expander.expand(starts, states):
-            proposals[start.index] = Proposal(draft, ProposerState(start.position))
+            proposals[start.index] = replace(proposals[start.index], draft=draft)
         return proposals
 
     def _keep(self, batch: Batch, sources: Tensor, chosen: Tensor) -> Tensor:
@@ -203,7 +253,6 @@ class FeatureHead(CheckpointHead):
             recorded = self._passes[count, blocks] = self._prepare(empty_batch(count, blocks), len(sources))
         copy_batch(batch, recorded.inputs)
         recorded.inputs.positions.sub_(1)
-        recorded.inputs.view.first.fill_(1)
         self._gather_parts(sources, chosen, recorded.parts)
         self._expander.recorder.run([(("keep", count, blocks), recorded.work)])
         return recorded.state
@@ -263,48 +312,55 @@ class FeatureHead(CheckpointHead):
         return Buffers(rows, self._target.dtype, self._memory if rows <= MOST_ROWS else None)
 
 
-def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple[int, Sequence[int]]]:
+def _fresh(
+    spans: Sequence[Span], verdicts: Sequence[Verdict], *, held: bool
+) -> Iterator[tuple[int, Sequence[int], bool]]:
     """Yield the spans that follow and complete pairs in this step, and the rows of the states that these need.
 
-    Rows that run once more come first. If some of those are still missing, the span's own are of no use yet.
+    The third says whether no state is missing then. Rows that run once more come first. Where the states before rows
+    are `held`, behind theirs by as many rows as there are, that before the span's own may come first. If some states
+    are still missing, the span's own are of no use yet.
     """
-    row = again = 0
-    for span in spans:
-        again += len(span.tokens) + len(span.draft.tokens)
+    row, again = 0, sum(len(span.tokens) + len(span.draft.tokens) for span in spans)
+    count = again
     for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
         first, node = row, row + len(span.tokens)
         row, ask = node + len(span.draft.tokens), span.catch_up
         rows: Sequence[int] = range(again, again + len(ask.rerun))
         again += len(rows)
+        before = held and _lacks_one(span)
+        if before:
+            rows = [count + first]
+        ready = before or ask.rerun_start + len(ask.rerun) == span.start
         if not ask.follow or (span.sample and draft_room(span, verdict) < 1):
             continue
-        if _completes(span):
+        if ready:
             own = range(first, node)
             rows = [*rows, *own, *(node + n for n in verdict.path)] if rows or verdict.path else own
         if rows:
-            yield i, rows
+            yield i, rows, ready
 
 
-def _completes(span: Span) -> bool:
-    """Whether no state before the span's own is missing."""
-    return span.catch_up.rerun_start + len(span.catch_up.rerun) == span.start
+def _lacks_one(span: Span) -> bool:
+    """Whether the head follows a request and has not seen the state before the span's own."""
+    return span.catch_up.follow and span.catch_up.rerun_start == span.start - 1
 
 
-def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int]) -> _PairRun | None:
-    """Return the pairs of rows."""
+def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int], *, ready: bool) -> _PairRun | None:
+    """Return the pairs of rows; `ready` says whether no others are missing."""
     state = span.catch_up.state
     tokens = (span.catch_up.unseen + verdict.tokens)[state.next_pair - state.computed :][: len(rows)]
     if not tokens:
         return None
     assert len(tokens) == len(rows)
-    length = min(max(draft_length(span, verdict), 0), MOST_LEVELS) if _completes(span) else 0
-    return _PairRun(index, Stretch(tokens, state.next_pair, span.blocks), rows, length)
+    length = min(max(draft_length(span, verdict), 0), MOST_LEVELS) if ready else 0
+    first = max(state.since, 1)
+    return _PairRun(index, Stretch(tokens, state.next_pair, span.blocks, first=first), rows, length, state.since)
 
 
 def _shifted(batch: Batch) -> Batch:
-    """Return a batch of pairs: each stands one position before its slot and sees none in the first."""
-    view = replace(batch.view, first=torch.ones_like(batch.view.first))
-    return replace(batch, positions=batch.positions - 1, view=view)
+    """Return a batch of pairs: each stands one position before its slot."""
+    return replace(batch, positions=batch.positions - 1)
 
 
 def _rounded(blocks: int) -> int:

@@ -25,6 +25,7 @@ class Stretch:
         draft: nodes below the last token; node i takes the slot of logical index `start + len(tokens) + i`.
         stored: False for tokens that the layers hold already and that run once more for their states alone.
         states: of recurrent layers.
+        first: the first token whose keys are seen.
     """
 
     tokens: Sequence[int]
@@ -33,6 +34,7 @@ class Stretch:
     draft: Draft = NO_DRAFT
     stored: bool = True
     states: StateUse = NO_STATES
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ def flatten(stretches: Sequence[Stretch], block_size: int, *, recurrent: bool = 
     view = AttentionView(
         tables=torch.from_numpy(tables),
         row_request=torch.from_numpy(row_request),
-        first=torch.zeros(rows, dtype=torch.int32),
+        first=torch.from_numpy(np.array([s.first for s in stretches], dtype=np.int32)[row_request]),
         last=torch.from_numpy(np.concatenate(last_parts).astype(np.int32)),
         extra_offsets=torch.from_numpy(extra_offsets),
         extra_slots=torch.tensor(extra_slots, dtype=torch.int32),

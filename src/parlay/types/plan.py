@@ -23,10 +23,12 @@ class ProposerState:
         computed: verified tokens whose keys and values the proposer's layers hold. Where these hold pairs of a token
             and the state before it, the first token has none; it counts as soon as there are others.
         speculated: tokens of the pending draft that they hold beyond those, in chain order.
+        since: the first of the verified tokens that they hold; a head that could not catch up sees none before it.
     """
 
     computed: int = 0
     speculated: int = 0
+    since: int = 0
 
     @property
     def next_state(self) -> int:

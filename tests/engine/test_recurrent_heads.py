@@ -1,0 +1,212 @@
+"""Heads that pair tokens with the states of a target with recurrent layers, which no token runs through twice."""
+
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from asking import (
+    Ask,
+    accepted,
+    assert_same,
+    assert_same_so_far,
+    preempt_every_third_step,
+    random_seed,
+    run,
+    with_params,
+)
+from eagles import eagle_config, random_eagle, random_eagle3
+from families import write_family
+from heads import write_head
+from pieces import random_tokens
+from switching import any_choices
+
+from parlay import LLM, SamplingParams
+from parlay.engine.engine import Engine
+from parlay.engine.request import Request
+
+FAMILIES = ("qwen3_5", "lfm2", "nemotronh-experts")
+METHODS = ("eagle", "eagle3")
+FIXED = {"lengths": "fixed", "num_speculative_tokens": 3}
+TREE = {"lengths": "fixed", "num_speculative_tokens": 16, "tree": {"width": 8, "depth": 2}}
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """Engines set the number of threads of the process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return cache(lambda name: write_family(tmp_path_factory.mktemp("models") / name, name, seed=2, calm=0.3))
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    def write(method: str) -> Path:
+        path = tmp_path_factory.mktemp("heads") / method
+        if method == "eagle":
+            config = eagle_config()
+            return write_head(path, config, random_eagle(config, seed=1, embedding=True))
+        config = eagle_config(eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]})
+        tensors = random_eagle3(config)
+        tensors["embed_tokens.weight"] = random_eagle(config, embedding=True)["embed_tokens.weight"]
+        return write_head(path, config, tensors)
+
+    return cache(write)
+
+
+@pytest.fixture
+def engine(model: Callable[[str], Path], head: Callable[[str], Path]) -> Callable[..., LLM]:
+    """Return what makes an engine of a family with a head, or without one."""
+
+    def make(name: str, method: str | None, more: dict[str, Any] | None = None, **options: Any) -> LLM:
+        head_of = None if method is None else {"method": method, "model": str(head(method))}
+        spec = head_of and head_of | (FIXED if more is None else more)
+        given = {"dtype": "float32", "max_model_len": 256, "block_size": 8, **options}
+        return LLM(str(model(name)), speculative_config=spec, **given)
+
+    return make
+
+
+def asks(length: int = 30) -> list[Ask]:
+    """Prompts of several lengths, greedy and not."""
+    given: dict[str, Any] = {"max_tokens": length, "logprobs": 1, "ignore_eos": True}
+    return [
+        Ask(tuple(random_tokens(7, seed)) * (2 * seed + 1), SamplingParams(temperature=t, seed=seed, **given))
+        for seed in range(4)
+        for t in (0.0, 0.8)
+    ]
+
+
+@pytest.fixture(scope="module")
+def plainly(model: Callable[[str], Path]) -> Callable[[str], list[Any]]:
+    """Return what each request gets alone, without speculation, cache, chunks or company."""
+
+    def ask(name: str) -> list[Any]:
+        llm = LLM(str(model(name)), dtype="float32", enable_prefix_caching=False, speculative_config=None)
+        return [completion for one in asks() for completion in run(llm, [one])]
+
+    return cache(ask)
+
+
+@pytest.mark.parametrize("more", [FIXED, TREE], ids=["chains", "trees"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_same_tokens(
+    engine: Callable[..., LLM],
+    plainly: Callable[[str], list[Any]],
+    name: str,
+    method: str,
+    more: dict[str, Any],
+) -> None:
+    """In chunks and in company, then from the cache, then preempted at every third step."""
+    llm = engine(name, method, more, max_num_batched_tokens=40)
+    for meddle in (None, None, preempt_every_third_step()):
+        found = run(llm, asks(), meddle)
+        assert_same(found, plainly(name))
+        assert sum(one.metrics.drafted for one in found) > 100
+    assert more is FIXED or accepted(found) > 0  # chains of a random head are hardly ever right
+
+
+@pytest.mark.parametrize("split", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tp", "pp"])
+@pytest.mark.parametrize("method", METHODS)
+def test_ranks(
+    engine: Callable[..., LLM], plainly: Callable[[str], list[Any]], method: str, split: dict[str, int]
+) -> None:
+    assert_same(run(engine("qwen3_5", method, **split), asks()), plainly("qwen3_5"))
+
+
+def drafts(llm: LLM, ask: Ask) -> tuple[list[Any], int]:
+    """Return a completion's tokens, its rejected draft tokens, what each step drafted, and how much was cached."""
+    (found,) = run(llm, [with_params(ask, return_rejected=True)])
+    return [found.token_ids, found.rejected, found.metrics.per_step], found.metrics.cached_tokens
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_drafts_do_not_depend_on_the_cache(engine: Callable[..., LLM], name: str, method: str) -> None:
+    """A head's pairs of a prefix are found with it, and the pair behind it has the state that a checkpoint keeps."""
+    llm = engine(name, method)
+    ask = Ask(tuple(random_tokens(61)), SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
+    first, none = drafts(llm, ask)
+    again, cached = drafts(llm, ask)
+    assert (none, cached) == (0, 56)
+    assert again == first
+    answer = Ask((*ask.prompt, *first[0], 5, 6), ask.params)
+    found, cached = drafts(llm, answer)
+    assert cached > 72
+    assert found == drafts(engine(name, method, enable_prefix_caching=False), answer)[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_begins_anew_where_it_lacks_pairs(engine: Callable[..., LLM], method: str) -> None:
+    """The prefix was computed while it was off; it goes on from the state before the first token all the same."""
+    ask = Ask(tuple(random_tokens(61)), SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
+    off, other = engine("qwen3_5", method), engine("qwen3_5", method)
+    (expected,) = run(off, [with_params(ask, speculative={"enabled": False})])
+    assert expected.metrics.drafted == 0
+    drafts(other, ask)
+    for valid in other.engine._pool._valid:
+        valid.clear()  # as if its pairs had never been
+    anew, cached = drafts(off, ask)
+    assert cached == 56
+    assert len(anew[2]) > 5
+    assert anew[0] == expected.token_ids
+    assert drafts(other, ask)[0] == anew
+    assert drafts(other, ask)[0] == anew  # pairs that see none before them are not shared
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_lengths_chosen_at_random(
+    engine: Callable[..., LLM], plainly: Callable[[str], list[Any]], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The head is switched off and on in the middle of requests."""
+    any_choices(monkeypatch)
+    llm = engine(name, "eagle", {})
+    for _ in range(3):
+        assert_same(run(llm, asks()), plainly(name))
+
+
+def test_rows_before_are_part_of_the_memory(engine: Callable[..., LLM]) -> None:
+    plain, more = engine("lfm2", None).engine.memory, engine("lfm2", "eagle3").engine.memory
+    room = more.room
+    assert plain.room == room
+    assert more.states - plain.states == 3 * 64 * 4 * (room.slots + room.places)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("method", METHODS)
+def test_random_requests(engine: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Of any length and temperature, that come, are preempted and aborted at any time."""
+    rng = random.Random(random_seed())
+    any_choices(monkeypatch)
+    alone = engine("qwen3_5", None, max_model_len=96, enable_prefix_caching=False)
+    llm = engine("qwen3_5", method, {}, max_model_len=96, num_blocks=80, max_num_batched_tokens=64)
+
+    def meddle(engine: Engine, requests: list[Request]) -> None:
+        going = [request for request in requests if request.finish_reason is None]
+        if going and rng.random() < 0.02:
+            engine.abort(rng.choice(going))
+        running = list(engine._scheduler._running)
+        if running and rng.random() < 0.1:
+            engine._scheduler.preempt(rng.choice(running))
+
+    texts = [tuple(rng.randrange(1, 200) for _ in range(rng.randint(1, 20))) for _ in range(12)]
+    known: dict[Ask, Any] = {}
+    for _ in range(10_000 // 40):
+        some = []
+        for _ in range(40):
+            prompt = (rng.choice(texts) * rng.randint(1, 3))[: rng.randint(1, 60)]
+            params = SamplingParams(temperature=rng.choice((0.0, 0.7)), seed=rng.randrange(3), max_tokens=16)
+            some.append(Ask(prompt, params))
+        for ask in some:
+            if ask not in known:
+                (known[ask],) = run(alone, [ask])
+        assert_same_so_far(run(llm, some, meddle), [known[ask] for ask in some])
