@@ -62,6 +62,7 @@ class Checkpoint:
         on_read: OnRead = ignore,
         renamed: Mapping[str, str | Piece] | None = None,
         tower: bool = False,
+        beside: tuple[str, ...] = (),
     ) -> None:
         """Open the weights in directory `path`, safetensors or else `.bin`, or GGUF file `path`.
 
@@ -74,7 +75,8 @@ class Checkpoint:
             on_read: called with every tensor that was read.
             renamed: the files' own names of tensors that are known under other names here, or the stacks that have
                 them; those that are not there are no matter.
-            tower: only the text model's tensors are wanted, under the names that it has alone.
+            tower: only the text model's tensors are wanted, under the names that it has alone;
+            beside: and those whose names begin so.
 
         Raises:
             ModelError: there are none, or one is corrupt.
@@ -102,7 +104,8 @@ class Checkpoint:
         self._stored: dict[str, str] = {}
         if tower:
             self._rename(_tower_names(path, self._where))
-            self._where = {name: file for name, file in self._where.items() if name in self._stored}
+            kept = [name for name in self._where if name in self._stored or name.startswith(beside)]
+            self._where = {name: self._where[name] for name in kept}
         renamed = renamed or {}
         alone = {name: own if isinstance(own, str) else own.alone for name, own in renamed.items()}
         self._rename({name: own for name, own in alone.items() if own})

@@ -80,6 +80,7 @@ INNER: dict[str, ForeignOption] = {
 }
 # Other names of methods, and keys that say whether lengths are chosen.
 _METHODS = {"ngram_gpu": "ngram"}
+_OF_A_FAMILY = "_mtp"  # ends the names of one method that vLLM has by families
 _CHOSEN = ("enable_adaptive_verification", "adaptive_verification")
 
 
@@ -116,7 +117,7 @@ def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     inner = dict(given)
     if isinstance(method := inner.get("method"), str):
-        inner["method"] = _METHODS.get(method, method)
+        inner["method"] = _METHODS.get(method, "mtp" if method.endswith(_OF_A_FAMILY) else method)
     for name in _CHOSEN:
         if (value := inner.pop(name, None)) is None:
             continue

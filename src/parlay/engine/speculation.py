@@ -19,7 +19,7 @@ from parlay.engine.timing import timed_passes
 from parlay.errors import ConfigError, RequestError, nearest
 from parlay.log import logger
 from parlay.proposers.base import DeviceProposer, Proposer, TargetInfo
-from parlay.proposers.select import make_proposer, resolve_methods, with_embedded
+from parlay.proposers.select import make_proposer, resolve_methods, with_embedded, with_own
 from parlay.runner.runner import ModelRunner
 from parlay.types.params import SpeculationOverride
 
@@ -34,7 +34,8 @@ def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[Method,
         ModelError: a proposer's model cannot be found or does not fit.
     """
     found: list[Method] = []
-    for one in resolve_methods(with_embedded(config, target.config.path), target.hub):
+    config = with_own(with_embedded(config, target.config.path), target)
+    for one in resolve_methods(config, target.hub):
         assert one.method is not None
         proposer = make_proposer(one, target)
         if proposer.default_length:

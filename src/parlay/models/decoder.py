@@ -63,14 +63,14 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def further_tensors(config: ModelConfig) -> tuple[str, ...]:
-    """Return how the names begin of layers that predict further tokens, if the config announces any.
+    """Return how the names begin of layers that predict further tokens, whether or not the config announces any.
 
     They are no part of the decoder; a proposer may want them.
     """
     keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
     count = sum(config.count(key, None) for key in keys if config.raw.get(key))
     layers = range(config.num_layers, config.num_layers + min(count, MOST_LAYERS))
-    return (*(f"model.layers.{i}." for i in layers), "model.mtp_", "mtp.") if count else ()
+    return (*(f"model.layers.{i}." for i in layers), "model.mtp_", "model.mtp.", "mtp.")
 
 
 def _norm_names(config: ModelConfig) -> tuple[str, ...]:

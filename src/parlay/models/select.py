@@ -19,6 +19,7 @@ from parlay.log import logger
 from parlay.models.config import ModelConfig, parse_config
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder
+from parlay.models.mtp import MTPLayer, find_mtp
 from parlay.models.stages import own_layers
 from parlay.models.stored import as_saved, open_weights
 from parlay.models.transformers import model as foreign
@@ -41,7 +42,8 @@ class CausalModel(Protocol):
 
     `weight_shapes` and `expect` need no instance. Beside it the file has `describe(config)`, which returns the config
     with the family's style, or raises a ModelError that names a key with a value that the family does not serve. It
-    may have `DEFAULTS`, what configs without some keys mean, or a function that makes them of a config.
+    may have `DEFAULTS`, what configs without some keys mean, or a function that makes them of a config, and `MTP`,
+    what files call a layer that predicts further tokens.
 
     Attributes:
         config, dtype: what it was made with.
@@ -260,6 +262,16 @@ def refuse_recurrent(config: ModelConfig, method: str) -> None:
             f"the method {method!r} does not serve {config.path}, whose recurrent layers keep one state a sequence; "
             "take 'ngram', 'suffix', a draft head, or a draft model without such layers"
         )
+
+
+def mtp_layer(config: ModelConfig) -> MTPLayer | None:
+    """Return the layer with which a model predicts further tokens, if its files have one.
+
+    Raises:
+        ModelError: files are missing or damaged.
+    """
+    names = None if config.foreign else getattr(families.load(_family(config.architecture)), "MTP", None)
+    return None if names is None else find_mtp(config, names)
 
 
 def exposes_hidden_states(config: ModelConfig) -> bool:

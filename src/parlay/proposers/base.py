@@ -122,6 +122,15 @@ class Proposer(ABC):
     runs_ends: bool = False
     share: Share | None = None
 
+    @classmethod
+    def comes_with(cls, target: TargetInfo) -> bool:
+        """Whether a target brings along what the proposer needs, which is then part of the method "auto".
+
+        Raises:
+            ModelError: its files are missing or damaged.
+        """
+        return False
+
     @abstractmethod
     def __init__(self, options: Any, target: TargetInfo) -> None:
         """Check the options against the target, reading no weights.

@@ -24,6 +24,7 @@ from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.expander import Expander
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, Span, Verdict
+from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import Storage
 
 
@@ -104,17 +105,25 @@ class CheckpointHead(DraftHead):
 
     def __init__(self, options: CheckpointOptions, target: TargetInfo) -> None:
         self._target = target
-        self.head = read_head(options.model, replace(target.hub, revision=options.revision))
-        self.share = share_of(self.source, options, self.head.path, target)
         self._storage = storage_of(options, target)
-        with Checkpoint(self.head.path, head=True, storage=self._storage) as weights:
+        self.head = self.find(options)
+        self.share = share_of(self.source, options, self.head.path, target)
+        with self.open() as weights:
             self.describe(weights)
 
     def load(self, runtime: Runtime) -> None:
         """Read the head's weights."""
         self._kernels, self.tell = runtime.kernels, runtime.tell
-        with Checkpoint(self.head.path, head=True, storage=self._storage, on_read=runtime.on_read) as weights:
+        with self.open(runtime.on_read) as weights:
             self.read(weights, runtime)
+
+    def find(self, options: CheckpointOptions) -> HeadConfig:
+        """Return where the head lies, and its config."""
+        return read_head(options.model, replace(self._target.hub, revision=options.revision))
+
+    def open(self, on_read: OnRead = ignore) -> Checkpoint:
+        """Open its files."""
+        return Checkpoint(self.head.path, head=True, storage=self._storage, on_read=on_read)
 
     @abstractmethod
     def describe(self, weights: Checkpoint) -> None:

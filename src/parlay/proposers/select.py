@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ from parlay.checkpoints.detect import detect
 from parlay.checkpoints.find import ASSETS, find_model, target_of
 from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.config import SpeculativeConfig, build
-from parlay.config.speculative import AUTO, KEYS, PLAIN
+from parlay.config.speculative import AUTO, KEYS, PLAIN, together
 from parlay.errors import ConfigError, ModelError, nearest, shown
+from parlay.log import logger
 from parlay.proposers.base import HostProposer, Proposer, TargetInfo
 from parlay.proposers.heads import CheckpointOptions
 from parlay.registry import Registry
@@ -39,6 +40,26 @@ def embedded_configs(length: int | None = None, heads: Path | None = None) -> di
         own = length if module.Proposer.default_length else None
         configs[name] = SpeculativeConfig(method=name, num_speculative_tokens=own, options=options)
     return configs
+
+
+def with_own(config: SpeculativeConfig, target: TargetInfo) -> SpeculativeConfig:
+    """Return a config whose "auto" has what a target brings along too, where no other proposer with weights is given.
+
+    Several ranks would have to share it, which a user has to ask for.
+    """
+    several = config.several or (config,)
+    given = [one for one in several if "model" in one.options or one.method not in (AUTO, *weightless())]
+    if not config.automatic or given or target.ranks > 1:
+        return config
+    for name in proposers.names():
+        try:
+            comes = proposers.load(name).Proposer.comes_with(target)
+        except ModelError as error:
+            logger.warning("the method %r is left out: %s", name, error)
+            continue
+        if comes:
+            return together([*several, replace(several[0], method=name, options={})])
+    return config
 
 
 def with_embedded(config: SpeculativeConfig, target: Path) -> SpeculativeConfig:
@@ -133,7 +154,9 @@ def resolve_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> Speculative
     """
     if config.method is not None:
         _options(config)  # errors in them are reported before anything is looked for
-        if not _reads_checkpoint(config.method):
+        if not _reads_checkpoint(config.method) or not (
+            _needs_checkpoint(config.method) or "model" in config.options
+        ):
             return config
     name, revision = config.options.get("model"), config.options.get("revision")
     if not isinstance(name, str) or not isinstance(revision, str | None):
@@ -185,6 +208,12 @@ def explain_if_draft_head(model: str, path: Path) -> Iterator[None]:
 
 def _reads_checkpoint(method: str) -> bool:
     return any(option.name == "model" for option in fields(proposers.load(method).Options))
+
+
+def _needs_checkpoint(method: str) -> bool:
+    return any(
+        option.name == "model" and option.default is MISSING for option in fields(proposers.load(method).Options)
+    )
 
 
 def _options(config: SpeculativeConfig) -> Any:

@@ -6,9 +6,11 @@ from dataclasses import replace
 from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.families import glm4moe
+from parlay.models.mtp import DEEPSEEK
 from parlay.models.style import Experts, Latent, Style
 
 DEFAULTS = {"head_dim": 64}  # where files have none: heads have widths of their own
+MTP = DEEPSEEK
 
 
 def describe(config: ModelConfig) -> ModelConfig:

@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
+from parlay.models.mtp import DEEPSEEK
 from parlay.models.style import Experts, Style
 
 NAMES = {
     f"mlp.shared_expert.{name}_proj.weight": f"mlp.shared_experts.{name}_proj.weight"
     for name in ("gate", "up", "down")
 }
+MTP = DEEPSEEK
 
 
 def describe(config: ModelConfig) -> ModelConfig:

@@ -5,8 +5,11 @@ from dataclasses import replace
 from parlay.checkpoints.files import config_file
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
+from parlay.models.mtp import DEEPSEEK
 from parlay.models.rope import read_rotary
 from parlay.models.style import Experts, Rotary, Style
+
+MTP = replace(DEEPSEEK, window=True)
 
 
 def describe(config: ModelConfig) -> ModelConfig:

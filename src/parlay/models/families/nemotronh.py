@@ -13,6 +13,7 @@ from parlay.checkpoints.files import config_file
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.mamba import MambaLayers
+from parlay.models.mtp import MTPNames
 from parlay.models.style import Experts, Style
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -32,6 +33,18 @@ _NAMES = {
         for kind in ("weight", "bias")
     },
 }
+# Of two layers, as this family counts them.
+MTP = MTPNames(
+    layer="mtp.layers.",
+    join="mtp.layers.0.eh_proj.weight",
+    token_norm="mtp.layers.0.enorm.weight",
+    state_norm="mtp.layers.0.hnorm.weight",
+    norm="mtp.layers.1.final_layernorm.weight",
+    inner={
+        "post_attention_layernorm.weight": "1.norm.weight",
+        **{name: ("1." if name.startswith("mlp.") else "0.") + own for name, own in _NAMES.items()},
+    },
+)
 
 
 def _kinds(raw: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,181 @@
+"""Multi-token prediction (MTP): a layer that comes with a model and predicts the token after the next one.
+
+It reads the model's hidden state of a position and the embedding of the token after it, each normalised, through a
+projection; then it is one of the model's own decoder layers, with attention, and with experts if the model has any,
+and a norm. The model's output layer gives logits of what it computes, which stands for the hidden state when the layer
+runs again.
+
+Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.2; names of tensors as in the checkpoints of each family.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from parlay.checkpoints.config import TOWER
+from parlay.checkpoints.loader import Checkpoint
+from parlay.checkpoints.pieces import Piece
+from parlay.models.config import ModelConfig
+from parlay.models.decoder import weight_shapes
+from parlay.types.progress import OnRead, ignore
+from parlay.types.storage import Storage
+
+_WHOLE = ("layer", "join", "token_norm", "state_norm", "norm")
+_BESIDE = "mtp.", "model.mtp."  # names of tensors beside a text model's, in files of multimodal ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MTPNames:
+    """What a family's files call the tensors of such a layer, and which of the model's own layers it is like.
+
+    `{}` stands for its number among all layers.
+
+    Attributes:
+        layer: what the names of the decoder layer's own tensors begin with.
+        join: the projection.
+        token_norm, state_norm: norms of what it reads.
+        norm: that of what the layer computes.
+        inner: what the files call tensors in the layer, where it is not as in the model's own layers; `{}` in these
+            stands for the number of each expert.
+        window: whether it is like a layer with a window, if the model has windows.
+    """
+
+    layer: str
+    join: str
+    token_norm: str
+    state_norm: str
+    norm: str
+    inner: Mapping[str, str] = field(default_factory=dict)
+    window: bool = False
+
+    def of(self, number: int, before: str = "") -> "MTPNames":
+        """Return the names of the layer with a number, which some exporters put something `before`."""
+        return self.called({key: before + getattr(self, key).format(number) for key in _WHOLE})
+
+    def called(self, names: Mapping[str, str]) -> "MTPNames":
+        """Return the same layer by other names."""
+        changes: dict[str, str] = dict(names)
+        return replace(self, **changes)  # type: ignore[arg-type] # keys of `_WHOLE`
+
+
+_NEXT = "model.layers.{}."
+QWEN = MTPNames(
+    layer="mtp.layers.0.",
+    join="mtp.fc.weight",
+    token_norm="mtp.pre_fc_norm_embedding.weight",
+    state_norm="mtp.pre_fc_norm_hidden.weight",
+    norm="mtp.norm.weight",
+)
+DEEPSEEK = MTPNames(
+    layer=_NEXT,
+    join=_NEXT + "eh_proj.weight",
+    token_norm=_NEXT + "enorm.weight",
+    state_norm=_NEXT + "hnorm.weight",
+    norm=_NEXT + "shared_head.norm.weight",
+)
+_GGUF = {
+    "layer": _NEXT,
+    "join": _NEXT + "nextn.eh_proj.weight",
+    "token_norm": _NEXT + "nextn.enorm.weight",
+    "state_norm": _NEXT + "nextn.hnorm.weight",
+    "norm": _NEXT + "nextn.shared_head_norm.weight",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MTPLayer:
+    """Such a layer of a model.
+
+    Attributes:
+        config: of a model that has no other layer.
+        names: of its tensors.
+        renamed: as `ModelConfig.renamed`.
+    """
+
+    config: ModelConfig
+    names: MTPNames
+    renamed: Mapping[str, str | Piece] = field(default_factory=dict)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor."""
+        hidden, names = self.config.hidden_size, self.names
+        every, first = weight_shapes(self.config), _NEXT.format(0)
+        own = {name.replace(first, names.layer): shape for name, shape in every.items() if name.startswith(first)}
+        norms = names.token_norm, names.state_norm, names.norm
+        return {**own, **dict.fromkeys(norms, (hidden,)), names.join: (hidden, 2 * hidden)}
+
+    def open(self, storage: Storage, on_read: OnRead = ignore) -> Checkpoint:
+        """Open the files that have it; matrices are given as `storage` says.
+
+        Raises:
+            ModelError: they are missing or damaged.
+        """
+        return _open(self.config, storage, on_read, self.renamed if self.config.path.is_dir() else {})
+
+
+def find_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer | None:
+    """Return a model's MTP layer, if its files have one by the names that its family knows.
+
+    Raises:
+        ModelError: files are missing or damaged.
+    """
+    with _open(config) as weights:
+        found = set(weights.names)
+    if config.path.is_file():
+        known = replace(known.called(_GGUF), inner={})
+    every = (known.of(config.num_layers, before) for before in ("", "model."))
+    names = next((names for names in every if names.join in found), None)
+    return None if names is None else _layer(config, names)
+
+
+def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:
+    index = _alike(config, names)
+    style, kept, prefix = config.style, slice(index, index + 1), f"model.layers.{index}."
+    experts = style.experts
+    if experts is not None:
+        experts = replace(experts, sparse=(True,))
+    style = replace(
+        style,
+        recurrent=None,
+        networks=(),
+        windows=style.windows[kept],
+        unrotated=style.unrotated[kept],
+        experts=experts,
+    )
+    renamed: dict[str, str | Piece] = {}
+    for name, own in names.inner.items():
+        numbers = range(experts.count if experts is not None and "{}" in name else 1)
+        renamed |= {names.layer + name.format(e): names.layer + own.format(e) for e in numbers}
+    for name, known in {} if renamed else config.renamed.items():
+        if name.startswith(prefix):
+            renamed[name.replace(prefix, names.layer, 1)] = _moved(known, name, prefix, names.layer)
+    return MTPLayer(config=replace(config, num_layers=1, style=style, renamed={}), names=names, renamed=renamed)
+
+
+def _alike(config: ModelConfig, names: MTPNames) -> int:
+    """Return the number of the last of the model's layers that it is like."""
+    style = config.style
+    return max(
+        i
+        for i in range(config.num_layers)
+        if not (style.recurrent and style.recurrent.layers[i])
+        and not (style.networks and style.networks[i])
+        and not (style.windows and bool(style.windows[i]) != names.window)
+    )
+
+
+def _moved(own: str | Piece, name: str, prefix: str, to: str) -> str | Piece:
+    """Return a file's name of a tensor of a layer as one of another layer's."""
+    if isinstance(own, str):
+        return own.replace(prefix, to, 1)
+    alone = own.alone or name
+    return replace(own, name=own.name.replace(prefix, to, 1), alone=alone.replace(prefix, to, 1))
+
+
+def _open(
+    config: ModelConfig,
+    storage: Storage = "plain",
+    on_read: OnRead = ignore,
+    renamed: Mapping[str, str | Piece] | None = None,
+) -> Checkpoint:
+    tower = TOWER in config.raw
+    return Checkpoint(config.path, storage=storage, on_read=on_read, renamed=renamed, tower=tower, beside=_BESIDE)

@@ -1,0 +1,1 @@
+"""MTP: a target's own layer that predicts further tokens."""

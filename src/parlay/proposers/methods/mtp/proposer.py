@@ -1,0 +1,130 @@
+"""MTP: the layer that many models bring along, which was trained with them to predict the token after the next one.
+
+Idea: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.2. Like an EAGLE head it joins a token's embedding and the
+target's hidden state before it, and what it computes stands for the state of the token itself: the target's output
+layer gives the next token, and both go back in, in a chain or along the likeliest branches of a tree. It is in the
+target's own files, and has the target's kind of layer, experts included.
+
+A node costs a layer and the target's output layer. Loses where that is most of the target, as in small models with
+large vocabularies, and further along a draft: it was trained on true states and is fed its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.checkpoints.loader import Checkpoint, TensorReader
+from parlay.errors import ModelError
+from parlay.models.context import ForwardContext
+from parlay.models.decoder import DecoderLayer, norm_of
+from parlay.models.heads import HeadConfig
+from parlay.models.layers import SplitLinear
+from parlay.models.mtp import MTPLayer
+from parlay.models.rotary import layer_tables
+from parlay.models.select import mtp_layer
+from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.feature_head import FeatureHead
+from parlay.proposers.head_layers import side_by_side
+from parlay.proposers.heads import CheckpointOptions
+from parlay.proposers.target_layers import TargetEmbedding, output_layer, records_logits
+from parlay.runner.graphs import MOST_ROWS
+from parlay.types.progress import OnRead, ignore
+
+__all__ = ["EMBEDDED", "Options", "Proposer"]
+
+EMBEDDED: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options(CheckpointOptions):
+    """Options of the layer that a target has in its own files.
+
+    Attributes:
+        model: where the layer lies; empty for the target's own files.
+    """
+
+    model: str = ""
+
+
+class Proposer(FeatureHead):
+    """Drafts from the last hidden state, each node from the state and the node before it."""
+
+    source = "mtp"
+    default_length = 3
+    runs_ends = True
+
+    @classmethod
+    def comes_with(cls, target: TargetInfo) -> bool:  # noqa: D102
+        layer = mtp_layer(target.config)
+        if layer is None:
+            return False
+        with layer.open("plain") as weights:
+            _check(layer, weights)
+        return True
+
+    def find(self, options: CheckpointOptions) -> HeadConfig:  # noqa: D102
+        config = self._target.config
+        layer = mtp_layer(config)
+        if layer is None:
+            raise ModelError(
+                f"the method 'mtp' needs a layer that predicts further tokens, which {config.path} does not have; "
+                "leave the method out, or take one that needs no weights, such as 'suffix'"
+            )
+        self._layer, self.config = layer, layer.config
+        if options.quantization == "auto":
+            self._storage = config.storage  # as the other layers
+        return HeadConfig(config.path, config.raw)
+
+    def open(self, on_read: OnRead = ignore) -> Checkpoint:  # noqa: D102
+        return self._layer.open(self._storage, on_read)
+
+    def describe(self, weights: Checkpoint) -> None:  # noqa: D102
+        shapes = _check(self._layer, weights)
+        self.weight_bytes = weights.size(shapes, self._target.dtype)
+        self.weight_bytes += MOST_ROWS * self._target.config.vocab_size * 4  # logits
+
+    def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
+        dtype, kernels, group, config = self._target.dtype, runtime.kernels, runtime.group, self.config
+        names, self._norm = self._layer.names, norm_of(config)
+        self._embedding = TargetEmbedding(runtime.target, group)
+        self._target_logits, self.recordable = output_layer(runtime.target, MOST_ROWS), records_logits(runtime.target)
+        self._join = SplitLinear(kernels, weights.read_weight(names.join, dtype), group)
+        self._token_norm, self._state_norm, self._last_norm = (
+            weights.read(name, dtype) for name in (names.token_norm, names.state_norm, names.norm)
+        )
+        tables = layer_tables(config, self._target.max_model_len)[0]
+        self._body = DecoderLayer(config, 0, TensorReader(weights, dtype, names.layer), kernels, group, tables)
+
+    def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+        """Return the state after the final norm."""
+        return hidden[None]
+
+    def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
+        context.kernels.embed(parts[0], torch.arange(len(state)), state)
+
+    def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
+        kernels, (rows, width) = context.kernels, state.shape
+        pair = context.buffers("pair", 2 * width).view(2, rows, width)
+        self._embedding(tokens, pair[0])
+        self._norm(kernels, pair[0], None, self._token_norm, pair[0])
+        self._norm(kernels, state, None, self._state_norm, pair[1])
+        joined = context.buffers("joined", 2 * width)
+        side_by_side(pair, kernels, joined)
+        residual = context.buffers("residual", width)
+        self._join(joined, residual)
+        delta = self._body(residual, None, context, context.cache[0])
+        self._norm(kernels, residual, delta, self._last_norm, state)
+
+    def logits(self, state: Tensor) -> Tensor:
+        """Return the target's logits; the state is normed already."""
+        return self._target_logits(state)
+
+
+def _check(layer: MTPLayer, weights: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the layer's tensors, once they are those of the files; the others are the target's."""
+    shapes = layer.shapes()
+    weights.expect(shapes, further=("",))
+    return shapes

@@ -1,0 +1,207 @@
+"""A model's own layer for further tokens, beside transformers' class; how it is found, and what is refused."""
+
+import json
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from asking import Ask, assert_same, run
+from families import write_family
+from mtp_layers import MODELS, Reference, write_mtp
+from pieces import random_tokens
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from parlay import LLM, ConfigError, ModelError, SamplingParams
+from parlay.config import SpeculativeConfig
+from parlay.kernels.select import select_kernels
+from parlay.models.select import describe_model, load_model, mtp_layer
+from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.methods.mtp.proposer import Options, Proposer
+from parlay.types.cache import StateRoom
+from parlay.types.params import SamplingParams as Params
+from parlay.types.plan import CatchUp, Span, Verdict
+
+BLOCKS, SIZE, LENGTH = 24, 8, 4
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+FIXED: dict[str, Any] = {"method": "mtp", "lengths": "fixed", "num_speculative_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return cache(lambda name: write_mtp(tmp_path_factory.mktemp("models") / name, name, calm=0.3))
+
+
+def loaded(path: Path) -> Proposer:
+    kernels = select_kernels()
+    target = load_model(describe_model(str(path)), torch.float32, 256, kernels)
+    head = Proposer(Options(), TargetInfo(target.config, torch.float32, 256))
+    head.load(Runtime(kernels, BLOCKS, SIZE, 256, target, (), StateRoom(2, 2)))
+    return head
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["plainly", "recorded"])
+@pytest.mark.parametrize("name", MODELS)
+def test_drafts_are_those_of_transformers(
+    model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str, recorded: bool
+) -> None:
+    """Its class reads the target's states and its own, of a text and along a chain; logits within 1e-4."""
+    head, reference = loaded(model(name)), Reference(model(name))
+    scored: list[Tensor] = []
+    score = head.logits
+    if not recorded:
+        monkeypatch.setattr(head._expander.recorder, "_usable", False)
+        monkeypatch.setattr(head, "logits", lambda state: scored.append(score(state).clone()) or scored[-1])
+    for seed in range(3):
+        *before, newest = random_tokens(30 + 11 * seed, seed)
+        chain, logits, hidden = reference.draft((*before, newest), LENGTH)
+        ask = CatchUp(unseen=tuple(before), follow=True, budget=LENGTH)
+        blocks, params = tuple(range(BLOCKS)), Params(temperature=0)
+        span = Span(0, tuple(before), 0, blocks, 0, params, sample=True, remaining=99, catch_up=ask)
+        scored.clear()
+        (proposal,) = head.propose([span], [Verdict((newest,))], hidden)
+        assert list(proposal.draft.tokens) == chain
+        if not recorded:
+            torch.testing.assert_close(torch.cat(scored), logits, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5moe", "glm4moelite", "mellum"])
+def test_same_tokens(model: Callable[[str], Path], name: str) -> None:
+    given: dict[str, Any] = {"max_tokens": 24, "logprobs": 1, "ignore_eos": True}
+    asks = [
+        Ask(tuple(random_tokens(11 * (seed + 1), seed)), SamplingParams(temperature=t, seed=seed, **given))
+        for seed in range(3)
+        for t in (0.0, 0.8)
+    ]
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "block_size": 8}
+    plain = LLM(str(model(name)), **options, enable_prefix_caching=False, speculative_config=None)
+    expected = [one for ask in asks for one in run(plain, [ask])]
+    for spec in FIXED, FIXED | {"tree": {"width": 4, "depth": 2}, "num_speculative_tokens": 12}, {"method": "auto"}:
+        llm = LLM(str(model(name)), **options, speculative_config=spec)
+        for _ in range(2):
+            assert_same(run(llm, asks), expected)
+
+
+def test_in_bfloat16_and_in_few_bits(model: Callable[[str], Path]) -> None:
+    """The layer is read as the others of the model are."""
+    sizes = {}
+    for kind in (None, "int8", "int4"):
+        llm = LLM(str(model("qwen3_5")), dtype="bfloat16", quantization=kind, speculative_config=FIXED)
+        sizes[kind] = llm.engine._worker._proposer.weight_bytes  # type: ignore[union-attr]
+        out = llm.generate("abc", SamplingParams(max_tokens=12, ignore_eos=True), use_tqdm=False)[0].outputs[0]
+        assert out.metrics.drafted > 5
+    assert sizes["int4"] < sizes["int8"] < sizes[None]
+
+
+# ---------------------------------------------------------------------------------------------------- how it is found
+
+
+def names(path: Path, spec: Any) -> list[str]:
+    return [name for name in LLM(str(path), speculative_config=spec).engine.methods if name != "none"]
+
+
+def test_auto_has_it_where_a_target_does(model: Callable[[str], Path], tmp_path: Path) -> None:
+    assert names(model("qwen3_5"), {"method": "auto"}) == ["ngram", "suffix", "mtp"]
+    plain = write_family(tmp_path / "plain", "qwen3_5")
+    assert names(plain, {"method": "auto"}) == ["ngram", "suffix"]
+    assert names(model("qwen3_5"), {"method": "ngram"}) == ["ngram"]
+
+
+@pytest.mark.parametrize("method", ["deepseek_mtp", "qwen3_next_mtp", "glm4_moe_mtp", "qwen3_5_mtp"])
+def test_vllms_names(method: str) -> None:
+    assert SpeculativeConfig.parse({"method": method, "num_speculative_tokens": 1}).method == "mtp"
+
+
+def changed(source: Path, path: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], None]) -> Path:
+    """Copy a checkpoint, with changed tensors and config."""
+    path.mkdir()
+    tensors, config = load_file(source / "model.safetensors"), json.loads((source / "config.json").read_text())
+    change(tensors, config)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config))
+    for file in source.glob("tokenizer*"):
+        (path / file.name).write_bytes(file.read_bytes())
+    return path
+
+
+def test_other_places_of_its_tensors(model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Behind a further prefix, and beside the text model of a multimodal checkpoint."""
+
+    def prefix(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.startswith("mtp.")]:
+            tensors["model." + name] = tensors.pop(name)
+
+    def tower(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.startswith("model.")]:
+            tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
+        tensors["model.visual.patch_embed.proj.weight"] = torch.zeros(3, 4)
+        inner = dict(config)
+        config.clear()
+        config |= {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
+        config |= {"text_config": inner | {"model_type": "qwen3_5_text"}, "tie_word_embeddings": False}
+
+    source = model("qwen3_5")
+    ask = Ask(tuple(random_tokens(20)), SamplingParams(temperature=0, max_tokens=9, return_rejected=True))
+    expected = run(LLM(str(source), dtype="float32", speculative_config=FIXED), [ask])
+    assert expected[0].rejected
+    for number, change in enumerate((prefix, tower)):
+        path = changed(source, tmp_path / str(number), change)
+        found = run(LLM(str(path), dtype="float32", speculative_config=FIXED), [ask])
+        assert found[0].token_ids == expected[0].token_ids
+        assert found[0].rejected == expected[0].rejected
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_target_without_one(tmp_path: Path) -> None:
+    path = write_family(tmp_path / "plain", "qwen3_5")
+    with pytest.raises(ModelError, match=r"needs a layer that predicts further tokens, which .*plain does not have"):
+        LLM(str(path), speculative_config=FIXED)
+    with pytest.raises(ModelError, match="needs a layer that predicts further tokens"):
+        LLM(str(write_family(tmp_path / "llama", "llama-biases")), speculative_config=FIXED)
+
+
+def test_a_layer_that_is_not_whole(
+    model: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever asks for it is told; "auto" does without."""
+
+    def damage(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        del tensors["mtp.layers.0.self_attn.q_proj.weight"]
+
+    path = changed(model("qwen3_5"), tmp_path / "less", damage)
+    with pytest.raises(ModelError, match=r"lacks the tensor 'mtp.layers.0.self_attn.q_proj.weight'"):
+        LLM(str(path), speculative_config=FIXED)
+    assert names(path, {"method": "auto"}) == ["ngram", "suffix"]
+    assert "the method 'mtp' is left out: " in caplog.text
+
+
+def test_a_layer_of_another_trunk(model: Callable[[str], Path], tmp_path: Path) -> None:
+    def narrow(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        tensors["mtp.fc.weight"] = tensors["mtp.fc.weight"][:32].contiguous()
+
+    path = changed(model("qwen3_5"), tmp_path / "narrow", narrow)
+    with pytest.raises(ModelError, match=r"'mtp.fc.weight' has shape \[32, 128\], but the config says \[64, 128\]"):
+        LLM(str(path), speculative_config=FIXED)
+
+
+def test_unknown_options(model: Callable[[str], Path]) -> None:
+    with pytest.raises(ConfigError, match="unknown mtp option 'layers'"):
+        LLM(str(model("qwen3_5")), speculative_config=FIXED | {"layers": 2})
+
+
+def test_which_layer_is_meant(model: Callable[[str], Path]) -> None:
+    """Of a model with gated delta nets it is like those with attention, and of one with windows like those."""
+    for name, window in ("qwen3_5", ()), ("mellum", (9,)):
+        layer = mtp_layer(describe_model(str(model(name))))
+        assert layer is not None
+        assert (layer.config.num_layers, layer.config.style.recurrent) == (1, None)
+        assert layer.config.style.windows == window
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert mtp_layer(describe_model(str(model("deepseekv3")))) is not None
