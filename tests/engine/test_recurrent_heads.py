@@ -21,6 +21,7 @@ from asking import (
 from eagles import eagle_config, random_eagle, random_eagle3
 from families import write_family
 from heads import write_head
+from mtp_layers import MODELS, write_mtp
 from pieces import random_tokens
 from switching import any_choices
 
@@ -29,7 +30,8 @@ from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 
 FAMILIES = ("qwen3_5", "lfm2", "nemotronh-experts")
-METHODS = ("eagle", "eagle3")
+METHODS = ("eagle", "eagle3", "mtp")
+PAIRS = [(name, method) for name in FAMILIES for method in METHODS if method != "mtp" or name in MODELS]
 FIXED = {"lengths": "fixed", "num_speculative_tokens": 3}
 TREE = {"lengths": "fixed", "num_speculative_tokens": 16, "tree": {"width": 8, "depth": 2}}
 
@@ -44,7 +46,11 @@ def _threads() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return cache(lambda name: write_family(tmp_path_factory.mktemp("models") / name, name, seed=2, calm=0.3))
+    def write(name: str) -> Path:
+        make = write_mtp if name in MODELS else write_family
+        return make(tmp_path_factory.mktemp("models") / name, name, seed=2, calm=0.3)
+
+    return cache(write)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +73,9 @@ def engine(model: Callable[[str], Path], head: Callable[[str], Path]) -> Callabl
     """Return what makes an engine of a family with a head, or without one."""
 
     def make(name: str, method: str | None, more: dict[str, Any] | None = None, **options: Any) -> LLM:
-        head_of = None if method is None else {"method": method, "model": str(head(method))}
+        head_of = None if method is None else {"method": method}
+        if head_of is not None and method != "mtp":
+            head_of["model"] = str(head(method))
         spec = head_of and head_of | (FIXED if more is None else more)
         given = {"dtype": "float32", "max_model_len": 256, "block_size": 8, **options}
         return LLM(str(model(name)), speculative_config=spec, **given)
@@ -97,8 +105,7 @@ def plainly(model: Callable[[str], Path]) -> Callable[[str], list[Any]]:
 
 
 @pytest.mark.parametrize("more", [FIXED, TREE], ids=["chains", "trees"])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "method"), PAIRS)
 def test_same_tokens(
     engine: Callable[..., LLM],
     plainly: Callable[[str], list[Any]],
@@ -129,8 +136,7 @@ def drafts(llm: LLM, ask: Ask) -> tuple[list[Any], int]:
     return [found.token_ids, found.rejected, found.metrics.per_step], found.metrics.cached_tokens
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "method"), PAIRS)
 def test_drafts_do_not_depend_on_the_cache(engine: Callable[..., LLM], name: str, method: str) -> None:
     """A head's pairs of a prefix are found with it, and the pair behind it has the state that a checkpoint keeps."""
     llm = engine(name, method)
@@ -163,13 +169,17 @@ def test_a_head_begins_anew_where_it_lacks_pairs(engine: Callable[..., LLM], met
     assert drafts(other, ask)[0] == anew  # pairs that see none before them are not shared
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "method"), [("qwen3_5", "mtp"), ("lfm2", "eagle"), ("nemotronh-experts", "eagle3")])
 def test_lengths_chosen_at_random(
-    engine: Callable[..., LLM], plainly: Callable[[str], list[Any]], monkeypatch: pytest.MonkeyPatch, name: str
+    engine: Callable[..., LLM],
+    plainly: Callable[[str], list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    method: str,
 ) -> None:
     """The head is switched off and on in the middle of requests."""
     any_choices(monkeypatch)
-    llm = engine(name, "eagle", {})
+    llm = engine(name, method, {})
     for _ in range(3):
         assert_same(run(llm, asks()), plainly(name))
 

@@ -36,7 +36,7 @@ def detect(path: Path) -> str | None:
         path: a model's directory or GGUF file.
     """
     if path.is_file():
-        return _AS_IT_IS if _may_be_gguf(path) else None
+        return (_of_gguf(path) or _AS_IT_IS) if _may_be_gguf(path) else None
     try:
         raw = read_json(path / "config.json")
     except ModelError:
@@ -72,6 +72,16 @@ def _may_be_gguf(file: Path) -> bool:
             return opened.read(4) == b"GGUF"
     except OSError:
         return True  # the code that reads it reports why it cannot
+
+
+def _of_gguf(path: Path) -> str | None:
+    from parlay.checkpoints.gguf.reader import GGUFFile
+
+    try:
+        with GGUFFile(path) as file:
+            return _matching({}, {name: tuple(stored.shape) for name, stored in file.tensors.items()})
+    except ModelError:
+        return None
 
 
 def announced(raw: Mapping[str, Any]) -> str | None:

@@ -103,9 +103,7 @@ class Checkpoint:
             self._where |= dict.fromkeys(layers.keys(), path)
         self._stored: dict[str, str] = {}
         if tower:
-            self._rename(_tower_names(path, self._where))
-            kept = [name for name in self._where if name in self._stored or name.startswith(beside)]
-            self._where = {name: self._where[name] for name in kept}
+            self._keep_tower(beside)
         renamed = renamed or {}
         alone = {name: own if isinstance(own, str) else own.alone for name, own in renamed.items()}
         self._rename({name: own for name, own in alone.items() if own})
@@ -114,6 +112,11 @@ class Checkpoint:
         self._pieces = Pieces(path, pieces, {name: self._files[file] for name, file in stacks.items()})
         self._where |= {name: stacks[piece.name] for name, piece in pieces.items()}
         self._where = {name: file for name, file in self._where.items() if name not in stacks}
+
+    def _keep_tower(self, beside: tuple[str, ...]) -> None:
+        self._rename(_tower_names(self._path, self._where))
+        kept = [name for name in self._where if name in self._stored or name.startswith(beside)]
+        self._where = {name: self._where[name] for name in kept}
 
     def _rename(self, names: Mapping[str, str]) -> None:
         """Have tensors known under other names, each of which stands for the one that it has had so far."""

@@ -2,8 +2,8 @@
 
 It reads the model's hidden state of a position and the embedding of the token after it, each normalised, through a
 projection; then it is one of the model's own decoder layers, with attention, and with experts if the model has any,
-and a norm. The model's output layer gives logits of what it computes, which stands for the hidden state when the layer
-runs again.
+and a norm. The model's output layer gives logits of what it computes, which stands for the hidden state when the
+layer runs again.
 
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.2; names of tensors as in the checkpoints of each family.
 """

@@ -264,14 +264,14 @@ def refuse_recurrent(config: ModelConfig, method: str) -> None:
         )
 
 
-def mtp_layer(config: ModelConfig) -> MTPLayer | None:
-    """Return the layer with which a model predicts further tokens, if its files have one.
+def mtp_layer(config: ModelConfig, path: Path | None = None) -> MTPLayer | None:
+    """Return the layer with which a model predicts further tokens, if its files have one, or others at `path`.
 
     Raises:
         ModelError: files are missing or damaged.
     """
     names = None if config.foreign else getattr(families.load(_family(config.architecture)), "MTP", None)
-    return None if names is None else find_mtp(config, names)
+    return None if names is None else find_mtp(replace(config, path=path or config.path), names)
 
 
 def exposes_hidden_states(config: ModelConfig) -> bool:

@@ -19,6 +19,7 @@ from parlay.registry import Registry
 
 proposers = Registry("parlay.proposers.methods", "speculative method", "proposer")
 # The options of "auto" that are about the checkpoint, and decide which method it is for.
+_AS_IT_IS = "draft_model"  # the method that any language model is for
 _MODEL_KEYS = frozenset(option.name for option in fields(CheckpointOptions))
 
 
@@ -160,7 +161,7 @@ def resolve_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> Speculative
             return config
     name, revision = config.options.get("model"), config.options.get("revision")
     if not isinstance(name, str) or not isinstance(revision, str | None):
-        return replace(config, method="draft_model")  # whose options report what is wrong
+        return replace(config, method=_AS_IT_IS)  # whose options report what is wrong
     path = find_model(name, replace(hub, revision=revision))
     found = detect(path)
     if found is None and path.is_file():
@@ -174,8 +175,9 @@ def resolve_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> Speculative
             f"checkpoint for one of these: {served}"
         )
     if config.method is None:
-        return replace(config, method=found or "draft_model")
-    if found not in (None, config.method):
+        return replace(config, method=found or _AS_IT_IS)
+    whole = found == _AS_IT_IS and not _needs_checkpoint(config.method)  # a target that is named once more
+    if found not in (None, config.method) and not whole:
         raise ConfigError(
             f"{shown(name)} is a checkpoint for the method {found!r}, not {config.method!r}; correct the method or "
             "leave it out"
@@ -198,7 +200,7 @@ def explain_if_draft_head(model: str, path: Path) -> Iterator[None]:
         yield
     except ModelError:
         found = detect(path)
-        if found in (None, "draft_model"):
+        if found in (None, _AS_IT_IS):
             raise
         raise ModelError(
             f"{shown(model)} is a draft head for the method {shown(found)}, no model by itself; give its target as "

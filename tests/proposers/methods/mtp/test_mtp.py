@@ -155,12 +155,43 @@ def test_other_places_of_its_tensors(model: Callable[[str], Path], tmp_path: Pat
         assert found[0].rejected == expected[0].rejected
 
 
+def test_files_that_have_it_alone(model: Callable[[str], Path], tmp_path: Path) -> None:
+    """And a target that is named once more, as vLLM's users may."""
+
+    def alone(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        for name in [name for name in tensors if not name.startswith("mtp.")]:
+            del tensors[name]
+
+    def without(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.startswith("mtp.")]:
+            del tensors[name]
+
+    source = model("qwen3_5")
+    layer, trunk = changed(source, tmp_path / "layer", alone), changed(source, tmp_path / "trunk", without)
+    ask = Ask(tuple(random_tokens(20)), SamplingParams(temperature=0, max_tokens=9, return_rejected=True))
+    (expected,) = run(LLM(str(source), dtype="float32", speculative_config=FIXED), [ask])
+    lengths = {"lengths": "fixed", "num_speculative_tokens": 3}
+    for path, spec in (
+        (trunk, {"model": str(layer)}),
+        (trunk, {"method": "mtp", "model": str(layer)}),
+        (trunk, {"method": "mtp", "model": str(source)}),
+        (source, {"method": "mtp", "model": str(source)}),
+    ):
+        (found,) = run(LLM(str(path), dtype="float32", speculative_config=spec | lengths), [ask])
+        assert found.rejected == expected.rejected
+    wide = write_family(tmp_path / "wide", "qwen3_5", hidden_size=96)
+    with pytest.raises(ModelError, match=r"has shape \[64\], but the config says \[96\]"):
+        LLM(str(wide), speculative_config={"model": str(layer)})
+    with pytest.raises(ModelError, match="is a draft head for the method 'mtp', no model by itself"):
+        LLM(str(layer))
+
+
 # --------------------------------------------------------------------------------------------------------- bad input
 
 
 def test_a_target_without_one(tmp_path: Path) -> None:
     path = write_family(tmp_path / "plain", "qwen3_5")
-    with pytest.raises(ModelError, match=r"needs a layer that predicts further tokens, which .*plain does not have"):
+    with pytest.raises(ModelError, match=r"needs a layer that predicts .*, which .*plain lacks"):
         LLM(str(path), speculative_config=FIXED)
     with pytest.raises(ModelError, match="needs a layer that predicts further tokens"):
         LLM(str(write_family(tmp_path / "llama", "llama-biases")), speculative_config=FIXED)

@@ -10,12 +10,13 @@ large vocabularies, and further along a draft: it was trained on true states and
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from parlay.checkpoints.find import find_model
 from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.errors import ModelError
 from parlay.models.context import ForwardContext
@@ -67,16 +68,18 @@ class Proposer(FeatureHead):
 
     def find(self, options: CheckpointOptions) -> HeadConfig:  # noqa: D102
         config = self._target.config
-        layer = mtp_layer(config)
+        hub = replace(self._target.hub, revision=options.revision)
+        path = find_model(options.model, hub) if options.model else config.path
+        layer = mtp_layer(config, path)
         if layer is None:
             raise ModelError(
-                f"the method 'mtp' needs a layer that predicts further tokens, which {config.path} does not have; "
+                f"the method 'mtp' needs a layer that predicts further tokens of {config.path}, which {path} lacks; "
                 "leave the method out, or take one that needs no weights, such as 'suffix'"
             )
         self._layer, self.config = layer, layer.config
         if options.quantization == "auto":
             self._storage = config.storage  # as the other layers
-        return HeadConfig(config.path, config.raw)
+        return HeadConfig(path, config.raw)
 
     def open(self, on_read: OnRead = ignore) -> Checkpoint:  # noqa: D102
         return self._layer.open(self._storage, on_read)
