@@ -29,7 +29,7 @@ from parlay import LLM, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 
-FAMILIES = ("qwen3_5", "lfm2", "nemotronh-experts")
+FAMILIES = ("qwen3_5", "lfm2", "nemotronh-experts", "falconh1")
 METHODS = ("eagle", "eagle3", "mtp")
 PAIRS = [(name, method) for name in FAMILIES for method in METHODS if method != "mtp" or name in MODELS]
 FIXED = {"lengths": "fixed", "num_speculative_tokens": 3}

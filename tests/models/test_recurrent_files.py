@@ -83,12 +83,16 @@ NAMES: dict[str, dict[str, str]] = {
         "feed_forward.w2.weight": "ffn_down.weight",
     },
 }
+NAMES["falcon-h1"] = NAMES["granitehybrid"] | {
+    "pre_ff_layernorm.weight": "ffn_norm",  # without an ending, as in the files that there are
+    **{f"feed_forward.{x}_proj.weight": f"ffn_{x}.weight" for x in ("gate", "up", "down")},
+}
 EVEN = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 
 
 def keys_of(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
     heads = config["num_attention_heads"]
-    recurrent = [kind not in ("full_attention", "attention") for kind in config["layer_types"]]
+    recurrent = [kind not in ("full_attention", "attention") for kind in config.get("layer_types", ())]
     by_layer = [0 if own else config["num_key_value_heads"] for own in recurrent]
     keys = {
         "block_count": config["num_hidden_layers"],
@@ -114,20 +118,53 @@ def keys_of(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
         }
     if arch == "lfm2":
         return keys | {"attention.head_count_kv": by_layer, "shortconv.l_cache": config["conv_L_cache"]}
-    return keys | {
-        "attention.head_count_kv": by_layer,
-        "attention.scale": config["attention_multiplier"],
-        "embedding_scale": config["embedding_multiplier"],
-        "residual_scale": config["residual_multiplier"],
-        "logit_scale": config["logits_scaling"],
-        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
-        "rope.scaling.finetuned": False,
+    space = {
         "ssm.conv_kernel": config["mamba_d_conv"],
         "ssm.state_size": config["mamba_d_state"],
         "ssm.group_count": config["mamba_n_groups"],
         "ssm.time_step_rank": config["mamba_n_heads"],
         "ssm.inner_size": config["mamba_n_heads"] * config["mamba_d_head"],
     }
+    if arch == "falcon-h1":
+        widths = dict.fromkeys(("attention.key_length", "attention.value_length"), config["head_dim"])
+        return keys | space | widths | {"attention.head_count_kv": config["num_key_value_heads"]}
+    return (
+        keys
+        | space
+        | {
+            "attention.head_count_kv": by_layer,
+            "attention.scale": config["attention_multiplier"],
+            "embedding_scale": config["embedding_multiplier"],
+            "residual_scale": config["residual_multiplier"],
+            "logit_scale": config["logits_scaling"],
+            "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+            "rope.scaling.finetuned": False,
+        }
+    )
+
+
+def folded(tensor: Tensor, config: Mapping[str, Any], name: str) -> Tensor:
+    """Multiply a tensor of Falcon-H1 with the factors that the converter moves into it."""
+    gate, down = config["mlp_multipliers"]
+    into = config["attention_in_multiplier"]
+    factors = {
+        "gate_proj": gate,
+        "down_proj": down,
+        "q_proj": into,
+        "k_proj": into * config["key_multiplier"],
+        "v_proj": into,
+        "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+    }
+    part = name.split(".")[-2]
+    if part == "in_proj":
+        shared = config["mamba_n_groups"] * config["mamba_d_state"]
+        sizes = (config["mamba_d_ssm"],) * 2 + (shared,) * 2 + (config["mamba_n_heads"],)
+        parts = zip(tensor.split(sizes), config["ssm_multipliers"], strict=True)
+        return torch.cat([own * factor for own, factor in parts]) * config["ssm_in_multiplier"]
+    return tensor * factors.get(part, 1.0)
 
 
 def tiled(tensor: Tensor, config: Mapping[str, Any], name: str, *, back: bool = False) -> Tensor:
@@ -147,7 +184,8 @@ def convert(model: Path, path: Path, arch: str, kind: str, **metadata: Any) -> d
     writer, values = GGUFWriter(path, arch), dict[str, Tensor]()
     keys = {f"{arch}.{key}": value for key, value in keys_of(arch, config).items()}
     add_keys(writer, {**keys, **tokenizer_keys(model, "gpt-2")}, metadata)
-    outer = OUTER | ({"model.embedding_norm.weight": "token_embd_norm.weight"} if arch == "lfm2" else {})
+    outer = OUTER | {"model.final_layernorm.weight": "output_norm.weight"}
+    outer |= {"model.embedding_norm.weight": "token_embd_norm.weight"} if arch == "lfm2" else {}
 
     def add(name: str, tensor: Tensor) -> Tensor:
         plain = tensor.dim() == 1 or ("conv" in name and "proj" not in name) or "in_proj_a" in name or "ssm_a" in name
@@ -157,6 +195,11 @@ def convert(model: Path, path: Path, arch: str, kind: str, **metadata: Any) -> d
         return dequantised(blocks, own, tensor.shape)
 
     for name, tensor in sorted(load_file(model / "model.safetensors").items()):
+        if arch == "falcon-h1":
+            values[name], tensor = tensor, folded(tensor, config, name)
+        if name in outer and arch == "falcon-h1":
+            add(outer[name], tensor)
+            continue
         if name in outer:
             shift = 1.0 if arch == "qwen35" and name == "model.norm.weight" else 0.0
             values[name] = add(outer[name], tensor + shift) - shift
@@ -183,6 +226,9 @@ def convert(model: Path, path: Path, arch: str, kind: str, **metadata: Any) -> d
         made = (made + shift).squeeze(1) if made.dim() == 3 else made + shift
         if inner in ("mamba.A_log", "mamba.D"):
             made = made[:, None]
+        if arch == "falcon-h1":
+            add(prefix + NAMES[arch][inner], made.contiguous())
+            continue
         if inner == "mamba.norm.weight":
             made = made.view(config["mamba_n_groups"], -1)
         stored = add(prefix + NAMES[arch][inner], made.contiguous()).view(made.shape)
@@ -219,6 +265,16 @@ def test_files_give_the_numbers_of_the_directory(tmp_path: Path, name: str, kind
     torch.testing.assert_close(found, expected, atol=0 if arch == "lfm2" else 1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["falconh1", "falconh1-norm"])
+def test_factors_that_files_have_in_their_weights(tmp_path: Path, name: str) -> None:
+    changes = {"mamba_n_groups": 1} if name == "falconh1" else {"tie_word_embeddings": False}
+    model = write_family(tmp_path / "model", name, **changes)
+    convert(model, tmp_path / "model.gguf", "falcon-h1", "F32")
+    expected, found = logits_of(model), logits_of(tmp_path / "model.gguf")
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_heads_in_the_order_of_files_are_not_split(tmp_path: Path) -> None:
     model = write_family(tmp_path / "model", "qwen3_5", **EVEN)
     convert(model, file := tmp_path / "model.gguf", "qwen35", "F32")
@@ -236,6 +292,9 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("lfm2", {"layer_types": ["conv", "window", "conv", "conv"]}, "layer_types must list conv or full_attention"),
     ("granite4-h", {"mamba_n_heads": 7, "mamba_n_groups": 2, "mamba_d_head": 16}, "7 Mamba heads do not divide"),
     ("granite4-h", {"mamba_d_head": 20}, "Mamba heads of 20 columns"),
+    ("falconh1", {"mamba_d_head": 12}, "6 Mamba heads of 12 columns are not mamba_d_ssm=96 columns"),
+    ("falconh1", {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers must list 5 numbers"),
+    ("falconh1", {"mamba_proj_bias": True}, "mamba_proj_bias=True is not served"),
     ("granite4-h", {"time_step_limit": [1.0, 0.5]}, "time_step_limit must be two numbers in order"),
     (
         "granite4-h",

@@ -488,6 +488,36 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         },
     ),
+    "falconh1": (
+        "FalconH1",
+        {
+            "mamba_d_ssm": 96,
+            "mamba_n_heads": 6,
+            "mamba_d_state": 24,
+            "mamba_n_groups": 2,
+            "embedding_multiplier": 1.7,
+            "lm_head_multiplier": 0.4,
+            "mlp_multipliers": [0.9, 0.6],
+            "key_multiplier": 0.7,
+            "attention_in_multiplier": 1.1,
+            "attention_out_multiplier": 0.8,
+            "ssm_multipliers": [0.4, 0.25, 0.3, 0.5, 0.35],
+            "ssm_in_multiplier": 1.3,
+            "ssm_out_multiplier": 0.6,
+        },
+    ),
+    "falconh1-norm": (
+        "FalconH1",
+        {
+            "mamba_d_ssm": 128,
+            "mamba_n_heads": 4,
+            "mamba_d_state": 16,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_conv_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
     "nemotronh": (
         "NemotronH",
         {

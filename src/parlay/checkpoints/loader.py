@@ -322,6 +322,11 @@ class TensorReader:
         self._weights, self._dtype, self._prefix = weights, dtype, prefix
         self._renamed = renamed or {}
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What plain numbers become."""
+        return self._dtype
+
     def __call__(self, name: str) -> Tensor:
         """Return a tensor of plain numbers."""
         return self._weights.read(self._full(name), self._dtype)

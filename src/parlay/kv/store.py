@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parlay.models.context import CacheLayers, LayerCache, StateCache
+from parlay.models.context import CacheLayer, CacheLayers, HybridCache, LayerCache, StateCache
 from parlay.types.cache import NO_ROOM, CacheSpec, Kept, RecurrentSpec, StateRoom
 
 _LINE = 64  # bytes: a cache line, in which rows begin
@@ -18,16 +18,20 @@ def allocate(
 ) -> CacheLayers:
     """Return zeroed caches for every layer of a group, all on the same block ids and slots."""
 
-    def layer(kept: Kept) -> LayerCache | StateCache:
-        if kept == "states":
+    def layer(kept: Kept) -> CacheLayer:
+        states = None
+        if kept in ("states", "both"):
             assert spec.recurrent is not None
-            return allocate_states(spec.recurrent, room, dtype)
-        shape = (num_blocks if kept == "keys" else 0, spec.kv_heads, block_size, spec.head_dim)
+            states = allocate_states(spec.recurrent, room, dtype)
+        if kept == "states" and states is not None:
+            return states
+        shape = (num_blocks if kept != "nothing" else 0, spec.kv_heads, block_size, spec.head_dim)
         keys = _zeros(shape, dtype)
-        return LayerCache(keys, _zeros(shape, dtype) if spec.values else keys)
+        own = LayerCache(keys, _zeros(shape, dtype) if spec.values else keys)
+        return own if states is None else HybridCache(own, states)
 
     if spec.heads:
-        made: list[LayerCache | StateCache] = []
+        made: list[CacheLayer] = []
         for (count, width), source in zip(spec.heads, spec.sources, strict=True):
             shape = (num_blocks, count, block_size, width)
             made.append(made[source] if source >= 0 else LayerCache(_zeros(shape, dtype), _zeros(shape, dtype)))

@@ -202,9 +202,10 @@ class ModelConfig:
         hidden, experts, layers = self.hidden_size, self.style.experts, self.num_layers
         sparse, recurrent = sum(experts.sparse) if experts else 0, self.style.recurrent
         alone, scans = sum(self.style.networks), sum(recurrent.layers) if recurrent is not None else 0
+        attends = layers - alone - (0 if self.style.recurrent_beside else scans)
         products = [
-            ("qkv", (q * (1 + self.style.output_gate) + 2 * kv, hidden), layers - alone - scans),
-            ("out", (hidden, q), layers - alone - scans),
+            ("qkv", (q * (1 + self.style.output_gate) + 2 * kv, hidden), attends),
+            ("out", (hidden, q), attends),
         ]
         if recurrent is not None:
             products += [(name, shape, scans) for name, shape in recurrent.products(hidden)]

@@ -35,7 +35,21 @@ class StateCache(NamedTuple):
     kept_gates: Tensor
 
 
-CacheLayers = tuple[LayerCache | StateCache, ...]
+class HybridCache(NamedTuple):
+    """Of a layer with attention and a recurrent layer beside it."""
+
+    keys: LayerCache
+    states: StateCache
+
+
+CacheLayer = LayerCache | StateCache | HybridCache
+CacheLayers = tuple[CacheLayer, ...]
+
+
+def keys_of(cache: CacheLayer) -> LayerCache | None:
+    """Return the keys and values of a layer, if it has any."""
+    cache = cache.keys if isinstance(cache, HybridCache) else cache
+    return cache if isinstance(cache, LayerCache) else None
 
 
 class Buffers:
@@ -96,8 +110,8 @@ class ForwardContext:
 
     def keys(self, index: int) -> LayerCache:
         """Return the keys and values of a layer that is attention."""
-        cache = self.cache[index]
-        assert isinstance(cache, LayerCache)
+        cache = keys_of(self.cache[index])
+        assert cache is not None
         return cache
 
 

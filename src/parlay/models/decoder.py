@@ -5,6 +5,7 @@ mixture of experts.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.kernels.base import Kernels
 from parlay.models.config import MOST_LAYERS, ModelConfig
-from parlay.models.context import ForwardContext, LayerCache, StateCache, handed_states
+from parlay.models.context import CacheLayer, ForwardContext, HybridCache, handed_states
 from parlay.models.latent import LatentAttention, latent_shapes, make_latent_attention
 from parlay.models.layer_inputs import LayerInput, TokenInputs, layer_input_shapes, token_input_shapes
 from parlay.models.layers import (
@@ -22,15 +23,17 @@ from parlay.models.layers import (
     Embedding,
     GatedMLP,
     HeadNorms,
+    Network,
     OutputLayer,
     PlainMLP,
+    ScaledMLP,
     whole_linear,
 )
 from parlay.models.moe import ExpertBiases, ExpertsBeside, MixtureOfExperts
 from parlay.models.rotary import RotaryTables, halves, layer_tables
 from parlay.models.stages import own_layers
 from parlay.models.stored import open_weights
-from parlay.models.style import Experts
+from parlay.models.style import Experts, Mixer
 from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
 from parlay.weights.weight import Weight
@@ -90,7 +93,8 @@ def mixer_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
     if networks and networks[index]:
         return {}
     if recurrent is not None and recurrent.layers[index]:
-        return recurrent.shapes(config.hidden_size)
+        own = recurrent.shapes(config.hidden_size)
+        return {**attention_shapes(config, index), **own} if config.style.recurrent_beside else own
     return attention_shapes(config, index)
 
 
@@ -268,16 +272,14 @@ def _head_norms(config: ModelConfig, read: TensorReader, group: Group, *, stores
     )
 
 
-def make_mlp(
-    config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group, index: int = 0
-) -> GatedMLP | PlainMLP:
+def make_mlp(config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group, index: int = 0) -> Network:
     """Read the feed-forward network of layer `index`."""
     return _network(config, read, kernels, group, "mlp", config.network_width(index))
 
 
 def _network(
     config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group, prefix: str, inner: int
-) -> GatedMLP | PlainMLP:
+) -> Network:
     style = config.style
     parts = ("gate", "up") if style.gated else ("up",)
 
@@ -292,7 +294,10 @@ def _network(
             return list(read(f"{prefix}.gate_up_proj.bias").tensor_split(2))
         return [read(f"{prefix}.{name}_proj.bias") for name in parts]
 
-    first = ColumnParallelLinear(kernels, weights(), group, biases() if style.mlp_bias else None)
+    def first(chosen: slice = slice(None)) -> ColumnParallelLinear:
+        own = biases()[chosen] if style.mlp_bias else None
+        return ColumnParallelLinear(kernels, weights()[chosen], group, own)
+
     down = whole_linear(
         kernels,
         read.weight(f"{prefix}.down_proj.weight"),
@@ -300,7 +305,10 @@ def _network(
         group.output_bounds(inner),
         read(f"{prefix}.down_proj.bias") if style.mlp_bias else None,
     )
-    return (GatedMLP if style.gated else PlainMLP)(first, down, style.activation)
+    if style.gate_scale != 1 or style.network_scale != 1:
+        scales = style.gate_scale, style.network_scale
+        return ScaledMLP(first(slice(0, 1)), first(slice(1, 2)), down, style.activation, *scales)
+    return (GatedMLP if style.gated else PlainMLP)(first(), down, style.activation)
 
 
 def _experts(
@@ -347,6 +355,31 @@ def _beside(
     return ExpertsBeside(mixture, scale, before, dense, after, config.rms_norm_eps)
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Attention and a recurrent layer that read the same rows; their outputs are added.
+
+    Attributes:
+        attention, recurrent: the two.
+        scale: factor on attention's outputs.
+    """
+
+    attention: Attention | LatentAttention
+    recurrent: Mixer
+    scale: float
+
+    def __call__(self, x: Tensor, context: ForwardContext, cache: HybridCache) -> Tensor:
+        """Return `[rows, hidden]` for normalised rows `[rows, hidden]`."""
+        kernels, each = context.kernels, torch.arange(len(x))
+        attended = context.buffers("attended", x.shape[1])
+        kernels.embed(self.attention(x, context, cache.keys), each, attended)  # both write to one buffer
+        if self.scale != 1:
+            kernels.scale(attended, self.scale)
+        out = self.recurrent(x, context, cache.states)
+        kernels.add_embedding(out, attended, each.int())
+        return out
+
+
 class DecoderLayer:
     """A decoder layer with its weights."""
 
@@ -372,10 +405,13 @@ class DecoderLayer:
         if networks and networks[index]:
             pass
         elif recurrent is not None and recurrent.layers[index]:
-            self._mixer = recurrent.make(config.hidden_size, config.rms_norm_eps, read, kernels, group)
+            self._mixer = made = recurrent.make(config.hidden_size, config.rms_norm_eps, read, kernels, group)
+            if style.recurrent_beside:
+                attention = make_attention(config, index, read, kernels, group, tables)
+                self._mixer = Beside(attention, made, style.attention_scale)
         else:
             self._mixer = make_attention(config, index, read, kernels, group, tables)
-        self._mlp: GatedMLP | PlainMLP | MixtureOfExperts | None = None
+        self._mlp: Network | MixtureOfExperts | None = None
         if networks and not networks[index]:
             pass
         elif style.experts and style.experts.sparse[index] and not style.experts.beside:
@@ -387,9 +423,7 @@ class DecoderLayer:
         self._input = LayerInput.read(config, index, read, kernels) if style.layer_inputs else None
         self._scalar = float(read.exact("layer_scalar")) if style.layer_scalars else 1.0
 
-    def __call__(
-        self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache | StateCache
-    ) -> Tensor:
+    def __call__(self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: CacheLayer) -> Tensor:
         """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
         x = self._begin(0, residual, delta, context)
         if self._mixer is None:

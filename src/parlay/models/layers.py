@@ -464,3 +464,30 @@ class PlainMLP:
         if inner.shape[1]:
             context.kernels.activate(inner, self.activation)
         return self.down(inner, context.buffers, "mlp")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledMLP:
+    """`network_scale * down(activation(gate_scale * gate(x)) * up(x))`."""
+
+    gate: ColumnParallelLinear
+    up: ColumnParallelLinear
+    down: GatheredLinear | ReducedLinear
+    activation: Activation
+    gate_scale: float
+    network_scale: float
+
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """Return `[rows, hidden]` for `x` of `[rows, hidden]`."""
+        kernels, buffers = context.kernels, context.buffers
+        gate, up = self.gate(x, buffers, "gate"), self.up(x, buffers, "up")
+        if gate.shape[1]:
+            kernels.scale(gate, self.gate_scale)
+            kernels.activate(gate, self.activation)
+            kernels.multiply(gate, up)
+        out = self.down(gate, buffers, "mlp")
+        kernels.scale(out, self.network_scale)
+        return out
+
+
+Network = GatedMLP | PlainMLP | ScaledMLP

@@ -54,6 +54,10 @@ class MambaLayers:
         bias: the projections have biases.
         least_step, most_step: bounds of the step that a row is.
         rates: the files have rates of decay instead of the logarithms of their sizes.
+        normed: there is a norm behind the state space.
+        gate_first: its input is gated, instead of its output.
+        scales: factors on the output's gates, x, B, C and the steps.
+        output_scale: factor on the layer's outputs.
     """
 
     layers: tuple[bool, ...]
@@ -67,6 +71,10 @@ class MambaLayers:
     least_step: float = 0.0
     most_step: float = math.inf
     rates: bool = False
+    normed: bool = True
+    gate_first: bool = True
+    scales: tuple[float, float, float, float, float] = (1.0,) * 5
+    output_scale: float = 1.0
 
     def check(self, config: ModelConfig) -> None:
         """Refuse sizes that do not fit together or are not served.
@@ -102,9 +110,10 @@ class MambaLayers:
             "A_log": (self.heads,),
             "D": (self.heads,),
             "dt_bias": (self.heads,),
-            "norm.weight": (inner,),
             "out_proj.weight": (hidden, inner),
         }
+        if self.normed:
+            shapes["norm.weight"] = (inner,)
         if self.conv_bias:
             shapes["conv1d.bias"] = (channels,)
         if self.bias:
@@ -156,19 +165,26 @@ class MambaLayers:
             return ColumnParallelLinear(kernels, [weight.chosen(rows)], ALONE, None if bias is None else [bias[rows]])
 
         rates = read.exact("mamba.A_log").view(-1).tolist()[begin:end]
+        gate_scale, *of_rows, step_scale = self.scales
+        # The convolution is linear, so that factors on its rows are factors on its weights.
+        parts = read.exact("mamba.conv1d.weight").view(-1, self.taps).tensor_split((inner, inner + shared))
+        taps = torch.cat([part * scale for part, scale in zip(parts, of_rows, strict=True)])
         return Mamba(
             rows=project(inner + own),
             gate=project(torch.arange(inner)),
             gates=project(steps),
-            taps=read("mamba.conv1d.weight").view(-1, self.taps)[own].T.contiguous(),
+            taps=taps.to(read.dtype)[own].T.contiguous(),
             conv_bias=read("mamba.conv1d.bias")[own].contiguous() if self.conv_bias else None,
             rate=torch.tensor([each if self.rates else -math.exp(each) for each in rates]),
             step_bias=read.exact("mamba.dt_bias")[begin:end].contiguous(),
             skip=read.exact("mamba.D").view(-1)[begin:end].contiguous(),
             groups=groups,
             steps=(self.least_step, self.most_step),
-            norm=read("mamba.norm.weight").view(-1),
+            inner=inner,
+            norm=read("mamba.norm.weight").view(-1) if self.normed else None,
             norm_group=inner // self.groups,
+            gate_first=self.gate_first,
+            scales=(gate_scale, step_scale, self.output_scale),
             eps=eps,
             group=group,
             bounds=tuple(bound * self.width for bound in bounds),
@@ -193,8 +209,11 @@ class Mamba:
         conv_bias: its bias, `[channels]`.
         rate, step_bias, skip, groups: see `Kernels.state_space`.
         steps: bounds of steps.
-        norm: weight of the gated norm, `[inner]`.
+        inner: columns of x on all ranks.
+        norm: weight of the gated norm, `[inner]`; None for no norm.
         norm_group: columns that are normalised together.
+        gate_first: whether the norm's input is gated, instead of its output.
+        scales: factors on the output's gates, the steps, and the layer's outputs.
         eps: of that.
         group, bounds: the ranks, and whose columns are whose.
         output: projects back.
@@ -210,8 +229,11 @@ class Mamba:
     skip: Tensor
     groups: int
     steps: tuple[float, float]
-    norm: Tensor
+    inner: int
+    norm: Tensor | None
     norm_group: int
+    gate_first: bool
+    scales: tuple[float, float, float]
     eps: float
     group: Group
     bounds: tuple[int, ...]
@@ -221,12 +243,14 @@ class Mamba:
         """Return `[rows, hidden]` for normalised rows `[rows, hidden]`."""
         kernels, buffers, states = context.kernels, context.buffers, context.states
         assert states is not None
-        inner, hidden = len(self.norm), x.shape[1]
+        inner, hidden, (gate_scale, step_scale, output_scale) = self.inner, x.shape[1], self.scales
         begin, end = self.group.share(self.bounds)
         own = buffers("own state space", end - begin)
         if self.groups:
             rows = self.rows(x, buffers, "state space rows")
             gates = self.gates(x, buffers, "state space steps")
+            if step_scale != 1:
+                kernels.scale(gates, step_scale)
             mixed = buffers("convolved", rows.shape[1])
             kernels.causal_conv(rows, self.taps, self.conv_bias, True, states, cache.tails, cache.kept_rows, mixed)
             rules = self.rate, self.step_bias, self.skip, self.groups, *self.steps
@@ -236,7 +260,15 @@ class Mamba:
             whole = buffers("state space", inner)
             self.group.gather(own, whole, self.bounds)
         gate = self.gate(x, buffers, "state space gate")
-        kernels.gated_norm(whole, gate, self.norm, self.norm_group, self.eps, True, whole)
+        if gate_scale != 1:
+            kernels.scale(gate, gate_scale)
+        if self.norm is not None:
+            kernels.gated_norm(whole, gate, self.norm, self.norm_group, self.eps, self.gate_first, whole)
+        else:
+            kernels.activate(gate, "silu")
+            kernels.multiply(whole, gate)
         out = buffers("attention", hidden)
         self.output(whole, out, buffers("own attention", self.output.width) if self.group.size > 1 else None)
+        if output_scale != 1:
+            kernels.scale(out, output_scale)
         return out

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Activation, Kernels
 from parlay.models.context import Buffers, ForwardContext
-from parlay.models.layers import GatedMLP, PlainMLP
+from parlay.models.layers import Network
 from parlay.models.style import Experts
 from parlay.parallel.group import ALONE, Group
 from parlay.weights.weight import Weight
@@ -46,7 +46,7 @@ class MixtureOfExperts:
         *,
         selection_bias: Tensor | None = None,
         biases: ExpertBiases | None = None,
-        shared: GatedMLP | PlainMLP | None = None,
+        shared: Network | None = None,
         shared_gate: Weight | None = None,
         scales: Tensor | None = None,
     ) -> None:

@@ -189,7 +189,7 @@ def kept_by_layers(config: ModelConfig) -> tuple[Kept, ...]:
         if networks and networks[i]:
             found[i] = "nothing"
         elif recurrent is not None and recurrent.layers[i]:
-            found[i] = "states"
+            found[i] = "both" if config.style.recurrent_beside else "states"
     return tuple(found)
 
 
@@ -209,7 +209,7 @@ def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) ->
     begin, end = group.share(group.bounds(config.num_kv_heads))
     kept, recurrent = kept_by_layers(config)[first:last], config.style.recurrent
     return CacheSpec(
-        kept.count("keys"),
+        kept.count("keys") + kept.count("both"),
         end - begin,
         config.head_dim,
         dtype.itemsize,

@@ -158,7 +158,11 @@ class Style:
         widths: of each layer's feed-forward network, where they differ.
         layer_scalars: what a layer leaves is multiplied with a number of its own.
         layer_inputs: columns of a further input that each layer has of the token, see `layer_inputs`; 0 for none.
-        recurrent: layers in the place of some layers' attention.
+        recurrent: layers in the place of some layers' attention, or beside it.
+        recurrent_beside: whether they stand beside attention: both read the same rows, and their outputs are added.
+        attention_scale: factor on attention's outputs.
+        gate_scale: factor on the gates of the feed-forward network, before its activation.
+        network_scale: factor on the outputs of that.
         networks: of each layer, whether it is a feed-forward network or experts alone, and otherwise attention or a
             recurrent layer alone; empty: all layers have both.
         sinks: each query head sees a key without a value first, whose score it has learnt.
@@ -198,13 +202,17 @@ class Style:
     layer_scalars: bool = False
     layer_inputs: int = 0
     recurrent: RecurrentLayers | None = None
+    recurrent_beside: bool = False
+    attention_scale: float = 1.0
+    gate_scale: float = 1.0
+    network_scale: float = 1.0
     networks: tuple[bool, ...] = ()
     sinks: bool = False
     experts: Experts | None = None
 
 
 class RecurrentLayers(Protocol):
-    """Recurrent layers in the place of some layers' attention; each kind is a file that has this as a dataclass.
+    """Recurrent layers in the place of attention, or beside it; each kind is a file that has this as a dataclass.
 
     Attributes:
         layers: of each layer, whether it is one.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.kv.store import allocate
-from parlay.models.context import CacheLayers, LayerCache
+from parlay.models.context import CacheLayers, keys_of
 from parlay.models.select import CausalModel, cache_spec
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.batch import Batch, Stretch, flatten
@@ -58,7 +58,7 @@ class ModelRunner:
         if isinstance(blocks, int):
             longest, blocks = blocks, allocate(spec, blocks, block_size, model.dtype, room)
         else:
-            longest = max(len(layer.key) for layer in blocks if isinstance(layer, LayerCache))
+            longest = max(len(keys.key) for keys in map(keys_of, blocks) if keys is not None)
         self.cache = blocks
         self._tell, self.pipeline = tell, group.pipeline
         places = room.places if self.recurrent else None
@@ -197,8 +197,9 @@ class ModelRunner:
         """Copy keys and values from slots to slots, in every layer."""
         sources, targets = slots_of(order)
         for layer in {id(layer): layer for layer in self.cache}.values():  # some read another one's
-            if isinstance(layer, LayerCache) and layer.key.numel():  # a rank may have no head
-                self.kernels.copy_slots(sources, targets, layer.key, layer.value)
+            keys = keys_of(layer)
+            if keys is not None and keys.key.numel():  # a rank may have no head
+                self.kernels.copy_slots(sources, targets, keys.key, keys.value)
 
     def _slot(self, span: Span, index: int) -> int:
         return span.blocks[index // self.block_size] * self.block_size + index % self.block_size

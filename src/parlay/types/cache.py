@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, NamedTuple
 
-Kept = Literal["keys", "states", "nothing"]  # of a layer
+Kept = Literal["keys", "states", "both", "nothing"]  # of a layer
 
 
 class StateRoom(NamedTuple):
@@ -52,7 +52,7 @@ class CacheSpec:
     """What one layer group (a target, or a proposer with cache layers) keeps.
 
     Attributes:
-        layers: attention layers in the group.
+        layers: layers with attention in the group.
         kv_heads: key and value heads a layer.
         head_dim: elements a head.
         itemsize: bytes an element.
@@ -83,12 +83,17 @@ class CacheSpec:
     @property
     def bytes_per_slot(self) -> int:
         """Bytes that the states of a sequence take; each sequence that runs has two."""
-        return self.pattern.count("states") * self.recurrent.bytes_per_slot(self.itemsize) if self.recurrent else 0
+        return self._scans * self.recurrent.bytes_per_slot(self.itemsize) if self.recurrent else 0
 
     @property
     def bytes_per_place(self) -> int:
         """Bytes that the inputs of a draft node take."""
-        return self.pattern.count("states") * self.recurrent.bytes_per_place(self.itemsize) if self.recurrent else 0
+        return self._scans * self.recurrent.bytes_per_place(self.itemsize) if self.recurrent else 0
+
+    @property
+    def _scans(self) -> int:
+        """How many layers have states."""
+        return self.pattern.count("states") + self.pattern.count("both")
 
     def state_bytes(self, room: StateRoom) -> int:
         """Bytes of all states and inputs that there is room for."""

@@ -237,9 +237,10 @@ def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[s
     for last, flag in biases:
         if f"blk.0.{last}.bias" in file.tensors:
             options[flag] = True
-    if "blk.0.attn_q_norm.weight" in file.tensors:
-        options["use_qk_norm"] = True
-    return options
+    if "blk.0.ssm_conv1d.weight" in file.tensors:
+        options["mamba_conv_bias"] = "blk.0.ssm_conv1d.bias" in file.tensors
+    norms = ("attn_q_norm", "use_qk_norm"), ("ssm_norm", "mamba_rms_norm")
+    return options | {flag: True for norm, flag in norms if f"blk.0.{norm}.weight" in file.tensors}
 
 
 def _check_sizes(file: GGUFFile, sizes: dict[str, int], layers: int) -> None:

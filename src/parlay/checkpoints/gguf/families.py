@@ -226,6 +226,22 @@ FAMILIES = {
         flat=("mamba.A_log", "mamba.D", "mamba.norm.weight"),
         written=False,
     ),
+    "falcon-h1": Family(
+        "FalconH1ForCausalLM",
+        {f"ssm_{own}": f"mamba.{name}" for own, name in _MAMBA.items()},
+        options={
+            "ssm.conv_kernel": "mamba_d_conv",
+            "ssm.state_size": "mamba_d_state",
+            "ssm.group_count": "mamba_n_groups",
+            "ssm.time_step_rank": "mamba_n_heads",
+            "ssm.inner_size": "mamba_d_ssm",
+        },
+        fixed={"linear_rates": True, "mamba_norm_before_gate": False},  # the class's factors are in the weights
+        whole=_SPACES | {"ffn_norm": "post_attention_layernorm.weight"},
+        squeezed=("mamba.conv1d.weight",),
+        flat=("mamba.A_log", "mamba.D", "mamba.norm.weight"),
+        written=False,
+    ),
     "nemotron_h": _nemotron({}),
     "nemotron_h_moe": _nemotron(
         _mixture(
