@@ -3,7 +3,8 @@
     python scripts/random_hybrid.py qwen3.5-0.8b hybrid.gguf
     python -m benchmarks.peers --model hybrid.gguf --peers llama.cpp
 
-Tokens are tiny-code's, and so few that the output layer counts for less than in the real model.
+Tokens are tiny-code's, and so few that the output layer counts for less than in the real model, unless `--vocab` says
+how many there are to be. `--mtp` adds Qwen3.5's layer for further tokens, whose drafts are as good as any guess.
 """
 
 import argparse
@@ -22,11 +23,11 @@ _KINDS = {"q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "bf16": Type.BF16}
 class Hybrid:
     """A file that is being written."""
 
-    def __init__(self, path: Path, arch: str, kind: Type) -> None:
+    def __init__(self, path: Path, arch: str, kind: Type, vocab: int = VOCAB) -> None:
         """Begin it; matrices are stored as `kind`."""
-        self._rng, self._kind, self._arch = np.random.default_rng(0), kind, arch
+        self._rng, self._kind, self._arch, self.vocab = np.random.default_rng(0), kind, arch, vocab
         self._writer = GGUFWriter(path, arch)
-        add_tokens(self._writer, arch)
+        add_tokens(self._writer, arch, vocab)
 
     def number(self, key: str, value: float) -> None:
         """Add a key of the architecture."""
@@ -86,13 +87,13 @@ class Shape:
         file.number("context_length", 4096)
         file.number("embedding_length", self.hidden)
         file.number("feed_forward_length", self.width)
-        file.number("vocab_size", VOCAB)
+        file.number("vocab_size", file.vocab)
         file.number("attention.head_count", self.heads)
         file.number("attention.key_length", self.head_dim)
         file.number("attention.value_length", self.head_dim)
         file.number("attention.layer_norm_rms_epsilon", 1e-6)
         file.number("rope.freq_base", 1e7)
-        file.matrix("token_embd", VOCAB, self.hidden)
+        file.matrix("token_embd", file.vocab, self.hidden)
 
     def attention(self, file: Hybrid, layer: str, gates: int) -> None:
         """Add an attention layer; `gates` is 1 where outputs have gates."""
@@ -120,11 +121,14 @@ class Qwen35(Shape):
     value_heads: int
     state: int = 128
 
-    def write(self, file: Hybrid, layers: int) -> None:
+    def write(self, file: Hybrid, layers: int, *, mtp: bool = False) -> None:
         """Add all of the model."""
         keys, values, taps = self.key_heads * self.state, self.value_heads * self.state, 4
-        self.sizes(file, layers)
+        self.sizes(file, layers + mtp)
         file.number("attention.head_count_kv", self.kv_heads)
+        if mtp:
+            file.number("nextn_predict_layers", 1)
+            self.predict(file, f"blk.{layers}.")
         file.number("full_attention_interval", 4)
         file.number("rope.dimension_count", self.head_dim // 4)
         file.numbers("rope.dimension_sections", [11, 11, 10, 0])
@@ -151,6 +155,14 @@ class Qwen35(Shape):
                 file.norm(f"{layer}ssm_norm", self.state)
             self.network(file, layer)
 
+    def predict(self, file: Hybrid, layer: str) -> None:
+        """Add a layer that predicts further tokens."""
+        for norm in ("attn_norm", "post_attention_norm", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"):
+            file.norm(layer + norm, self.hidden)
+        file.matrix(f"{layer}nextn.eh_proj", self.hidden, 2 * self.hidden)
+        self.attention(file, layer, gates=1)
+        self.network(file, layer)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lfm2(Shape):
@@ -159,8 +171,8 @@ class Lfm2(Shape):
     arch: ClassVar[str] = "lfm2"
     attention_layers: tuple[int, ...]
 
-    def write(self, file: Hybrid, layers: int) -> None:
-        """Add all of the model."""
+    def write(self, file: Hybrid, layers: int, *, mtp: bool = False) -> None:
+        """Add all of the model, which has no layer for further tokens."""
         taps = 3
         self.sizes(file, layers)
         file.numbers("attention.head_count_kv", [self.kv_heads * (i in self.attention_layers) for i in range(layers)])
@@ -205,10 +217,14 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--kind", choices=_KINDS, default="q4_0", help="how matrices are stored (default: q4_0)")
     parser.add_argument("--layers", type=int, help="instead of the model's own number")
+    parser.add_argument("--vocab", type=int, default=VOCAB, help=f"tokens (default: {VOCAB})")
+    parser.add_argument("--mtp", action="store_true", help="with a layer that predicts further tokens")
     arguments = parser.parse_args()
     shape = SHAPES[arguments.shape]
-    file = Hybrid(arguments.output, shape.arch, _KINDS[arguments.kind])
-    shape.write(file, arguments.layers or shape.layers)
+    if arguments.mtp and not isinstance(shape, Qwen35):
+        parser.error(f"{arguments.shape} has no layer that predicts further tokens")
+    file = Hybrid(arguments.output, shape.arch, _KINDS[arguments.kind], arguments.vocab)
+    shape.write(file, arguments.layers or shape.layers, mtp=arguments.mtp)
     file.end()
 
 

@@ -99,9 +99,9 @@ def blocks(rng: np.random.Generator, kind: Type, *shape: int) -> np.ndarray:
     return made.reshape(*shape[:-1], -1)
 
 
-def add_tokens(writer: GGUFWriter, arch: str) -> None:
-    """Add tiny-code's vocabulary, padded to `VOCAB` tokens."""
-    for key, value in vocabulary(find_model("tiny-code"), arch, VOCAB, (0,), {}).items():
+def add_tokens(writer: GGUFWriter, arch: str, count: int = VOCAB) -> None:
+    """Add tiny-code's vocabulary, padded to so many tokens."""
+    for key, value in vocabulary(find_model("tiny-code"), arch, count, (0,), {}).items():
         if isinstance(value, str):
             writer.add_string(key, value)
         elif isinstance(value, bool):

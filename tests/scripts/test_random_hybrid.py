@@ -10,19 +10,19 @@ from parlay import LLM, SamplingParams
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize("name", ["qwen3.5-0.8b", "lfm2-1.2b"])
-def test_files_are_read(name: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "mtp"), [("qwen3.5-0.8b", False), ("qwen3.5-0.8b", True), ("lfm2-1.2b", False)])
+def test_files_are_read(name: str, mtp: bool, kind: str, tmp_path: Path) -> None:
     shape = replace(SHAPES[name], hidden=256, width=512, heads=4, kv_heads=2)
     path = tmp_path / "hybrid.gguf"
     file = Hybrid(path, shape.arch, _KINDS[kind])
-    shape.write(file, 4)
+    shape.write(file, 4, mtp=mtp)
     file.end()
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     plain, drafted = (
         LLM(path, max_model_len=256, speculative_config={"method": method})
         .generate(["a b a b a b"], params)[0]
         .outputs
-        for method in ("none", "ngram")
+        for method in ("none", "mtp" if mtp else "ngram")
     )
     assert plain[0].token_ids == drafted[0].token_ids
     assert len(plain[0].token_ids) == 24
