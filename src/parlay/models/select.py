@@ -19,7 +19,7 @@ from parlay.log import logger
 from parlay.models.config import ModelConfig, parse_config
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder
-from parlay.models.mtp import MTPLayer, find_mtp
+from parlay.models.mtp import QWEN, MTPLayer, find_mtp
 from parlay.models.stages import own_layers
 from parlay.models.stored import as_saved, open_weights
 from parlay.models.transformers import model as foreign
@@ -43,7 +43,7 @@ class CausalModel(Protocol):
     `weight_shapes` and `expect` need no instance. Beside it the file has `describe(config)`, which returns the config
     with the family's style, or raises a ModelError that names a key with a value that the family does not serve. It
     may have `DEFAULTS`, what configs without some keys mean, or a function that makes them of a config, and `MTP`,
-    what files call a layer that predicts further tokens.
+    what files call a layer that predicts further tokens, where that is not as in Qwen's.
 
     Attributes:
         config, dtype: what it was made with.
@@ -270,8 +270,10 @@ def mtp_layer(config: ModelConfig, path: Path | None = None) -> MTPLayer | None:
     Raises:
         ModelError: files are missing or damaged.
     """
-    names = None if config.foreign else getattr(families.load(_family(config.architecture)), "MTP", None)
-    return None if names is None else find_mtp(replace(config, path=path or config.path), names)
+    if config.foreign is not None or not issubclass(_class(config), Decoder):
+        return None
+    names = getattr(families.load(_family(config.architecture)), "MTP", QWEN)
+    return find_mtp(replace(config, path=path or config.path), names)
 
 
 def exposes_hidden_states(config: ModelConfig) -> bool:

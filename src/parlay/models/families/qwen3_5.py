@@ -6,10 +6,7 @@ from parlay.checkpoints.files import config_file
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.delta_net import DeltaNets
-from parlay.models.mtp import QWEN
 from parlay.models.style import Experts, Style
-
-MTP = QWEN
 
 
 def describe(config: ModelConfig) -> ModelConfig:

@@ -5,12 +5,10 @@ from dataclasses import replace
 from parlay.checkpoints.pieces import Piece
 from parlay.models.config import ModelConfig
 from parlay.models.families.qwen3_5 import with_delta_nets
-from parlay.models.mtp import QWEN
 from parlay.models.style import Experts
 
 # Of configs without a width for layers that have no experts: there are none.
 DEFAULTS = {"intermediate_size": 1}
-MTP = QWEN
 
 
 def describe(config: ModelConfig) -> ModelConfig:

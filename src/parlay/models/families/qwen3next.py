@@ -6,10 +6,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.families.qwen3_5 import with_delta_nets
 from parlay.models.families.qwen3_5moe import stacks
 from parlay.models.families.qwen3moe import sparse_layers
-from parlay.models.mtp import QWEN
 from parlay.models.style import Experts
-
-MTP = QWEN
 
 
 def describe(config: ModelConfig) -> ModelConfig:
