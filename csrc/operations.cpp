@@ -276,21 +276,25 @@ void recur(const RecurrenceArgs& a, int64_t sequences, int64_t rows) {
 
 RecurrenceArgs recurrence_of(const Tensor& x, const Tensor& gates, const Tensor& rate, const Tensor& step_bias,
                              const States& states, const Tensor& stored, const Tensor& kept, const Tensor& kept_gates,
-                             const Tensor& out) {
+                             const Tensor& out, const std::optional<Tensor>& channels = {}) {
   RecurrenceArgs a = {};
   const int64_t rows = x.size(0);
-  a.bf16 = all_bf16({&x, &gates, &kept, &kept_gates, &out});
-  a.heads = stored.size(1), a.keys = stored.size(3), a.width = x.size(1), a.gates_width = gates.size(1);
+  a.bf16 = all_bf16({&x, &gates, &kept, &kept_gates, &out, channels ? &*channels : &x});
+  a.heads = stored.size(1), a.keys = stored.size(3), a.width = x.size(1);
+  const int64_t each = channels ? a.heads * a.keys : 0;
+  a.gates_width = gates.size(1) + each;
+  if (channels) channels->expect({rows, each});
+  a.channels = channels ? channels->memory() : nullptr;
   a.values = a.heads ? out.size(1) / a.heads : 0;
   if (a.values % 16 || out.size(1) != a.heads * a.values)
     throw std::invalid_argument("heads of values are to be multiples of 16 wide, not " + out.text());
   stored.expect({stored.size(0), a.heads, (a.values + kStatePiece - 1) / kStatePiece, a.keys, kStatePiece});
   kept.expect({kept.size(0), a.width});
   kept_gates.expect({kept.size(0), a.gates_width});
-  gates.expect({rows, a.gates_width});
+  gates.expect({rows, a.gates_width - each});
   out.expect({rows, out.size(1)});
   a.x = x.memory(), a.gates = gates.memory();
-  a.rate = rate.as<float>({a.heads}), a.step_bias = step_bias.as<float>({a.heads});
+  a.rate = rate.as<float>({a.heads}), a.step_bias = step_bias.as<float>({channels ? each : a.heads});
   a.states = states_of(states, rows);
   a.stored = stored.as<float>(), a.kept = kept.memory(), a.kept_gates = kept_gates.memory(), a.out = out.memory();
   return a;
@@ -298,10 +302,10 @@ RecurrenceArgs recurrence_of(const Tensor& x, const Tensor& gates, const Tensor&
 
 void gated_delta(const Tensor& x, const Tensor& gates, const Tensor& rate, const Tensor& step_bias, int64_t groups,
                  bool tiled, const States& states, const Tensor& stored, const Tensor& kept, const Tensor& kept_gates,
-                 const Tensor& out) {
-  RecurrenceArgs a = recurrence_of(x, gates, rate, step_bias, states, stored, kept, kept_gates, out);
+                 const Tensor& out, const std::optional<Tensor>& channels) {
+  RecurrenceArgs a = recurrence_of(x, gates, rate, step_bias, states, stored, kept, kept_gates, out, channels);
   x.expect({x.size(0), 2 * groups * a.keys + a.heads * a.values});
-  gates.expect({x.size(0), 2 * a.heads});
+  gates.expect({x.size(0), channels ? a.heads : 2 * a.heads});
   if (groups < 1 || a.heads % groups) throw std::invalid_argument("heads do not divide into so many groups");
   a.groups = groups, a.tiled = tiled, a.delta = true;
   a.query_at = 0, a.key_at = groups * a.keys, a.value_at = 2 * groups * a.keys;
@@ -712,7 +716,8 @@ void bind_operations(nb::module_& m) {
       .def_static("causal_conv", &causal_conv, arg("x"), arg("weight"), arg("bias").none(), arg("silu"),
                   arg("states"), arg("tails"), arg("kept"), arg("out"))
       .def_static("gated_delta", &gated_delta, arg("x"), arg("gates"), arg("rate"), arg("step_bias"), arg("groups"),
-                  arg("tiled"), arg("states"), arg("stored"), arg("kept"), arg("kept_gates"), arg("out"))
+                  arg("tiled"), arg("states"), arg("stored"), arg("kept"), arg("kept_gates"), arg("out"),
+                  arg("channels") = none)
       .def_static("state_space", &state_space, arg("x"), arg("gates"), arg("rate"), arg("step_bias"), arg("skip"),
                   arg("groups"), arg("least_step"), arg("most_step"), arg("states"), arg("stored"), arg("kept"),
                   arg("kept_gates"), arg("out"))

@@ -87,6 +87,25 @@ PARLAY_INLINE Vec softplus(const Vec& x) {
   return load(lanes);
 }
 
+// ln(1 + e^x) by a series, which is quick where there are as many as columns.
+PARLAY_INLINE Vec soft_line(const Vec& x) {
+  const Vec low = exp(smaller(x, splat(0.f) - x)), z = low / (splat(2.f) + low), square = z * z;
+  Vec series = splat(1.f / 13.f);
+  for (const float term : {1.f / 11.f, 1.f / 9.f, 1.f / 7.f, 1.f / 5.f, 1.f / 3.f, 1.f})
+    series = fma(series, square, splat(term));
+  return larger(x, splat(0.f)) + splat(2.f) * z * series + x * splat(0.f);  // the last term keeps what is no number
+}
+
+// What each of a head's key columns is multiplied with, by logits [keys].
+template <class T>
+PARLAY_INLINE void channel_decays(const RecurrenceArgs& a, const T* logits, int64_t head, float* to) {
+  const float* bias = a.step_bias + head * a.keys;
+  PARLAY_ROW(first, n, a.keys) {
+    const Vec step = soft_line(load_at(logits + head * a.keys, first, n) + load_at(bias, first, n));
+    store_at(to, exp(splat(a.rate[head]) * step), first, n);
+  }
+}
+
 // Of some rows of a head: what the state is multiplied with, and what the row's own share of it is multiplied with.
 struct Gates {
   float decay[kLanes], write[kLanes];
@@ -97,8 +116,12 @@ struct Gates {
     float steps[kLanes] = {}, writes[kLanes] = {};
     for (int64_t i = 0; i < count; ++i) {
       const T* gates = row(i);
-      steps[i] = to_number(gates[(a.delta ? a.heads : 0) + head]);
+      if (!a.channels) steps[i] = to_number(gates[(a.delta ? a.heads : 0) + head]);
       writes[i] = to_number(gates[head]);
+    }
+    if (a.channels) {
+      store(write, sigmoid(load(writes)));
+      return;
     }
     const Vec free = softplus(load(steps) + splat(a.step_bias[head]));
     // The last term keeps what is not a number.
@@ -124,10 +147,10 @@ PARLAY_INLINE void widen_row(const T* from, float* to, int64_t n, bool unit, flo
 }
 
 // One row's update of some columns of a head's state, [keys, kStatePiece], and what its query reads there; `out` is
-// null where nobody asks.
-template <class T>
-PARLAY_INLINE void update(const RecurrenceArgs& a, const T* row, float decay_by, float write_by, int64_t head,
-                          int64_t first, float* state, float* key, float* query, T* out) {
+// null where nobody asks. Each key's column decays by itself if there are `decays` for that.
+template <bool each, class T>
+PARLAY_INLINE void update(const RecurrenceArgs& a, const T* row, float decay_by, const float* decays, float write_by,
+                          int64_t head, int64_t first, float* state, float* key, float* query, T* out) {
   const int64_t keys = a.keys, group = a.tiled ? head % a.groups : head / (a.heads / a.groups);
   widen_row(row + a.key_at + group * keys, key, keys, a.delta, 1.f);
   if (out) widen_row(row + a.query_at + group * keys, query, keys, a.delta, a.query_scale);
@@ -137,21 +160,21 @@ PARLAY_INLINE void update(const RecurrenceArgs& a, const T* row, float decay_by,
   _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) read[v] = splat(0.f);
   if (a.delta)
     for (int64_t i = 0; i < keys; ++i) {
-      const Vec k = splat(key[i]);
+      const Vec k = splat(each ? key[i] * decays[i] : key[i]);
       _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v)
         read[v] = fma(k, load(state + i * kStatePiece + v * kLanes), read[v]);
     }
   _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) {
     const int64_t at = first + v * kLanes;
     const Vec value = at < a.values ? load(values + v * kLanes) : splat(0.f);
-    share[v] = (a.delta ? value - decay * read[v] : value) * write;
+    share[v] = (a.delta ? value - (each ? read[v] : decay * read[v]) : value) * write;
     read[v] = splat(0.f);
   }
   for (int64_t i = 0; i < keys; ++i) {
-    const Vec k = splat(key[i]);
+    const Vec k = splat(key[i]), by = each ? splat(decays[i]) : decay;
     _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) {
       float* at = state + i * kStatePiece + v * kLanes;
-      const Vec s = fma(k, share[v], load(at) * decay);
+      const Vec s = fma(k, share[v], load(at) * by);
       store(at, s);
       if (out) read[v] = fma(splat(query[i]), s, read[v]);
     }
@@ -171,18 +194,19 @@ PARLAY_INLINE float* stored_at(const RecurrenceArgs& a, int64_t slot, int64_t he
   return a.stored + ((slot * a.heads + head) * pieces + first / kStatePiece) * a.keys * kStatePiece;
 }
 
-template <class T>
+template <bool each, class T>
 void recurrence_task(const RecurrenceArgs& a, int64_t number, int64_t head, int64_t first) {
   const int32_t* sequence = a.states.sequences + 5 * number;
   const int32_t* rows = a.states.rows;
   const int64_t begin = sequence[3], end = sequence[4], width = a.width, gates = a.gates_width;
+  const int64_t own_gates = each ? a.heads : gates;  // of a row that is not kept
   int64_t nodes = end;  // the first row that is not certain
   while (nodes > begin && rows[4 * (nodes - 1) + 3] >= 0) --nodes;
   bool chain = true;
   for (int64_t row = nodes; row < end; ++row) chain = chain && rows[4 * row + 1] == row - 1;
   const int64_t size = a.keys * kStatePiece;
-  float* key = (float*)scratch((2 * (a.keys + kLanes) + (chain ? 1 : end - nodes + 1) * size) * sizeof(float));
-  float *query = key + a.keys + kLanes, *state = query + a.keys + kLanes;
+  float* key = (float*)scratch((3 * (a.keys + kLanes) + (chain ? 1 : end - nodes + 1) * size) * sizeof(float));
+  float *query = key + a.keys + kLanes, *decays = query + a.keys + kLanes, *state = decays + a.keys + kLanes;
   const auto keep = [&](int64_t slot, const float* from) {
     if (slot >= 0) memcpy(stored_at(a, slot, head, first), from, size * sizeof(float));
   };
@@ -197,29 +221,34 @@ void recurrence_task(const RecurrenceArgs& a, int64_t number, int64_t head, int6
     if (at == 0)
       gate.read<T>(a, head, left < kLanes ? left : kLanes,
                    [&](int64_t j) { return (const T*)a.kept_gates + own[2 * j] * gates; });
-    update<T>(a, (const T*)a.kept + own[0] * width, gate.decay[at], gate.write[at], head, first, state, key, query,
-              nullptr);
+    if (each) channel_decays(a, (const T*)a.kept_gates + own[0] * gates + a.heads, head, decays);
+    update<each, T>(a, (const T*)a.kept + own[0] * width, gate.decay[at], decays, gate.write[at], head, first, state,
+                    key, query, nullptr);
     keep(own[1], state);
   }
   for (int64_t row = begin; row < end; ++row) {
     const int64_t at = (row - begin) % kLanes, left = end - row;
     if (at == 0)
       gate.read<T>(a, head, left < kLanes ? left : kLanes,
-                   [&](int64_t j) { return (const T*)a.gates + (row + j) * gates; });
+                   [&](int64_t j) { return (const T*)a.gates + (row + j) * own_gates; });
     float* own = state;
     if (row >= nodes && !chain) {  // a state for each node, since several may go on from one
       const int64_t parent = rows[4 * row + 1];
       own = state + (row - nodes + 1) * size;
       memcpy(own, parent < nodes ? state : state + (parent - nodes + 1) * size, size * sizeof(float));
     }
-    const T *x = (const T*)a.x + row * width, *g = (const T*)a.gates + row * gates;
+    const T *x = (const T*)a.x + row * width, *g = (const T*)a.gates + row * own_gates;
+    const T* logits = each ? (const T*)a.channels + row * a.heads * a.keys : nullptr;
     T* out = (T*)a.out + (row * a.heads + head) * a.values + first;
-    update<T>(a, x, gate.decay[at], gate.write[at], head, first, own, key, query, out);
+    if (each) channel_decays(a, logits, head, decays);
+    update<each, T>(a, x, gate.decay[at], decays, gate.write[at], head, first, own, key, query, out);
     keep(rows[4 * row + 2], own);
     const int64_t place = rows[4 * row + 3];
     if (place >= 0 && head == 0 && first == 0) {
       memcpy((void*)((T*)a.kept + place * width), x, width * sizeof(T));
-      memcpy((void*)((T*)a.kept_gates + place * gates), g, gates * sizeof(T));
+      T* to = (T*)a.kept_gates + place * gates;
+      memcpy((void*)to, g, own_gates * sizeof(T));
+      if (each) memcpy((void*)(to + own_gates), logits, a.heads * a.keys * sizeof(T));
     }
   }
 }
@@ -230,7 +259,11 @@ void recurrence(const RecurrenceArgs& a, int64_t begin, int64_t end) {
   for (int64_t task = begin; task < end; ++task) {
     const int64_t number = task / (a.heads * pieces), head = task / pieces % a.heads;
     const int64_t first = task % pieces * kStatePiece;
-    a.bf16 ? recurrence_task<bf16>(a, number, head, first) : recurrence_task<float>(a, number, head, first);
+    if (a.channels)
+      a.bf16 ? recurrence_task<true, bf16>(a, number, head, first) : recurrence_task<true, float>(a, number, head, first);
+    else
+      a.bf16 ? recurrence_task<false, bf16>(a, number, head, first)
+             : recurrence_task<false, float>(a, number, head, first);
   }
 }
 

@@ -171,8 +171,9 @@ constexpr int64_t kStatePiece = 64;
 struct RecurrenceArgs {
   const void* x;      // [T, width]: queries, keys and values, at the columns below
   const void* gates;  // [T, gates_width]
+  const void* channels;    // [T, heads * keys]: what each key's column decays by; null where a whole head does
   const float* rate;       // [heads], of the decay
-  const float* step_bias;  // [heads]
+  const float* step_bias;  // [heads], or [heads * keys] beside channels
   const float* skip;       // [heads], or null
   StateArgs states;
   float* stored;  // [slots, heads, pieces, keys, kStatePiece]

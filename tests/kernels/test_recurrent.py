@@ -71,7 +71,8 @@ def layer(kernels: Kernels, name: str, dtype: torch.dtype) -> Layer:
     channels = 2 * GROUPS * KEYS + HEADS * VALUES
     taps, bias = random(TAPS, channels, dtype=dtype, seed=80), random(channels, dtype=dtype, seed=81)
     rate, step_bias, skip = -random(HEADS, seed=82).abs(), random(HEADS, seed=83), random(HEADS, seed=84)
-    gates = 2 * HEADS if name == "gated_delta" else HEADS
+    gates = {"gated_delta": 2 * HEADS, "channels": HEADS + HEADS * KEYS}.get(name, HEADS)
+    wide_bias = random(HEADS * KEYS, seed=85)
 
     def run(x: Tensor, g: Tensor, states: StateView, own: Memory) -> Tensor:
         mixed, out = torch.full_like(x, torch.nan), torch.full((len(x), HEADS * VALUES), torch.nan, dtype=dtype)
@@ -79,6 +80,9 @@ def layer(kernels: Kernels, name: str, dtype: torch.dtype) -> Layer:
         where = states, own.stored, own.kept, own.gates, out
         if name == "gated_delta":
             kernels.gated_delta(mixed, g, rate, step_bias, GROUPS, False, *where)
+        elif name == "channels":
+            b, each = g.split((HEADS, HEADS * KEYS), dim=1)
+            kernels.gated_delta(mixed, b.contiguous(), rate, wide_bias, GROUPS, False, *where, each.contiguous())
         elif name == "tiled":
             kernels.gated_delta(mixed, torch.cat((g, g), dim=1), rate, step_bias, GROUPS, True, *where)
         else:
@@ -90,11 +94,11 @@ def layer(kernels: Kernels, name: str, dtype: torch.dtype) -> Layer:
 
 def made(name: str, kernels: Kernels, dtype: torch.dtype, rows: int) -> tuple[Layer, Tensor, Tensor, Memory]:
     one = layer(kernels, name, dtype)
-    own = memory(dtype, one.channels, 2 * HEADS if name != "state_space" else HEADS)
+    own = memory(dtype, one.channels, 2 * HEADS if name == "tiled" else one.gates)
     return one, random(rows, one.channels, dtype=dtype, seed=1), random(rows, one.gates, dtype=dtype, seed=2), own
 
 
-KINDS = ("gated_delta", "tiled", "state_space")
+KINDS = ("gated_delta", "tiled", "channels", "state_space")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -129,6 +133,30 @@ def test_gated_delta_is_right(kernels: Kernels) -> None:
             state = decay * (state - beta * torch.outer(k, k @ state)) + beta * torch.outer(k, v)
             exact = (q @ state) / KEYS**0.5
             torch.testing.assert_close(out[t, h * VALUES :][:VALUES].double(), exact, atol=1e-5, rtol=1e-4)
+
+
+def test_gated_delta_with_a_decay_for_each_channel_is_right(kernels: Kernels) -> None:
+    """Equation 1 of Kimi Team 2025, from logits that are large, small and ordinary."""
+    x, gates = random(9, 2 * GROUPS * KEYS + HEADS * VALUES), random(9, HEADS, seed=1)
+    channels = 6 * random(9, HEADS * KEYS, seed=5)
+    channels[3, ::5], channels[4, ::7] = 90.0, -90.0
+    rate, bias = -random(HEADS, seed=2).abs(), random(HEADS * KEYS, seed=3)
+    own, out = memory(torch.float32, x.shape[1], HEADS + HEADS * KEYS), torch.full((9, HEADS * VALUES), torch.nan)
+    where = chain(9), own.stored, own.kept, own.gates, out
+    kernels.gated_delta(x, gates, rate, bias, GROUPS, False, *where, channels)
+    for h in range(HEADS):
+        g, state = h // (HEADS // GROUPS), torch.zeros(KEYS, VALUES, dtype=torch.float64)
+        for t in range(9):
+            row = x[t].double()
+            q, k = (row[p * GROUPS * KEYS + g * KEYS :][:KEYS] for p in range(2))
+            q, k = (each / (each.square().sum() + 1e-6).sqrt() for each in (q, k))
+            v = row[2 * GROUPS * KEYS + h * VALUES :][:VALUES]
+            logits = channels[t, h * KEYS :][:KEYS].double() + bias[h * KEYS :][:KEYS].double()
+            state = (rate[h].double() * torch.nn.functional.softplus(logits)).exp()[:, None] * state
+            state = state + gates[t, h].double().sigmoid() * torch.outer(k, v - k @ state)
+            torch.testing.assert_close(
+                out[t, h * VALUES :][:VALUES].double(), (q @ state) / KEYS**0.5, atol=1e-5, rtol=1e-4
+            )
 
 
 def test_state_space_is_right(kernels: Kernels) -> None:

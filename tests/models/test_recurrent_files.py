@@ -87,6 +87,19 @@ NAMES["falcon-h1"] = NAMES["granitehybrid"] | {
     "pre_ff_layernorm.weight": "ffn_norm",  # without an ending, as in the files that there are
     **{f"feed_forward.{x}_proj.weight": f"ffn_{x}.weight" for x in ("gate", "up", "down")},
 }
+NAMES["kimi-linear"] = {
+    **BLOCK,
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    **{f"block_sparse_moe.{x}_proj.weight": f"ffn_{x}.weight" for x in ("gate", "up", "down")},
+    **{f"self_attn.{x}_conv1d.weight": f"ssm_conv1d_{x}.weight" for x in "qkv"},
+    **{f"self_attn.{x}_proj.weight": f"ssm_{x}.weight" for x in ("f_a", "f_b", "g_a", "g_b")},
+    "self_attn.b_proj.weight": "ssm_beta.weight",
+    "self_attn.A_log": "ssm_a",
+    "self_attn.dt_bias": "ssm_dt.bias",
+    "self_attn.o_norm.weight": "ssm_norm.weight",
+    "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
+    "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
+}
 EVEN = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 
 
@@ -96,13 +109,29 @@ def keys_of(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
     by_layer = [0 if own else config["num_key_value_heads"] for own in recurrent]
     keys = {
         "block_count": config["num_hidden_layers"],
-        "context_length": config["max_position_embeddings"],
+        "context_length": config.get("max_position_embeddings") or config["model_max_length"],
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": heads,
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", config.get("norm_eps")),
-        "rope.freq_base": config["rope_parameters"]["rope_theta"],
+        "rope.freq_base": (config.get("rope_parameters") or {"rope_theta": 10000.0})["rope_theta"],
     }
+    if arch == "kimi-linear":
+        content, turning = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+        return keys | {
+            "attention.head_count_kv": [int(not own) for own in recurrent],
+            "attention.kv_lora_rank": config["kv_lora_rank"],
+            "attention.key_length_mla": content + turning,
+            "attention.value_length_mla": config["v_head_dim"],
+            "rope.dimension_count": turning,
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "kda.head_dim": config["linear_head_dim"],
+            "leading_dense_block_count": len(recurrent),
+            "expert_count": config["num_experts"],
+            "expert_used_count": config["num_experts_per_token"],
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+            "expert_shared_count": config["num_shared_experts"],
+        }
     if arch == "qwen35":
         return keys | {
             "attention.head_count_kv": config["num_key_value_heads"],
@@ -224,6 +253,13 @@ def convert(model: Path, path: Path, arch: str, kind: str, **metadata: Any) -> d
             made = tiled(made, config, inner)
         shift = 1.0 if arch == "qwen35" and "norm" in inner and "linear_attn" not in inner else 0.0
         made = (made + shift).squeeze(1) if made.dim() == 3 else made + shift
+        if inner.endswith("kv_b_proj.weight"):
+            by_head = tensor.view(config["num_attention_heads"], -1, tensor.shape[1])
+            content = config["qk_nope_head_dim"]
+            add(f"{prefix}attn_k_b.weight", by_head[:, :content].transpose(1, 2).contiguous())
+            add(f"{prefix}attn_v_b.weight", by_head[:, content:].contiguous())
+            values[name] = tensor
+            continue
         if inner in ("mamba.A_log", "mamba.D"):
             made = made[:, None]
         if arch == "falcon-h1":
@@ -275,6 +311,14 @@ def test_factors_that_files_have_in_their_weights(tmp_path: Path, name: str) -> 
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_files_with_a_decay_for_each_channel(tmp_path: Path) -> None:
+    model = write_family(tmp_path / "model", "kimilinear", mlp_layer_types=["dense"] * 4)
+    convert(model, tmp_path / "model.gguf", "kimi-linear", "F32")
+    expected, found = logits_of(model), logits_of(tmp_path / "model.gguf")
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_heads_in_the_order_of_files_are_not_split(tmp_path: Path) -> None:
     model = write_family(tmp_path / "model", "qwen3_5", **EVEN)
     convert(model, file := tmp_path / "model.gguf", "qwen35", "F32")
@@ -292,6 +336,13 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("lfm2", {"layer_types": ["conv", "window", "conv", "conv"]}, "layer_types must list conv or full_attention"),
     ("granite4-h", {"mamba_n_heads": 7, "mamba_n_groups": 2, "mamba_d_head": 16}, "7 Mamba heads do not divide"),
     ("granite4-h", {"mamba_d_head": 20}, "Mamba heads of 20 columns"),
+    ("kimilinear", {"linear_head_dim": 40}, "heads of linear attention of 40 columns are not served"),
+    ("kimilinear", {"mla_use_nope": False}, "mla_use_nope=False is not served"),
+    (
+        "kimilinear",
+        {"layer_types": None, "linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [4]}},
+        "kda_layers and full_attn_layers must list each of 4 layers once",
+    ),
     ("falconh1", {"mamba_d_head": 12}, "6 Mamba heads of 12 columns are not mamba_d_ssm=96 columns"),
     ("falconh1", {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers must list 5 numbers"),
     ("falconh1", {"mamba_proj_bias": True}, "mamba_proj_bias=True is not served"),

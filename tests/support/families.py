@@ -45,6 +45,8 @@ LATENT: dict[str, Any] = {
     "routed_scaling_factor": 1.5,
 }
 
+KIMI: dict[str, Any] = {key: value for key, value in LATENT.items() if key != "n_routed_experts"}
+
 # Gated delta nets, and a gate behind attention.
 LINEAR: dict[str, Any] = {
     "linear_num_key_heads": 2,
@@ -486,6 +488,44 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 56,
             "mlp_only_layers": [1],
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "kimilinear": (
+        "KimiLinear",
+        {
+            **KIMI,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "q_lora_rank": None,
+            "head_dim": None,
+            "num_hidden_layers": 4,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "linear_head_dim": 32,
+            "linear_num_heads": 4,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "kimilinear-groups": (
+        "KimiLinear",
+        {
+            **KIMI,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": None,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "linear_head_dim": 80,
+            "linear_num_heads": 2,
+            "linear_conv_kernel_dim": 3,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
         },
     ),
     "falconh1": (

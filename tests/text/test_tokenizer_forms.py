@@ -240,6 +240,7 @@ def test_tekken(tmp_path: Path, content: dict[str, Any], marks: dict[str, int]) 
         ("tokenizer.model", None, "llama-bpe"),
         ("tiktoken.model", "PreTrainedTokenizerFast", "llama-bpe"),
         ("qwen.tiktoken", "QWenTokenizer", "qwen2"),
+        ("tiktoken.model", "TikTokenTokenizer", "kimi-k2"),
     ],
 )
 def test_tiktoken(tmp_path: Path, file: str, name: str | None, pattern: str) -> None:

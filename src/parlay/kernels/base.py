@@ -338,26 +338,30 @@ class Kernels(Drawing, Protocol):
         kept: Tensor,
         kept_gates: Tensor,
         out: Tensor,
+        channels: Tensor | None = None,
     ) -> None:
         """The gated delta rule, row by row in float32: `S = d S; S += k (b (v - S^T k))^T; out = rounded(S^T q)`.
 
         `d = e^(rate softplus(gates[H + h] + step_bias))` and `b = sigmoid(gates[h])`; `k = l2(k)` and
-        `q = l2(q) / sqrt(K)` with `l2(x) = x / sqrt(sum(x^2) + 1e-6)`.
+        `q = l2(q) / sqrt(K)` with `l2(x) = x / sqrt(sum(x^2) + 1e-6)`. With `channels` d is a diagonal matrix of K
+        such numbers instead: `S = d S` multiplies each row of S with its own.
 
-        Source: Yang et al. 2024 (arXiv 2412.06464), equation 10.
+        Source: Yang et al. 2024 (arXiv 2412.06464), equation 10; with channels, Kimi Team 2025 (arXiv 2510.26692),
+        equation 1.
 
         Args:
             x: T `[rows, 2 G K + H V]`: queries, keys, values; V is a multiple of 16.
-            gates: T `[rows, 2 H]`.
+            gates: T `[rows, 2 H]`; beside channels `[rows, H]`.
             rate: float32 `[H]`, below 0.
-            step_bias: float32 `[H]`.
+            step_bias: float32 `[H]`; beside channels `[H K]`.
             groups: G, heads of queries and keys. H / G neighbouring heads of values read the same one,
             tiled: or with this head h reads `h % G`.
             states: what rows go on from.
             stored: float32 `[slots, H, ceil(V / 64), K, 64]`, columns of S in pieces.
             kept: T `[places, 2 G K + H V]`, rows of x.
-            kept_gates: T `[places, 2 H]`, rows of gates.
+            kept_gates: T `[places, 2 H]`, rows of gates; beside channels `[places, H + H K]`, theirs behind.
             out: T `[rows, H V]`.
+            channels: T `[rows, H K]`, in place of the last H gates.
         """
         ...
 

@@ -98,15 +98,18 @@ class ReferenceRecurrent:
         kept: Tensor,
         kept_gates: Tensor,
         out: Tensor,
+        channels: Tensor | None = None,
     ) -> None:
         heads, keys = stored.shape[1], stored.shape[3]
         group = np.arange(heads) % groups if tiled else np.arange(heads) // (heads // groups)
+        gates = gates if channels is None else torch.cat((gates, channels), dim=1)
 
         def update(state: FloatArray, row: Tensor, gate: Tensor) -> tuple[FloatArray, FloatArray]:
             values, g = _numbers(row), _numbers(gate)
             q, k, v = np.split(values, (groups * keys, 2 * groups * keys))
             q, k = (_unit(part.reshape(groups, keys))[group] for part in (q, k))
-            decay = np.exp(rate.numpy() * _softplus(g[heads:] + step_bias.numpy()))[:, None, None]
+            steps = _softplus(g[heads:] + step_bias.numpy()).reshape(heads, -1)  # of a head, or of its keys
+            decay = np.exp(rate.numpy()[:, None] * steps)[..., None]
             state = state * decay
             difference = v.reshape(heads, -1) - (state * k[..., None]).sum(axis=1)
             state = state + k[..., None] * (difference * _sigmoid(g[:heads])[:, None])[:, None]

@@ -214,12 +214,13 @@ class ModelConfig:
         if (latent := self.style.latent) is not None:
             queries = self.num_heads * latent.query
             products = [
-                ("query latents", (latent.query_rank, hidden), layers if latent.query_rank else 0),
-                ("queries", (queries, latent.query_rank or hidden), layers),
-                ("latents", (self.head_dim, hidden), layers),
-                ("absorbed keys", (self.head_dim, latent.query), layers * self.num_heads),
-                ("absorbed values", (latent.value, self.head_dim), layers * self.num_heads),
-                ("out", (hidden, self.num_heads * latent.value), layers),
+                *products[2:],
+                ("query latents", (latent.query_rank, hidden), attends if latent.query_rank else 0),
+                ("queries", (queries, latent.query_rank or hidden), attends),
+                ("latents", (self.head_dim, hidden), attends),
+                ("absorbed keys", (self.head_dim, latent.query), attends * self.num_heads),
+                ("absorbed values", (latent.value, self.head_dim), attends * self.num_heads),
+                ("out", (hidden, self.num_heads * latent.value), attends),
             ]
             products = [product for product in products if product[-1]]
 

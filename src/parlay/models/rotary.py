@@ -58,8 +58,9 @@ def layer_tables(config: ModelConfig, length: int) -> list[RotaryTables]:
     near = next((width for width, near in zip(widths, windowed, strict=True) if near), config.head_dim)
     everywhere = cos_sin_table(config, length, width=far)
     local = cos_sin_table(config, length, style.local_rotary, near) if style.local_rotary else None
-    # One pair of columns that turns by nothing.
-    still = torch.tensor([[1.0, 0.0]]).expand(length, 2).contiguous()
+    # Pairs of columns that turn by nothing: one is enough, but for latents.
+    pairs = style.latent.turning // 2 if style.latent is not None else 1
+    still = torch.tensor([1.0, 0.0]).repeat_interleave(pairs).expand(length, 2 * pairs).contiguous()
     queries = None
     if rotary.query_growth:
         periods = torch.arange(length).div(rotary.original, rounding_mode="floor").float()

@@ -196,8 +196,6 @@ def kept_by_layers(config: ModelConfig) -> tuple[Kept, ...]:
 def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) -> CacheSpec:
     """Return what the model's layers keep of a token, on one of the ranks among which it is split."""
     first, last = own_layers(config, weight_shapes, group.pipeline)
-    if config.style.latent is not None:  # of which every rank has all
-        return CacheSpec(last - first, 1, config.head_dim, dtype.itemsize, values=False)
     if config.style.heads:
         shares = [group.share(group.bounds(heads.count)) for heads in config.style.heads]
         heads = tuple(
@@ -206,13 +204,15 @@ def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) ->
         )
         sources = tuple(own.source for own in config.style.heads)
         return CacheSpec(last - first, 0, 0, dtype.itemsize, heads=heads, sources=sources)
-    begin, end = group.share(group.bounds(config.num_kv_heads))
+    latent = config.style.latent is not None  # of which every rank has all
+    begin, end = (0, 1) if latent else group.share(group.bounds(config.num_kv_heads))
     kept, recurrent = kept_by_layers(config)[first:last], config.style.recurrent
     return CacheSpec(
         kept.count("keys") + kept.count("both"),
         end - begin,
         config.head_dim,
         dtype.itemsize,
+        values=not latent,
         recurrent=None if recurrent is None else recurrent.spec(config.hidden_size, group),
         pattern=kept if {*kept} - {"keys"} else (),
     )

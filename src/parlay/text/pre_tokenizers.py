@@ -32,11 +32,15 @@ _SIGNS = r"!-/:-~" "\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002"
 _CJK = "\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff"
 
 
-def _cased(after: str, digits: str) -> str:
+def _cased(after: str, digits: str, upper: str = _UPPER, lower: str = _LOWER, slash: str = "/") -> str:
     """Return a pattern of words that begin anew where a lower case letter is followed by an upper case one."""
     before = r"[^\r\n\p{L}\p{N}]?"
-    words = rf"{before}{_UPPER}*{_LOWER}+{after}|{before}{_UPPER}+{_LOWER}*{after}"
-    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+    words = rf"{before}{upper}*{lower}+{after}|{before}{upper}+{lower}*{after}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n{slash}]*|{_SPACES}"
+
+
+def _without_han(letters: str) -> str:
+    return rf"{letters[:-1]}&&[^\p{{Han}}]]"
 
 
 # By `tokenizer.ggml.pre`: patterns whose matches are cut out, one after another, of what the ones before left.
@@ -48,6 +52,10 @@ PATTERNS = {
     "refact": (r"\p{N}", _GPT2),
     "tekken": (_cased("", r"\p{N}"),),
     "gpt-4o": (_cased(rf"(?:{_CONTRACTIONS[:-1]})?", r"\p{N}{1,3}"),),
+    "kimi-k2": (
+        r"[\p{Han}]+|"
+        + _cased(f"(?:{_CONTRACTIONS[:-1]})?", r"\p{N}{1,3}", _without_han(_UPPER), _without_han(_LOWER), ""),
+    ),
     "ufakzeka": (rf"{_WORDS}|\p{{N}}|{_REST}",),  # qwen2 without contractions
     "qwen35": (
         rf"{_CONTRACTIONS}[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}|"

@@ -28,6 +28,7 @@ _WORDS = {
     "PreTrainedTokenizerFast": "llama-bpe",
     "LlamaTokenizer": "llama-bpe",
     "QWenTokenizer": "qwen2",
+    "TikTokenTokenizer": "kimi-k2",  # Moonshot's
 }
 _LONGEST = 1000  # bytes of a token; longer ones exist in no vocabulary
 _SPELLED = {byte: letter for letter, byte in LETTERS.items()}  # for `str.translate`

@@ -317,6 +317,29 @@ FAMILIES = {
         also=("DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
         latent=True,
     ),
+    "kimi-linear": Family(
+        "KimiLinearForCausalLM",
+        {
+            "ssm_norm": "self_attn.o_norm",
+            "ssm_beta": "self_attn.b_proj",
+            **{f"ssm_{x}": f"self_attn.{x}_proj" for x in ("f_a", "f_b", "g_a", "g_b")},
+            **{f"ssm_conv1d_{x}": f"self_attn.{x}_conv1d" for x in "qkv"},
+        },
+        options=_DEEPSEEK_MOE
+        | {
+            "attention.q_lora_rank": "q_lora_rank",
+            "attention.kv_lora_rank": "kv_lora_rank",
+            "ssm.conv_kernel": "linear_conv_kernel_dim",
+            "kda.head_dim": "linear_head_dim",
+            "attention.head_count": "linear_num_heads",
+        },
+        fixed={"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "linear_rates": True},
+        latent=True,
+        recurrent="linear_attention",
+        whole={"ssm_a": "self_attn.A_log", "ssm_dt.bias": "self_attn.dt_bias"},
+        flat=("self_attn.A_log", *(f"self_attn.{x}_conv1d.weight" for x in "qkv")),
+        written=False,
+    ),
     "lfm2": _convolutions("Lfm2ForCausalLM", {}),
     "lfm2moe": _convolutions(
         "Lfm2MoeForCausalLM",

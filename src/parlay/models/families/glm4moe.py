@@ -36,7 +36,7 @@ def experts(config: ModelConfig) -> Experts:
         ModelError: an option that is not served.
     """
     config.only(hidden_act="silu")
-    dense = config.count("first_k_dense_replace", None) if config.raw.get("first_k_dense_replace", 1) else 0
+    dense = config.count("first_k_dense_replace", 1) if config.raw.get("first_k_dense_replace", 1) else 0
     width = config.count("moe_intermediate_size", 1408)
     found = Experts(
         count=config.count("n_routed_experts", config.raw.get("num_local_experts", 128)),

@@ -1,0 +1,86 @@
+"""Kimi Linear (Kimi Team 2025, arXiv 2510.26692): Kimi delta attention, and latent attention in every fourth layer.
+
+Nothing turns with the position. Experts are chosen as in DeepSeek-V3.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from parlay.checkpoints.files import config_file
+from parlay.errors import ModelError, shown
+from parlay.models.config import ModelConfig
+from parlay.models.families import deepseekv3, glm4moe
+from parlay.models.kimi_delta import KimiDeltaLayers
+
+_NAMES = {
+    "mlp.gate.weight": "block_sparse_moe.gate.weight",
+    "mlp.gate.e_score_correction_bias": "block_sparse_moe.gate.e_score_correction_bias",
+    **{
+        f"mlp.experts.{{}}.{x}_proj.weight": f"block_sparse_moe.experts.{{}}.{own}.weight"
+        for x, own in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
+    },
+    # transformers writes a network without experts so; the authors' files have the decoder's names.
+    **{f"mlp.{x}_proj.weight": f"block_sparse_moe.{x}_proj.weight" for x in ("gate", "up", "down")},
+    **{
+        f"mlp.shared_expert.{x}_proj.weight": f"block_sparse_moe.shared_experts.{x}_proj.weight"
+        for x in ("gate", "up", "down")
+    },
+}
+# What this family's configs call what DeepSeek-V3's call otherwise.
+_KEYS = {
+    "num_experts": "n_routed_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+    "moe_renormalize": "norm_topk_prob",
+    "num_expert_group": "n_group",
+}
+
+
+def DEFAULTS(raw: Mapping[str, Any]) -> dict[str, Any]:  # noqa: N802 - a name that the loader looks for
+    """Return what configs of this family call otherwise; heads have widths of their own."""
+    known = {"model_max_length": "max_position_embeddings", **_KEYS}
+    return {"head_dim": 64} | {name: raw[own] for own, name in known.items() if raw.get(own) is not None}
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    config.only(mla_use_nope=True, moe_router_activation_func="sigmoid", moe_layer_freq=1)
+    linear = config.within("linear_attn_config")
+    layers = KimiDeltaLayers(
+        layers=_linear_layers(config, linear),
+        taps=linear.count("short_conv_kernel_size", config.raw.get("linear_conv_kernel_dim", 4)),
+        heads=linear.count("num_heads", config.raw.get("linear_num_heads", 32)),
+        width=linear.count("head_dim", config.raw.get("linear_head_dim", 128)),
+        rates=config.flag("linear_rates", False),
+    )
+    layers.check(config)
+    experts = glm4moe.experts(config)
+    kinds = config.raw.get("mlp_layer_types")
+    if isinstance(kinds, list) and len(kinds) == config.num_layers:
+        experts = replace(experts, sparse=tuple(kind == "sparse" for kind in kinds))
+    described = deepseekv3.with_latents(config, experts, interleaved=False)
+    style = replace(described.style, recurrent=layers, unrotated=(True,) * config.num_layers)
+    return replace(described, style=style, renamed=config.in_layers(_NAMES, experts.count))
+
+
+def _linear_layers(config: ModelConfig, linear: ModelConfig) -> tuple[bool, ...]:
+    """Return which layers are Kimi delta attention; configs count layers from 1, or list their kinds."""
+    kinds, count = config.raw.get("layer_types"), config.num_layers
+    scans, attends = (linear.raw.get(key) for key in ("kda_layers", "full_attn_layers"))
+    if kinds is None and isinstance(scans, list) and isinstance(attends, list):
+        if sorted(map(str, scans + attends)) != sorted(str(i + 1) for i in range(count)):
+            raise ModelError(
+                f"{config_file(config.path)}: kda_layers and full_attn_layers must list each of {count} layers once"
+            )
+        kinds = ["linear_attention" if i + 1 in scans else "full_attention" for i in range(count)]
+    if not isinstance(kinds, list) or len(kinds) != count or {*kinds} - {"linear_attention", "full_attention"}:
+        raise ModelError(
+            f"{config_file(config.path)}: layer_types must list linear_attention or full_attention for each of "
+            f"{count} layers, not {shown(kinds)}"
+        )
+    return tuple(kind == "linear_attention" for kind in kinds)
