@@ -15,7 +15,7 @@ from parlay.llm import LLM
 from parlay.log import logger
 from parlay.models.select import describe_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
-from parlay.proposers.select import embedded_configs, make_proposer, proposers, resolve_method
+from parlay.proposers.select import brought_by, embedded_configs, make_proposer, proposers, resolve_method
 from parlay.text.tokenizer import TextCodec
 from parlay.types.output import CompletionOutput
 from parlay.types.params import SamplingParams
@@ -30,8 +30,9 @@ def contenders(
     """Return each proposer's config for a target, plain decoding first.
 
     A checkpoint in the target's folder `heads`, named after its method, replaces the embedded one, and one in
-    `drafts` replaces either. An embedded one that is for another target is left out, with a log message. Methods
-    joined by a plus sign, `suffix+eagle3`, draft together; `auto+eagle3` is `AUTO` and the latter.
+    `drafts` replaces either. What the target has in its own files counts too. An embedded one that is for another
+    target is left out, with a log message. Methods joined by a plus sign, `suffix+eagle3`, draft together;
+    `auto+eagle3` is `AUTO` and the latter.
 
     Args:
         model: name, directory or file of the target.
@@ -54,7 +55,9 @@ def contenders(
     target = TargetInfo(config, resolve_dtype("auto", config), config.max_position)
     path = find_model(model)
     heads = path / FOLDER
-    found = embedded_configs(length, heads) | {
+    found = embedded_configs(length, heads)
+    found |= {name: SpeculativeConfig(method=name, num_speculative_tokens=length) for name in brought_by(target)}
+    found |= {
         name: SpeculativeConfig(method=name, num_speculative_tokens=length, options={"model": checkpoint})
         for name, checkpoint in drafts.items()
     }

@@ -52,15 +52,18 @@ def with_own(config: SpeculativeConfig, target: TargetInfo) -> SpeculativeConfig
     given = [one for one in several if "model" in one.options or one.method not in (AUTO, *weightless())]
     if not config.automatic or given or target.ranks > 1:
         return config
+    own = [replace(several[0], method=name, options={}) for name in brought_by(target)]
+    return together([*several, *own[:1]]) if own else config
+
+
+def brought_by(target: TargetInfo) -> Iterator[str]:
+    """Yield the names of the proposers with weights that a target has in its own files."""
     for name in proposers.names():
         try:
-            comes = proposers.load(name).Proposer.comes_with(target)
+            if proposers.load(name).Proposer.comes_with(target):
+                yield name
         except ModelError as error:
             logger.warning("the method %r is left out: %s", name, error)
-            continue
-        if comes:
-            return together([*several, replace(several[0], method=name, options={})])
-    return config
 
 
 def with_embedded(config: SpeculativeConfig, target: Path) -> SpeculativeConfig:
