@@ -5,9 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from parlay.kernels.base import Kernels
+from parlay.models.config import ModelConfig
 from parlay.models.decoder import Decoder
-from parlay.models.layers import Embedding
+from parlay.models.layers import Embedding, OutputLayer
 from parlay.models.select import CausalModel
+from parlay.models.stored import open_weights
 from parlay.parallel.group import Group
 
 
@@ -24,6 +27,18 @@ def output_layer(model: CausalModel, rows: int) -> Callable[[Tensor], Tensor]:
         return model.logits if whole else lambda states: model.logits(states)[:, :tokens].contiguous()
     memory = torch.zeros((rows, tokens))
     return lambda states: model.logits(states, memory[: len(states)])
+
+
+def reduced_output(config: ModelConfig, dtype: torch.dtype, kernels: Kernels, ids: Tensor) -> OutputLayer:
+    """Return a target's output layer with the rows of some tokens alone, int64 `[D]`, read from its files.
+
+    Raises:
+        ModelError: they cannot be read.
+    """
+    name = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
+    with open_weights(config) as weights:
+        rows = weights.read_weight(name, dtype).chosen(ids)
+    return OutputLayer(kernels, rows, config.style.logit_divisor, config.style.logit_cap)
 
 
 class TargetEmbedding:

@@ -4,6 +4,7 @@ Tokens beyond the shorter one stand for nothing. A proposer never drafts them, a
 """
 
 import filecmp
+from collections.abc import Collection
 
 import torch
 from tokenizers import Tokenizer
@@ -16,10 +17,31 @@ from parlay.models.heads import pads
 from parlay.text.tokenizer_files import read_tokenizer
 from parlay.weights.weight import Weight
 
+_SPECIAL = 512  # Qwen3.5, DeepSeek and GLM have 30 to 300 special tokens, and some rows of padding behind them
+
 
 def ids_of(size: int, target: int) -> Tensor | None:
     """Return the target's ids of a proposer's tokens, `[size]`, where it has fewer; or else None."""
     return torch.arange(size) if size < target else None
+
+
+def frequent_ids(size: int, count: int, ends: Collection[int]) -> Tensor:
+    """Return ids of the commonest tokens as far as a vocabulary's order tells, ascending: int64 `[count or more]`.
+
+    Tokenizers number what they merge in the order of its frequency, and special tokens last.
+
+    Args:
+        size: of the vocabulary.
+        count: how many tokens; those that end answers come on top.
+        ends: these.
+    """
+    special = min(_SPECIAL, count // 2)
+    chosen = {
+        *range(min(count - special, size)),
+        *range(max(size - special, 0), size),
+        *(i for i in ends if i < size),
+    }
+    return torch.tensor(sorted(chosen))
 
 
 def fitted(weight: Weight, rows: int) -> Weight:

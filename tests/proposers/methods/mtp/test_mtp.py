@@ -22,6 +22,7 @@ from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model, mtp_layer
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.methods.mtp.proposer import Options, Proposer
+from parlay.proposers.vocabulary import frequent_ids
 from parlay.types.cache import StateRoom
 from parlay.types.params import SamplingParams as Params
 from parlay.types.plan import CatchUp, Span, Verdict
@@ -36,10 +37,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return cache(lambda name: write_mtp(tmp_path_factory.mktemp("models") / name, name, calm=0.3))
 
 
-def loaded(path: Path) -> Proposer:
+def loaded(path: Path, **options: Any) -> Proposer:
     kernels = select_kernels()
     target = load_model(describe_model(str(path)), torch.float32, 256, kernels)
-    head = Proposer(Options(), TargetInfo(target.config, torch.float32, 256))
+    head = Proposer(Options(**options), TargetInfo(target.config, torch.float32, 256))
     head.load(Runtime(kernels, BLOCKS, SIZE, 256, target, (), StateRoom(2, 2)))
     return head
 
@@ -95,6 +96,31 @@ def test_in_bfloat16_and_in_few_bits(model: Callable[[str], Path]) -> None:
         out = llm.generate("abc", SamplingParams(max_tokens=12, ignore_eos=True), use_tqdm=False)[0].outputs[0]
         assert out.metrics.drafted > 5
     assert sizes["int4"] < sizes["int8"] < sizes[None]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5-alike"])
+def test_few_tokens_to_draft(model: Callable[[str], Path], name: str) -> None:
+    """Logits are those of the whole output layer at these tokens, and answers are the same."""
+    path, few = model(name), {"draft_vocab_size": 64}
+    whole, head = loaded(path), loaded(path, **few)
+    assert head.ids is not None
+    assert 64 <= len(head.ids) < 70
+    state = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(head.logits(state), whole.logits(state)[:, head.ids], **CLOSE)
+    given: dict[str, Any] = {"max_tokens": 24, "logprobs": 1, "ignore_eos": True, "return_rejected": True}
+    asks = [Ask(tuple(random_tokens(11)), SamplingParams(temperature=t, seed=3, **given)) for t in (0.0, 0.8)]
+    plain = LLM(str(path), dtype="float32", speculative_config=None)
+    llm = LLM(str(path), dtype="float32", speculative_config=FIXED | few)
+    found = run(llm, asks)
+    for one, expected in zip(found, run(plain, asks), strict=True):
+        assert one.token_ids == expected.token_ids
+        assert one.rejected
+        assert {rejected.token_id for rejected in one.rejected} <= set(head.ids.tolist())
+
+
+def test_commonest_tokens() -> None:
+    assert frequent_ids(1000, 20, [700, 5]).tolist() == [*range(10), 700, *range(990, 1000)]
+    assert frequent_ids(8, 20, []).tolist() == list(range(8))
 
 
 # ---------------------------------------------------------------------------------------------------- how it is found
@@ -224,6 +250,8 @@ def test_a_layer_of_another_trunk(model: Callable[[str], Path], tmp_path: Path) 
 def test_unknown_options(model: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match="unknown mtp option 'layers'"):
         LLM(str(model("qwen3_5")), speculative_config=FIXED | {"layers": 2})
+    with pytest.raises(ConfigError, match="draft_vocab_size must be at least 2, not 1"):
+        LLM(str(model("qwen3_5")), speculative_config=FIXED | {"draft_vocab_size": 1})
 
 
 def test_which_layer_is_meant(model: Callable[[str], Path]) -> None:

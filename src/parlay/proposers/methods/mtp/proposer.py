@@ -18,7 +18,7 @@ from torch import Tensor
 
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.loader import Checkpoint, TensorReader
-from parlay.errors import ModelError
+from parlay.errors import ConfigError, ModelError
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import DecoderLayer, norm_of
 from parlay.models.heads import HeadConfig
@@ -30,7 +30,9 @@ from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.head_layers import side_by_side
 from parlay.proposers.heads import CheckpointOptions
-from parlay.proposers.target_layers import TargetEmbedding, output_layer, records_logits
+from parlay.proposers.target_layers import TargetEmbedding, output_layer, records_logits, reduced_output
+from parlay.proposers.vocabulary import frequent_ids
+from parlay.runner.footprint import end_bytes
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.progress import OnRead, ignore
 
@@ -45,9 +47,17 @@ class Options(CheckpointOptions):
 
     Attributes:
         model: where the layer lies; empty for the target's own files.
+        draft_vocab_size: draft only this many tokens, the commonest ones: a draft token then reads so many rows of
+            the output layer. None for all tokens.
     """
 
     model: str = ""
+    draft_vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        CheckpointOptions.__post_init__(self)
+        if self.draft_vocab_size is not None and self.draft_vocab_size < 2:
+            raise ConfigError(f"draft_vocab_size must be at least 2, not {self.draft_vocab_size}")
 
 
 class Proposer(FeatureHead):
@@ -56,6 +66,12 @@ class Proposer(FeatureHead):
     source = "mtp"
     default_length = 3
     runs_ends = True
+
+    def __init__(self, options: Options, target: TargetInfo) -> None:
+        size = target.config.tokens
+        if options.draft_vocab_size is not None and options.draft_vocab_size < size:
+            self.ids = frequent_ids(size, options.draft_vocab_size, target.config.eos_token_ids)
+        super().__init__(options, target)
 
     @classmethod
     def comes_with(cls, target: TargetInfo) -> bool:  # noqa: D102
@@ -87,13 +103,21 @@ class Proposer(FeatureHead):
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         shapes = _check(self._layer, weights)
         self.weight_bytes = weights.size(shapes, self._target.dtype)
-        self.weight_bytes += MOST_ROWS * self._target.config.vocab_size * 4  # logits
+        target = self._target.config
+        self.weight_bytes += MOST_ROWS * 4 * (target.vocab_size if self.ids is None else len(self.ids))  # logits
+        if self.ids is not None:
+            output = end_bytes(target, self._target.dtype) // (1 if target.tie_embeddings else 2)
+            self.weight_bytes += output * len(self.ids) // target.vocab_size
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group, config = self._target.dtype, runtime.kernels, runtime.group, self.config
         names, self._norm = self._layer.names, norm_of(config)
         self._embedding = TargetEmbedding(runtime.target, group)
         self._target_logits, self.recordable = output_layer(runtime.target, MOST_ROWS), records_logits(runtime.target)
+        if self.ids is not None and not group.rank:  # which drafts
+            output = reduced_output(self._target.config, dtype, kernels, self.ids)
+            memory = torch.zeros((MOST_ROWS, len(self.ids)))
+            self._target_logits = lambda states: output(states, memory[: len(states)])
         self._join = SplitLinear(kernels, weights.read_weight(names.join, dtype), group)
         self._token_norm, self._state_norm, self._last_norm = (
             weights.read(name, dtype) for name in (names.token_norm, names.state_norm, names.norm)
@@ -122,7 +146,7 @@ class Proposer(FeatureHead):
         self._norm(kernels, residual, delta, self._last_norm, state)
 
     def logits(self, state: Tensor) -> Tensor:
-        """Return the target's logits; the state is normed already."""
+        """Return the target's logits, of the tokens that are drafted; the state is normed already."""
         return self._target_logits(state)
 
 
