@@ -127,7 +127,7 @@ class Proposer(ABC):
         """Whether a target brings along what the proposer needs, which is then part of the method "auto".
 
         Raises:
-            ModelError: its files are missing or damaged.
+            ModelError: it has that in part.
         """
         return False
 

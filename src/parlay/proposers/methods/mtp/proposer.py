@@ -75,7 +75,10 @@ class Proposer(FeatureHead):
 
     @classmethod
     def comes_with(cls, target: TargetInfo) -> bool:  # noqa: D102
-        layer = mtp_layer(target.config)
+        try:
+            layer = mtp_layer(target.config)
+        except ModelError:  # the target's files are missing or damaged: the code that reads them reports it
+            return False
         if layer is None:
             return False
         with layer.open("plain") as weights:
