@@ -12,7 +12,6 @@ from asking import (
     Ask,
     accepted,
     assert_same,
-    assert_same_so_far,
     preempt_every_third_step,
     random_seed,
     run,
@@ -23,11 +22,10 @@ from families import write_family
 from heads import write_head
 from mtp_layers import MODELS, write_mtp
 from pieces import random_tokens
+from random_requests import compare_random_requests
 from switching import any_choices
 
 from parlay import LLM, SamplingParams
-from parlay.engine.engine import Engine
-from parlay.engine.request import Request
 
 FAMILIES = ("qwen3_5", "lfm2", "nemotronh-experts", "falconh1")
 METHODS = ("eagle", "eagle3", "mtp")
@@ -200,23 +198,4 @@ def test_random_requests(engine: Callable[..., LLM], monkeypatch: pytest.MonkeyP
     alone = engine("qwen3_5", None, max_model_len=96, enable_prefix_caching=False)
     llm = engine("qwen3_5", method, {}, max_model_len=96, num_blocks=80, max_num_batched_tokens=64)
 
-    def meddle(engine: Engine, requests: list[Request]) -> None:
-        going = [request for request in requests if request.finish_reason is None]
-        if going and rng.random() < 0.02:
-            engine.abort(rng.choice(going))
-        running = list(engine._scheduler._running)
-        if running and rng.random() < 0.1:
-            engine._scheduler.preempt(rng.choice(running))
-
-    texts = [tuple(rng.randrange(1, 200) for _ in range(rng.randint(1, 20))) for _ in range(12)]
-    known: dict[Ask, Any] = {}
-    for _ in range(10_000 // 40):
-        some = []
-        for _ in range(40):
-            prompt = (rng.choice(texts) * rng.randint(1, 3))[: rng.randint(1, 60)]
-            params = SamplingParams(temperature=rng.choice((0.0, 0.7)), seed=rng.randrange(3), max_tokens=16)
-            some.append(Ask(prompt, params))
-        for ask in some:
-            if ask not in known:
-                (known[ask],) = run(alone, [ask])
-        assert_same_so_far(run(llm, some, meddle), [known[ask] for ask in some])
+    compare_random_requests(alone, llm, rng)

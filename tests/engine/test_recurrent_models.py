@@ -12,7 +12,6 @@ from asking import (
     Ask,
     accepted,
     assert_same,
-    assert_same_so_far,
     preempt_every_third_step,
     random_seed,
     run,
@@ -20,11 +19,10 @@ from asking import (
 from checkpoints import write_llama
 from families import write_family
 from pieces import random_tokens
+from random_requests import compare_random_requests
 from switching import any_choices, limited_drafts
 
 from parlay import LLM, SamplingParams
-from parlay.engine.engine import Engine
-from parlay.engine.request import Request
 from parlay.models.decoder import DecoderLayer
 
 FAMILIES = ("qwen3_5", "qwen3_5moe", "lfm2", "granite4-h", "nemotronh-experts", "falconh1", "kimilinear")
@@ -219,26 +217,4 @@ def test_random_requests(model: Callable[[str], Path], monkeypatch: pytest.Monke
         speculative_config={"method": "auto", "prompt_lookup_min": 1},
     )
 
-    def meddle(engine: Engine, requests: list[Request]) -> None:
-        going = [request for request in requests if request.finish_reason is None]
-        if going and rng.random() < 0.02:
-            engine.abort(rng.choice(going))
-        running = list(engine._scheduler._running)
-        if running and rng.random() < 0.1:
-            engine._scheduler.preempt(rng.choice(running))
-
-    texts = [tuple(rng.randrange(1, 200) for _ in range(rng.randint(1, 20))) for _ in range(12)]
-    known: dict[Ask, Any] = {}
-    for _ in range(10_000 // 40):
-        some = []
-        for _ in range(40):
-            prompt = (rng.choice(texts) * rng.randint(1, 3))[: rng.randint(1, 60)]
-            temperature = rng.choice((0.0, 0.7))
-            params = SamplingParams(
-                temperature=temperature, seed=rng.randrange(3), max_tokens=rng.choice((3, 16, 30))
-            )
-            some.append(Ask(prompt, params))
-        for ask in some:
-            if ask not in known:
-                (known[ask],) = run(alone, [ask])
-        assert_same_so_far(run(llm, some, meddle), [known[ask] for ask in some])
+    compare_random_requests(alone, llm, rng)

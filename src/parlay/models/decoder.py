@@ -356,7 +356,7 @@ def _beside(
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class HybridMixer:
     """Attention and a recurrent layer that read the same rows; their outputs are added.
 
     Attributes:
@@ -408,7 +408,7 @@ class DecoderLayer:
             self._mixer = made = recurrent.make(config.hidden_size, config.rms_norm_eps, read, kernels, group)
             if style.recurrent_beside:
                 attention = make_attention(config, index, read, kernels, group, tables)
-                self._mixer = Beside(attention, made, style.attention_scale)
+                self._mixer = HybridMixer(attention, made, style.attention_scale)
         else:
             self._mixer = make_attention(config, index, read, kernels, group, tables)
         self._mlp: Network | MixtureOfExperts | None = None

@@ -18,11 +18,10 @@ from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
+from parlay.models.recurrent import PIECE, check_taps
 from parlay.parallel.group import Group
 from parlay.types.cache import RecurrentSpec
 from parlay.weights.weight import Weight
-
-PIECE = 64  # columns of a state that lie together
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,7 @@ class DeltaNets:
                 f"{config.path}: heads of linear attention of {self.key} and {self.value} columns are not served; "
                 "values of multiples of 16 and keys of multiples of 8 up to 512 are"
             )
-        if not 2 <= self.taps <= 8:
-            raise ModelError(f"{config.path}: a convolution of {self.taps} rows is not served; 2 to 8 are")
+        check_taps(config, self.taps)
 
     @property
     def _ratio(self) -> int:

@@ -16,8 +16,8 @@ from parlay.errors import ModelError
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, StateCache
-from parlay.models.delta_net import PIECE
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
+from parlay.models.recurrent import PIECE, check_taps
 from parlay.parallel.group import ALONE, Group
 from parlay.types.cache import RecurrentSpec
 
@@ -51,8 +51,7 @@ class KimiDeltaLayers:
                 f"{config.path}: heads of linear attention of {self.width} columns are not served; multiples of 16 "
                 "up to 512 are"
             )
-        if not 2 <= self.taps <= 8:
-            raise ModelError(f"{config.path}: a convolution of {self.taps} rows is not served; 2 to 8 are")
+        check_taps(config, self.taps)
 
     @property
     def _inner(self) -> int:

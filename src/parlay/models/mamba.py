@@ -18,8 +18,8 @@ from parlay.errors import ModelError, shown
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, StateCache
-from parlay.models.delta_net import PIECE
 from parlay.models.layers import ColumnParallelLinear, SplitLinear
+from parlay.models.recurrent import PIECE, check_taps
 from parlay.parallel.group import ALONE, Group
 from parlay.types.cache import RecurrentSpec
 
@@ -89,8 +89,7 @@ class MambaLayers:
                 f"{config.path}: Mamba heads of {self.width} columns with states of {self.state} are not served; "
                 "multiples of 16 and of 8 up to 512 are"
             )
-        if not 2 <= self.taps <= 8:
-            raise ModelError(f"{config.path}: a convolution of {self.taps} rows is not served; 2 to 8 are")
+        check_taps(config, self.taps)
 
     @property
     def _inner(self) -> int:
