@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from asking import Ask, run
 from families import write_family
 from gguf import GGUFWriter
 from gguf_families import dequantised
 from gguf_files import add_keys, add_raw, finish, interleave, to_blocks, tokenizer_keys, write_dequantised
-from pieces import logits_of
+from mtp_layers import write_mtp
+from pieces import logits_of, random_tokens
 from safetensors.torch import load_file
 from torch import Tensor
 
-from parlay import LLM, ConfigError, ModelError
+from parlay import LLM, ConfigError, ModelError, SamplingParams
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
 from parlay.parallel.group import Group
@@ -100,6 +102,12 @@ NAMES["kimi-linear"] = {
     "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
     "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
 }
+NEXT = {
+    "mtp.fc.weight": "eh_proj.weight",
+    "mtp.pre_fc_norm_embedding.weight": "enorm.weight",
+    "mtp.pre_fc_norm_hidden.weight": "hnorm.weight",
+    "mtp.norm.weight": "shared_head_norm.weight",
+}
 EVEN = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 
 
@@ -133,7 +141,10 @@ def keys_of(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "expert_shared_count": config["num_shared_experts"],
         }
     if arch == "qwen35":
+        further = config.get("mtp_num_hidden_layers", 0)
         return keys | {
+            "block_count": config["num_hidden_layers"] + further,
+            **({"nextn_predict_layers": further} if further else {}),
             "attention.head_count_kv": config["num_key_value_heads"],
             "attention.key_length": config["head_dim"],
             "attention.value_length": config["head_dim"],
@@ -233,7 +244,12 @@ def convert(model: Path, path: Path, arch: str, kind: str, **metadata: Any) -> d
             shift = 1.0 if arch == "qwen35" and name == "model.norm.weight" else 0.0
             values[name] = add(outer[name], tensor + shift) - shift
             continue
-        found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
+        last = f"model.layers.{config['num_hidden_layers']}."
+        if name in NEXT:
+            shift = 1.0 if "norm" in name else 0.0
+            add(f"blk.{config['num_hidden_layers']}.nextn.{NEXT[name]}", tensor + shift)
+            continue
+        found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name.replace("mtp.layers.0.", last))
         assert found is not None
         prefix, inner = f"blk.{found[1]}.", found[2]
         if inner.endswith("input_linear.weight"):
@@ -309,6 +325,21 @@ def test_factors_that_files_have_in_their_weights(tmp_path: Path, name: str) -> 
     expected, found = logits_of(model), logits_of(tmp_path / "model.gguf")
     assert expected.std() > 0.1
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_layer_for_further_tokens(tmp_path: Path) -> None:
+    """Drafts are those of the directory."""
+    model = write_mtp(tmp_path / "model", "qwen3_5", **EVEN, calm=0.3)
+    convert(model, file := tmp_path / "model.gguf", "qwen35", "F32")
+    given = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, return_rejected=True)
+    found = []
+    for path in model, file:
+        spec = {"method": "mtp", "lengths": "fixed", "num_speculative_tokens": 3}
+        llm = LLM(str(path), dtype="float32", speculative_config=spec)
+        (one,) = run(llm, [Ask(tuple(random_tokens(30)), given)])
+        found.append((one.token_ids, one.rejected))
+    assert found[0][1]
+    assert found[0] == found[1]
 
 
 def test_files_with_a_decay_for_each_channel(tmp_path: Path) -> None:
