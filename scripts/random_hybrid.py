@@ -38,13 +38,13 @@ class Hybrid:
         """Add a list of numbers."""
         self._writer.add_array(f"{self._arch}.{key}", values)
 
-    def matrix(self, name: str, outputs: int, inputs: int) -> None:
-        """Add a random weight that rows are multiplied with."""
+    def matrix(self, name: str, *sizes: int) -> None:
+        """Add a random weight, or a stack of them, that rows are multiplied with."""
         if self._kind == Type.BF16:
-            upper = self._random(0.02, outputs, inputs).view(np.uint32) >> 16
+            upper = self._random(0.02, *sizes).view(np.uint32) >> 16
             made = upper.astype(np.uint16).view(np.uint8)
         else:
-            made = blocks(self._rng, self._kind, outputs, inputs)
+            made = blocks(self._rng, self._kind, *sizes)
         self._writer.add_tensor(f"{name}.weight", made, raw_dtype=self._kind)
 
     def plain(self, name: str, *sizes: int, spread: float = 0.02, around: float = 0.0) -> None:
@@ -165,6 +165,35 @@ class Qwen35(Shape):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen35Moe(Qwen35):
+    """The same with experts; `width` is that of each, and of the one that all rows go to."""
+
+    arch: ClassVar[str] = "qwen35moe"
+    experts: int
+    chosen: int
+
+    def sizes(self, file: Hybrid, layers: int) -> None:
+        """Add what all architectures have, and how many experts there are."""
+        Shape.sizes(self, file, layers)
+        file.number("expert_count", self.experts)
+        file.number("expert_used_count", self.chosen)
+        file.number("expert_feed_forward_length", self.width)
+        file.number("expert_shared_feed_forward_length", self.width)
+
+    def network(self, file: Hybrid, layer: str) -> None:
+        """Add the experts."""
+        file.plain(f"{layer}ffn_gate_inp.weight", self.experts, self.hidden)
+        file.plain(f"{layer}ffn_gate_inp_shexp.weight", self.hidden)
+        for name, outputs, inputs in (
+            ("gate", self.width, self.hidden),
+            ("up", self.width, self.hidden),
+            ("down", self.hidden, self.width),
+        ):
+            file.matrix(f"{layer}ffn_{name}_exps", self.experts, outputs, inputs)
+            file.matrix(f"{layer}ffn_{name}_shexp", outputs, inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lfm2(Shape):
     """Short convolutions, and attention in the layers that are listed."""
 
@@ -197,6 +226,18 @@ SHAPES: dict[str, Qwen35 | Lfm2] = {
     ),
     "qwen3.5-4b": Qwen35(
         layers=32, hidden=2560, width=9216, heads=16, kv_heads=4, head_dim=256, key_heads=16, value_heads=32
+    ),
+    "qwen3.5-35b-a3b": Qwen35Moe(
+        layers=40,
+        hidden=2048,
+        width=512,
+        heads=16,
+        kv_heads=2,
+        head_dim=256,
+        key_heads=16,
+        value_heads=32,
+        experts=256,
+        chosen=8,
     ),
     "lfm2-1.2b": Lfm2(
         layers=16,
