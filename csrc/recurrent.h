@@ -88,7 +88,7 @@ PARLAY_INLINE Vec softplus(const Vec& x) {
 }
 
 // ln(1 + e^x) by a series, which is quick where there are as many as columns.
-PARLAY_INLINE Vec soft_line(const Vec& x) {
+PARLAY_INLINE Vec softplus_series(const Vec& x) {
   const Vec low = exp(smaller(x, splat(0.f) - x)), z = low / (splat(2.f) + low), square = z * z;
   Vec series = splat(1.f / 13.f);
   for (const float term : {1.f / 11.f, 1.f / 9.f, 1.f / 7.f, 1.f / 5.f, 1.f / 3.f, 1.f})
@@ -101,7 +101,7 @@ template <class T>
 PARLAY_INLINE void channel_decays(const RecurrenceArgs& a, const T* logits, int64_t head, float* to) {
   const float* bias = a.step_bias + head * a.keys;
   PARLAY_ROW(first, n, a.keys) {
-    const Vec step = soft_line(load_at(logits + head * a.keys, first, n) + load_at(bias, first, n));
+    const Vec step = softplus_series(load_at(logits + head * a.keys, first, n) + load_at(bias, first, n));
     store_at(to, exp(splat(a.rate[head]) * step), first, n);
   }
 }

@@ -23,7 +23,7 @@ _OTHERS = {
 }
 formats = Registry("parlay.proposers.methods", "format of draft heads", "format", files=False)
 _LANGUAGE_MODEL = re.compile(r"\w+(ForCausalLM|LMHeadModel)")
-_AS_IT_IS = "draft_model"  # the method that any language model is for
+DRAFT_MODEL = "draft_model"  # the method that any language model is for
 
 
 def detect(path: Path) -> str | None:
@@ -36,7 +36,7 @@ def detect(path: Path) -> str | None:
         path: a model's directory or GGUF file.
     """
     if path.is_file():
-        return (_of_gguf(path) or _AS_IT_IS) if _may_be_gguf(path) else None
+        return (_of_gguf(path) or DRAFT_MODEL) if _may_be_gguf(path) else None
     try:
         raw = read_json(path / "config.json")
     except ModelError:
@@ -56,12 +56,12 @@ def detect(path: Path) -> str | None:
         by_tensors = "arctic"
     if by_tensors is not None:
         return by_tensors
-    return _AS_IT_IS if any(_LANGUAGE_MODEL.fullmatch(name) for name in class_names(raw)) else None
+    return DRAFT_MODEL if any(_LANGUAGE_MODEL.fullmatch(name) for name in class_names(raw)) else None
 
 
 def is_head(path: Path) -> bool:
     """Whether a checkpoint is a head or draft model for another model."""
-    return detect(path) not in (None, _AS_IT_IS)
+    return detect(path) not in (None, DRAFT_MODEL)
 
 
 def _may_be_gguf(file: Path) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
-from parlay.checkpoints.detect import detect
+from parlay.checkpoints.detect import DRAFT_MODEL, detect
 from parlay.checkpoints.find import ASSETS, find_model, target_of
 from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.config import SpeculativeConfig, build
@@ -19,7 +19,6 @@ from parlay.registry import Registry
 
 proposers = Registry("parlay.proposers.methods", "speculative method", "proposer")
 # The options of "auto" that are about the checkpoint, and decide which method it is for.
-_AS_IT_IS = "draft_model"  # the method that any language model is for
 _MODEL_KEYS = frozenset(option.name for option in fields(CheckpointOptions))
 
 
@@ -164,7 +163,7 @@ def resolve_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> Speculative
             return config
     name, revision = config.options.get("model"), config.options.get("revision")
     if not isinstance(name, str) or not isinstance(revision, str | None):
-        return replace(config, method=_AS_IT_IS)  # whose options report what is wrong
+        return replace(config, method=DRAFT_MODEL)  # whose options report what is wrong
     path = find_model(name, replace(hub, revision=revision))
     found = detect(path)
     if found is None and path.is_file():
@@ -178,8 +177,8 @@ def resolve_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> Speculative
             f"checkpoint for one of these: {served}"
         )
     if config.method is None:
-        return replace(config, method=found or _AS_IT_IS)
-    whole = found == _AS_IT_IS and not _needs_checkpoint(config.method)  # a target that is named once more
+        return replace(config, method=found or DRAFT_MODEL)
+    whole = found == DRAFT_MODEL and not _needs_checkpoint(config.method)  # a target that is named once more
     if found not in (None, config.method) and not whole:
         raise ConfigError(
             f"{shown(name)} is a checkpoint for the method {found!r}, not {config.method!r}; correct the method or "
@@ -203,7 +202,7 @@ def explain_if_draft_head(model: str, path: Path) -> Iterator[None]:
         yield
     except ModelError:
         found = detect(path)
-        if found in (None, _AS_IT_IS):
+        if found in (None, DRAFT_MODEL):
             raise
         raise ModelError(
             f"{shown(model)} is a draft head for the method {shown(found)}, no model by itself; give its target as "
