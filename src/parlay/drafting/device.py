@@ -54,6 +54,7 @@ class Device:
         self._width, self._nodes, self._shaped = method.width, method.nodes, method.shaped
         self._follows = method.proposer.cache is not None  # it has to process every token
         self._pairs, self._reruns = method.proposer.pairs, method.proposer.reruns
+        self._recurrent = method.proposer.recurrent
         self._faults, self._share_prefixes, self._vocab_size = faults, share_prefixes, vocab_size
         self._forgotten: list[int] = []
         self.restart(policy)
@@ -79,13 +80,16 @@ class Device:
 
     def adopt(self, request: Drafted) -> None:
         """Record how much of the prefix in a request's blocks is valid for the proposer too."""
-        request.drafting.layers = ProposerState(request.table.valid_tokens(_PROPOSER, request.computed))
+        valid = request.table.valid_tokens(_PROPOSER, request.computed)
+        request.drafting.layers = ProposerState(request.table.adopt_draft(valid))
 
     def drop(self, request: Drafted, *, layers: bool = True) -> None:
         """Drop what its cache layers hold of a request, if `layers`, or only its draft tokens there."""
         state = request.drafting
         state.layers = ProposerState() if layers else replace(state.layers, speculated=0)
         state.scout = False
+        if layers:
+            request.table.release_draft()
 
     def end(self, request: Drafted) -> None:
         """Drop everything of a request that has ended, in the proposer too."""
@@ -186,6 +190,9 @@ class Device:
             width=width,
             nodes=nodes,
             follow=True,
+            states=request.table.begin_draft(
+                end + (len(draft) + 1 if emits else 0), len(request.prompt_tokens), keep=self._share_prefixes
+            ),
         )
         return StepPart(draft, catch_up)
 
@@ -196,6 +203,8 @@ class Device:
         if proposal is NO_PROPOSAL:
             return
         before, state.layers = state.layers.computed, proposal.state
+        if self._recurrent and before != state.layers.computed:
+            request.table.advance_draft(state.layers.computed, request.tokens)
         if not state.device:
             return
         error, lasting = proposal.error, proposal.lasting

@@ -24,7 +24,7 @@ from parlay.engine.step import Worker, drive
 from parlay.errors import EngineFaultError, about, brief
 from parlay.interrupts import Deferred
 from parlay.kv.pool import BlockPool
-from parlay.kv.states import SequenceStates, StatePool
+from parlay.kv.states import StatePool, begin_on
 from parlay.kv.table import BlockTable
 from parlay.log import logger
 from parlay.models.select import cache_spec
@@ -98,6 +98,8 @@ class Engine:
         )
         self._pool = BlockPool(num_blocks, config.block_size)
         self._states = StatePool(resolved.room) if loaded.runner.recurrent else None
+        drafter = resolved.drafter
+        self._draft_states = StatePool(resolved.room) if drafter is not None and drafter.recurrent else None
         self.stats = EngineStats()
         self.ranks, self._verification = resolved.ranks, speculative.verification
         self.numerics = loaded.numerics
@@ -105,7 +107,8 @@ class Engine:
         file = CostFile(self.numerics_id, env.threads(), split=config.split)
         read = cache_spec(model, resolved.dtype).bytes_per_token / weight_bytes(model, resolved.dtype)
         drafting = make_drafting(speculative, resolved.methods, config, loaded.runner, num_blocks, read, file)
-        self._scheduler = Scheduler(config, self._pool, drafting, self.stats, loaded.processors, self._states)
+        pools = self._states, self._draft_states
+        self._scheduler = Scheduler(config, self._pool, drafting, self.stats, loaded.processors, *pools)
         self._arrivals = self._next_id = 0
         self._signals, self._torn = Deferred(), False  # whether an exception has ended a change half-way
         logger.info("numerics id: %s", self.numerics_id)
@@ -197,7 +200,7 @@ class Engine:
                 seed=mix(seed, j),
                 max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
                 stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
-                table=BlockTable(self._pool, tenant, None if self._states is None else SequenceStates(self._states)),
+                table=BlockTable(self._pool, tenant, begin_on(self._states), begin_on(self._draft_states)),
                 processor=processor_of(self.codec, tokens, params, self._eos, self.vocab_size, constraint),
                 drafting=DraftState(
                     constraint=constraint, prediction=None if prediction is None else Follower(prediction)
@@ -288,6 +291,7 @@ class Engine:
         """Return the counters since start, and how full the engine is."""
         running, waiting = self._scheduler.load
         self.stats.faults = self._scheduler.drafting.faults.counts
+        states = self._states or self._draft_states
         return StatsSnapshot.of(
             self.stats,
             running=running,
@@ -295,7 +299,7 @@ class Engine:
             blocks=self._pool.num_blocks,
             blocks_used=self._pool.num_blocks - self._pool.available,
             slots=self.memory.room.slots,
-            slots_used=0 if self._states is None else self.memory.room.slots - self._states.slots.available,
+            slots_used=0 if states is None else states.slots.num_blocks - states.slots.available,
         )
 
     def abort(self, *requests: Request) -> None:

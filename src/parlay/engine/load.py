@@ -57,12 +57,12 @@ def load(engine: ResolvedEngine, on_progress: OnProgress) -> LoadedEngine:
     kernels.set_threads(threads)
     tune(kernels, threads)
     taps, share = (engine.drafter.taps, engine.drafter.share) if engine.drafter else ((), None)
-    ranks.start(Assignment.of(config, model, dtype, engine.max_model_len, blocks, engine.room, share, taps))
+    ranks.start(Assignment.of(config, model, dtype, engine.max_model_len, blocks, engine.allocated, share, taps))
     with progress.target(engine.machine.weights - engine.draft_bytes) as on_read:
         target = load_model(model, dtype, engine.max_model_len, kernels, ranks.group, on_read)
     identity = identify(model, engine.max_model_len, digest.result())
     invariance = check_model(target, identity, kernels, invariance, threads)
-    runner = ModelRunner(target, kernels, blocks, config.block_size, ranks.group, ranks.on_order, engine.room)
+    runner = ModelRunner(target, kernels, blocks, config.block_size, ranks.group, ranks.on_order, engine.allocated)
     loaded = LoadedEngine(
         kernels,
         runner,

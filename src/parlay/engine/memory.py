@@ -53,16 +53,16 @@ def state_room(config: EngineConfig, groups: Sequence[CacheSpec], available: int
 
     Args:
         config: the engine's options.
-        groups: every layer group; that of the target is the first.
+        groups: every layer group.
         available: bytes of memory that are free.
         weights: bytes that the weights of all models will take.
 
     Raises:
         CapacityError: one sequence would not fit.
     """
-    if not groups[0].bytes_per_slot:
-        return NO_ROOM
     each = sum(group.bytes_per_slot * _SLOTS + group.bytes_per_place * _NODES for group in groups)
+    if not each:
+        return NO_ROOM
     left = max(available - weights, 0) // _SHARE
     sequences = min(config.max_num_seqs, left // each)
     if sequences < 1:

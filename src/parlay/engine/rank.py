@@ -274,7 +274,7 @@ def _load_share(own: Assignment, runner: ModelRunner, drafters: Exchange | None)
     config = SpeculativeConfig(method=share.method, options=share.options)
     proposer = make_proposer(config, TargetInfo(target.config, target.dtype, own.max_model_len, ranks=share.ranks))
     assert isinstance(proposer, DeviceProposer)
-    proposer.load(Runtime(kernels, own.blocks, own.block_size, 0, target, runner.cache, group=group))
+    proposer.load(Runtime(kernels, own.blocks, own.block_size, 0, target, runner.cache, own.states, group=group))
     return proposer
 
 

@@ -20,6 +20,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.select import check_ranks, check_weights, describe_as, resolve_dtype
 from parlay.proposers.base import DeviceProposer, TargetInfo
 from parlay.proposers.draft_slots import scratch_blocks
+from parlay.proposers.draft_states import DRAFT_PLACES
 from parlay.proposers.select import explain_if_draft_head
 from parlay.runner.footprint import end_bytes
 from parlay.text.tokenizer import TextCodec
@@ -61,6 +62,11 @@ class ResolvedEngine:
     room: StateRoom
     scratch: int
     ranks: Ranks
+
+    @property
+    def allocated(self) -> StateRoom:
+        """Room for states, with that behind it in which a proposer drafts that works in the target's cache."""
+        return self.room._replace(places=self.room.places + DRAFT_PLACES) if self.scratch else self.room
 
 
 def resolve(config: EngineConfig, speculative: SpeculativeConfig) -> ResolvedEngine:

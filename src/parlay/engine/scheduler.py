@@ -31,6 +31,7 @@ class Scheduler:
     Attributes:
         pool: the cache blocks.
         states: slots of recurrent layers' states; None for a model without them.
+        draft_states: those of a proposer's own; likewise.
         drafting: makes the drafts.
         processors: of the unfinished requests that have one.
         emitted: tokens emitted since start.
@@ -45,11 +46,13 @@ class Scheduler:
         stats: EngineStats | None = None,
         processors: dict[int, BoundProcessor] | None = None,
         states: StatePool | None = None,
+        draft_states: StatePool | None = None,
     ) -> None:
         """Begin with no requests, and put their processors where the verifier finds them."""
         self._config, self._stages = config, config.pipeline_parallel_size
-        self.pool, self.states = pool, states
-        self._most = config.max_num_seqs if states is None else min(config.max_num_seqs, states.sequences)
+        self.pool, self.states, self.draft_states = pool, states, draft_states
+        rooms = [one.sequences for one in (states, draft_states) if one is not None]
+        self._most = min([config.max_num_seqs, *rooms])
         self.drafting = drafting
         self.processors: dict[int, BoundProcessor] = {} if processors is None else processors
         self.emitted = 0
@@ -376,8 +379,9 @@ class Scheduler:
                 request.interrupt(now)
                 self.stats.finished["abort"] += 1
         self.pool.reset()
-        if self.states is not None:
-            self.states.reset()
+        for states in (self.states, self.draft_states):
+            if states is not None:
+                states.reset()
         self._running = []
         self._waiting = sorted((r for r in every if r.finish_reason is None), key=lambda r: r.priority)
         for request_id in self.processors.keys() - {request.request_id for request in self._waiting}:
@@ -395,5 +399,7 @@ class Scheduler:
         self.pool.check(table.blocks for table in tables)
         if self.states is not None:
             self.states.check(table.states for table in tables if table.states is not None)
+        if self.draft_states is not None:
+            self.draft_states.check(table.draft_states for table in tables if table.draft_states is not None)
         for request in self._waiting:
             assert not request.table.blocks, f"waiting request {request.request_id} holds blocks"

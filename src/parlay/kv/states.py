@@ -146,29 +146,35 @@ class SequenceStates:
             places=self._step.places,
         )
 
-    def commit(self, path: Iterable[int], name: Callable[[int], bytes]) -> None:
+    def commit(self, path: Iterable[int], name: Callable[[int], bytes], end: int | None = None) -> None:
         """Take over what a step has left.
 
         Args:
             path: the nodes that were accepted, in order.
             name: returns the name of the prefix of so many tokens, whole blocks of them.
+            end: tokens that the layers have now, where they have come less far than the step was to. The last state
+                is then of these, and those behind fewer tokens are where they were to be.
         """
         step = self._step
         assert step is not None
+        end = step.end if end is None else end
         self._free(self._slot, self._accepted)
         self._accepted = tuple(step.places[node] for node in path)
         self._pool.free_places(place for place in step.places if place not in self._accepted)
+        last = step.stores[step.end]
+        stores = {tokens: slot for tokens, slot in step.stores.items() if tokens < end} | {end: last}
         for tokens in step.lasting:
-            self._pool.slots.publish(step.stores[tokens], name(tokens))
-        if step.newest:
+            if tokens in stores:
+                self._pool.slots.publish(stores[tokens], name(tokens))
+        if step.newest in stores:
             before, self._newest = self._newest, name(step.newest)
-            self._pool.slots.publish(step.stores[step.newest], self._newest)
+            self._pool.slots.publish(stores[step.newest], self._newest)
             if before is not None:
                 self._pool.slots.forget(before)
-        for tokens, slot in step.stores.items():
-            if tokens != step.end:
+        for slot in step.stores.values():
+            if slot != last:
                 self._pool.slots.release(slot)
-        self._slot, self._tokens, self._step = step.stores[step.end], step.end, None
+        self._slot, self._tokens, self._step = last, end, None
 
     def release(self) -> None:
         """Give everything back."""
@@ -192,3 +198,8 @@ class SequenceStates:
         if slot >= 0:
             self._pool.slots.release(slot)
         self._pool.free_places(places)
+
+
+def begin_on(pool: StatePool | None) -> SequenceStates | None:
+    """Return the states of a new request; None where there are none."""
+    return None if pool is None else SequenceStates(pool)

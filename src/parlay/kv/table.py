@@ -9,11 +9,23 @@ from parlay.types.plan import NO_STATES, StateUse
 
 
 class BlockTable:
-    """The blocks that hold one request's tokens, in order, and its states. Token i lies in block i // block_size."""
+    """The blocks that hold one request's tokens, in order, and its states. Token i lies in block i // block_size.
 
-    def __init__(self, pool: BlockPool, salt: str = "", states: SequenceStates | None = None) -> None:
+    Attributes:
+        blocks: their ids.
+        states: of the target's recurrent layers; None where it has none.
+        draft_states: of a proposer's, which advance apart from the target's; likewise.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        salt: str = "",
+        states: SequenceStates | None = None,
+        draft_states: SequenceStates | None = None,
+    ) -> None:
         self._pool = pool
-        self.states = states
+        self.states, self.draft_states = states, draft_states
         self._salt = salt
         self._hashes: list[bytes] = []  # of full blocks, as far as computed once
         self._published = 0
@@ -40,12 +52,19 @@ class BlockTable:
         self._published = 0
         if self.states is not None:
             self.states.release()
+        self.release_draft()
+
+    def release_draft(self) -> None:
+        """Give back a proposer's states."""
+        if self.draft_states is not None:
+            self.draft_states.release()
 
     def drop(self) -> None:
         """Forget every block, which the pool takes back by `BlockPool.reset`."""
         self.blocks, self._published = [], 0
-        if self.states is not None:
-            self.states.drop()
+        for states in (self.states, self.draft_states):
+            if states is not None:
+                states.drop()
 
     def adopt_prefix(self, tokens: Sequence[int]) -> int:
         """Share the longest cached run of full blocks that begins `tokens`; the table must be empty.
@@ -82,6 +101,29 @@ class BlockTable:
         """Take over the states that a step has left; checkpoints are named after the first of the `tokens`."""
         if self.states is not None:
             self.states.commit(path, lambda count: self._name(tokens, count // self._pool.block_size - 1))
+
+    def adopt_draft(self, tokens: int) -> int:
+        """Go on from a proposer's last checkpoint in the first `tokens` of an adopted prefix; return where it is."""
+        size, states = self._pool.block_size, self.draft_states
+        if states is None:
+            return tokens
+        count = tokens // size
+        while count and not states.find(self._hashes[count - 1]):
+            count -= 1
+        if count:
+            states.adopt(self._hashes[count - 1], count * size)
+        return count * size
+
+    def begin_draft(self, end: int, prompt: int, *, keep: bool) -> StateUse:
+        """Return the proposer's states' part of a plan, in which its layers come at most to `end` tokens."""
+        if self.draft_states is None:
+            return NO_STATES
+        return self.draft_states.begin(end, 0, prompt, self._pool.block_size, keep=keep)
+
+    def advance_draft(self, end: int, tokens: Sequence[int]) -> None:
+        """Take over a proposer's states, which are of `end` tokens now."""
+        if self.draft_states is not None:
+            self.draft_states.commit((), lambda count: self._name(tokens, count // self._pool.block_size - 1), end)
 
     def publish(self, tokens: Sequence[int], computed: int) -> None:
         """Make the full blocks among the first `computed` verified tokens findable."""

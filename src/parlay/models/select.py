@@ -251,19 +251,6 @@ def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
-def refuse_recurrent(config: ModelConfig, method: str) -> None:
-    """Refuse a model whose recurrent layers a method would have to run apart from the target's steps.
-
-    Raises:
-        ModelError: it has such layers.
-    """
-    if config.style.recurrent is not None:
-        raise ModelError(
-            f"the method {method!r} does not serve {config.path}, whose recurrent layers keep one state a sequence; "
-            "take 'ngram', 'suffix', a draft head, or a draft model without such layers"
-        )
-
-
 def mtp_layer(config: ModelConfig, path: Path | None = None) -> MTPLayer | None:
     """Return the layer with which a model predicts further tokens, if its files have one, or others at `path`.
 

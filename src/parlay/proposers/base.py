@@ -198,6 +198,8 @@ class DeviceProposer(Proposer):
             and the target's state before it. For what they lack of a prefix the target runs once more for its states.
         reruns: whether the target can run tokens once more for states that a proposer of pairs lacks. Otherwise its
             layers begin anew where they lack any: its nodes then see no pair before.
+        recurrent: whether it has recurrent layers of its own. They keep a state of each request, in the slots that
+            its `CatchUp` names.
         deepest: most nodes on a path that it can draft; None for no limit.
         choices: the branches of its drafts, as paths of ranks: `(0, 2)` is the third likeliest token after the
             likeliest one. A parent comes before its children. None for as many as pay, where drafts branch at all.
@@ -209,6 +211,7 @@ class DeviceProposer(Proposer):
     taps: tuple[int, ...] = ()
     pairs: bool = False
     reruns: bool = True
+    recurrent: bool = False
     deepest: int | None = None
     choices: tuple[tuple[int, ...], ...] | None = None
     choices_option: str = "choices"

@@ -25,6 +25,7 @@ class Start:
         width: nodes of each level that the draft continues from, and children of each; 1 for a chain.
         nodes: most nodes of a draft with branches.
         first: the first token whose keys its nodes see.
+        path: nodes of the step that were accepted, in order.
     """
 
     index: int
@@ -36,6 +37,7 @@ class Start:
     width: int = 1
     nodes: int = 0
     first: int = 0
+    path: tuple[int, ...] = ()
 
 
 class DraftHead(DeviceProposer):

@@ -100,6 +100,10 @@ class DraftSlots:
         """Return where the paths of level `level` are to be written, as `DraftHead.paths` does."""
         return self._narrow[level, :rows], self._paths[level - 1], self._paths[level][:rows]
 
+    def nodes(self, level: int, rows: int) -> Tensor:
+        """Return the paths of a level's rows, see `DraftStates.view`."""
+        return self._paths[level][:rows] - int(self._narrow[0, 0])
+
     def batch(self, level: int, rows: int, width: int = 1) -> Batch:
         """Return what level `level` runs of the leading requests."""
         wide = width > 1

@@ -86,7 +86,7 @@ def starts(spans: Sequence[Span], verdicts: Sequence[Verdict], most: int) -> Ite
             # The row from which the target chose its newest token.
             last = first_node + verdict.path[-1] if verdict.path else first_node - 1
             position = span.end + len(verdict.tokens)
-            yield Start(i, span, last, verdict.tokens, position, *shape_of(ask, length))
+            yield Start(i, span, last, verdict.tokens, position, *shape_of(ask, length), path=verdict.path)
 
 
 def shape_of(ask: CatchUp, length: int) -> tuple[int, int, int]:

@@ -1,6 +1,8 @@
 """What proposers have in common that draft token by token with a whole model."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from parlay.models.select import load_model
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.draft_slots import DraftSlots
+from parlay.proposers.draft_states import DRAFT_PLACES, DraftStates
 from parlay.proposers.expander import MOST_LEVELS, Expander
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_layers import output_layer, records_logits
@@ -18,10 +21,20 @@ from parlay.proposers.vocabulary import ids_of
 from parlay.runner.batch import Batch, trimmed
 from parlay.runner.graphs import MOST_ROWS
 from parlay.runner.runner import ModelRunner
+from parlay.types.cache import NO_ROOM, StateRoom
+from parlay.types.plan import StateUse
 
 
 class ModelHead(DraftHead):
-    """A head that is a model, of which ranks may share every layer; each keeps the keys of its own heads."""
+    """A head that is a model, of which ranks may share every layer; each keeps the keys of its own heads.
+
+    The passes of a model with recurrent layers differ with the nodes above, so they are not recorded with the rest of
+    a level; the runner still records them by their number of rows.
+    """
+
+    @abstractmethod
+    def base(self, start: Start) -> StateUse:
+        """Return the state of recurrent layers that a request's draft goes on from: its `source` and `accepted`."""
 
     def load_model(
         self,
@@ -29,6 +42,7 @@ class ModelHead(DraftHead):
         cache: int | CacheLayers,
         target: TargetInfo,
         runtime: Runtime,
+        room: StateRoom = NO_ROOM,
         *,
         newest: bool = False,
     ) -> None:
@@ -39,11 +53,12 @@ class ModelHead(DraftHead):
             cache: blocks of its cache layers, or another model's layers.
             target: the one it drafts for.
             runtime: what it may use.
+            room: for states of its recurrent layers; the last `DRAFT_PLACES` are for drafts.
             newest: see `DraftSlots`.
         """
         kernels, group, dtype = runtime.kernels, runtime.group, target.dtype
         model = load_model(config, dtype, target.max_model_len, kernels, group, runtime.on_read)
-        self._runner = runner = ModelRunner(model, kernels, cache, runtime.block_size, group)
+        self._runner = runner = ModelRunner(model, kernels, cache, runtime.block_size, group, room=room)
         self._logits, self.recordable = output_layer(model, MOST_ROWS), records_logits(model)
         self._recorded, self.tell = group.size == 1, runtime.tell
         if group.rank:  # which does not draft
@@ -52,9 +67,9 @@ class ModelHead(DraftHead):
         self.ids = ids_of(config.vocab_size, vocab_size)
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
         self._every = torch.arange(MOST_ROWS)
-        self._expander = Expander(
-            self, runtime, MOST_LEVELS, vocab_size, records=self._recorded and runner.recordable()
-        )
+        self._states = DraftStates(room.places - DRAFT_PLACES, newest=newest) if runner.recurrent else None
+        records = self._recorded and self._states is None and runner.recordable()
+        self._expander = Expander(self, runtime, MOST_LEVELS, vocab_size, records=records)
         self._slots = DraftSlots(self._expander.tokens, runtime.num_blocks, runtime.block_size, newest=newest)
 
     def embeddable(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
@@ -72,7 +87,12 @@ class ModelHead(DraftHead):
     def run_level(self, level: int, rows: int, width: int) -> None:
         """Run a level's nodes, and keep their states."""
         batch = self._slots.batch(level, rows, width)
-        states = self._run_here(batch if self._recorded else trimmed(batch, self._runner.block_size))
+        if self._states is not None:
+            path = self._slots.nodes(level, rows) if width > 1 else None
+            view = self._states.view(level, rows, path)
+            states = self.run(replace(trimmed(batch, self._runner.block_size), states=view))
+        else:
+            states = self._run_here(batch if self._recorded else trimmed(batch, self._runner.block_size))
         self._runner.kernels.embed(states, self._every[:rows], self._state[:rows])
 
     @shared
@@ -91,3 +111,5 @@ class ModelHead(DraftHead):
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._slots.prepare(turn, width)
+        if self._states is not None:
+            self._states.prepare([self.base(start) for start in turn], width)

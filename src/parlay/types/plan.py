@@ -42,36 +42,6 @@ class ProposerState:
 
 
 @dataclass(frozen=True, slots=True)
-class CatchUp:
-    """A device proposer's input for one request: what its cache layers lack, and how far it may draft.
-
-    Attributes:
-        state: its progress before this step.
-        unseen: known tokens from `state.computed` up to and including the last of the span's, for a proposer of
-            pairs also the one after it where it is known; empty unless it is to `follow`.
-        rerun: known tokens from `rerun_start` on, which the target has computed but runs once more, storing nothing,
-            for the states that a proposer of pairs lacks. Their rows come after those of all spans.
-        budget: upper bound for the length of the draft that it makes at the end of this step; 0 for none.
-        width: nodes of each level that it continues from, and children of each; 1 for a chain.
-        nodes: most nodes of a draft with branches.
-        follow: whether its cache layers, if it has any, are to keep up; otherwise its gap grows.
-    """
-
-    state: ProposerState = ProposerState()
-    unseen: tuple[int, ...] = ()
-    rerun: tuple[int, ...] = ()
-    budget: int = 0
-    width: int = 1
-    nodes: int = 0
-    follow: bool = False
-
-    @property
-    def rerun_start(self) -> int:
-        """Position of the first state that a proposer of pairs has not seen."""
-        return self.state.next_state
-
-
-@dataclass(frozen=True, slots=True)
 class StateUse:
     """Where a request's rows find and leave the states of recurrent layers.
 
@@ -89,6 +59,39 @@ class StateUse:
 
 
 NO_STATES = StateUse()
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """A device proposer's input for one request: what its cache layers lack, and how far it may draft.
+
+    Attributes:
+        state: its progress before this step.
+        unseen: known tokens from `state.computed` up to and including the last of the span's, for a proposer of
+            pairs also the one after it where it is known; empty unless it is to `follow`.
+        rerun: known tokens from `rerun_start` on, which the target has computed but runs once more, storing nothing,
+            for the states that a proposer of pairs lacks. Their rows come after those of all spans.
+        budget: upper bound for the length of the draft that it makes at the end of this step; 0 for none.
+        width: nodes of each level that it continues from, and children of each; 1 for a chain.
+        nodes: most nodes of a draft with branches.
+        follow: whether its cache layers, if it has any, are to keep up; otherwise its gap grows.
+        states: of its own recurrent layers. The last that it stores is that of as many tokens as it comes to, which
+            may be fewer than planned.
+    """
+
+    state: ProposerState = ProposerState()
+    unseen: tuple[int, ...] = ()
+    rerun: tuple[int, ...] = ()
+    budget: int = 0
+    width: int = 1
+    nodes: int = 0
+    follow: bool = False
+    states: StateUse = NO_STATES
+
+    @property
+    def rerun_start(self) -> int:
+        """Position of the first state that a proposer of pairs has not seen."""
+        return self.state.next_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,15 @@ from typing import Any
 from torch import Tensor
 
 from parlay.errors import ConfigError, ModelError
-from parlay.models.select import refuse_recurrent
 from parlay.proposers.base import Runtime, Share, TargetInfo
+from parlay.proposers.draft_head import Start
+from parlay.proposers.draft_states import DRAFT_PLACES
 from parlay.proposers.expander import MOST_LEVELS
 from parlay.proposers.heads import starts
 from parlay.proposers.model_head import ModelHead
 from parlay.runner.footprint import weight_bytes
-from parlay.types.plan import NO_PROPOSAL, Proposal, Span, Verdict
+from parlay.types.cache import StateRoom
+from parlay.types.plan import NO_PROPOSAL, Proposal, Span, StateUse, Verdict
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -55,7 +57,6 @@ class Proposer(ModelHead):
                 f"the method 'self' does not serve {config.architecture}, which a class of transformers computes and "
                 "which has no form of four bits; leave the method out"
             )
-        refuse_recurrent(config, self.source)
         if target.stages > 1:
             raise ConfigError(
                 "the method 'self' drafts in the target's own cache, of which pipeline_parallel_size="
@@ -75,7 +76,14 @@ class Proposer(ModelHead):
 
     def load(self, runtime: Runtime) -> None:
         """Make the copy, and allocate what its passes write to."""
-        self.load_model(self._config, runtime.cache, self._target, runtime, newest=True)
+        room = StateRoom(runtime.room.slots, runtime.room.places + DRAFT_PLACES)
+        self.load_model(self._config, runtime.cache, self._target, runtime, room, newest=True)
+
+    def base(self, start: Start) -> StateUse:
+        """Return the target's own state of the last known token, and the places of the nodes that it has accepted."""
+        states = start.span.states
+        accepted = tuple(states.places[node] for node in start.path)
+        return StateUse(max(states.stores)[1], accepted)
 
     def propose(
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
