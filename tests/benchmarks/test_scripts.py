@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from families import VOCAB
+from mtp_layers import write_mtp
 
-from benchmarks import ranks, ratios, sampling, startup, structured
+from benchmarks import draft_vocabulary, ranks, ratios, sampling, startup, structured
 
 
 def result(main: Callable[[Sequence[str]], int], flags: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Any:
@@ -19,6 +21,14 @@ def test_sampling(capsys: pytest.CaptureFixture[str]) -> None:
     rows = result(sampling.main, ["--vocab-size", "1000", "--rounds", "2"], capsys)["rows"]
     assert {row["way"] for row in rows} == set(sampling.CASES)
     assert all(row["ms"] > 0 for row in rows)
+
+
+def test_draft_vocabulary(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = write_mtp(tmp_path / "model", "qwen3_5")
+    flags = ["--model", str(path), "--draft-vocab-size", "64", "--repetitions", "2", "--max-tokens", "4"]
+    rows = result(draft_vocabulary.main, flags, capsys)["rows"]
+    assert [row["rows"] for row in rows] == [VOCAB, 64]
+    assert all(row["ms"] > 0 < row["step_ms"] for row in rows)
 
 
 def test_startup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,11 @@ class DraftHead(DeviceProposer):
     at_once: bool = False
     ids: Tensor | None = None
 
+    @property
+    def choices_of_a_node(self) -> int:
+        """How many tokens a node is chosen from, 0 for all; passes that differ in it are recorded apart."""
+        return 0 if self.ids is None else len(self.ids)
+
     @abstractmethod
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:
         """Write what the levels read besides nodes.

@@ -115,8 +115,8 @@ class Expander:
             self._advance(enumerate(counts))
             self._draw_at_once(counts)
         elif head.recordable:
-            filtered = self._draws.filtered
-            self.recorder.run(((filtered, private, *at), partial(self._level, *at)) for at in enumerate(counts))
+            kind = self._draws.filtered, private, head.choices_of_a_node
+            self.recorder.run(((*kind, *at), partial(self._level, *at)) for at in enumerate(counts))
         else:
             for level, count in enumerate(counts):
                 self._draw(level, self._scored(level, count))

@@ -16,6 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from parlay.models.layers import Embedding
 from parlay.models.select import cache_spec, exposes_hidden_states
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
 from parlay.proposers.draft_head import Start
+from parlay.proposers.draft_output import DraftOutput
 from parlay.proposers.draft_slots import DraftSlots, scratch_blocks
 from parlay.proposers.expander import MOST_LEVELS, Expander
 from parlay.proposers.heads import CheckpointHead, CheckpointOptions, shape_of
@@ -123,10 +125,12 @@ class FeatureHead(CheckpointHead):
 
     Attributes:
         config: of the head's layers.
+        output: the target's output layer, for a head without one.
     """
 
     pairs = True
     config: ModelConfig
+    output: DraftOutput | None = None
 
     def __init__(self, options: CheckpointOptions, target: TargetInfo) -> None:
         super().__init__(options, target)
@@ -217,6 +221,10 @@ class FeatureHead(CheckpointHead):
     ) -> list[Proposal]:
         """Keep the pairs that the step has made known, then draft for each request that lacks none."""
         proposals = [NO_PROPOSAL] * len(spans)
+        if self.output is not None:
+            known = ((*span.tokens, *verdict.tokens[:-1]) for span, verdict in zip(spans, verdicts, strict=True))
+            self.output.observe(chain.from_iterable(known))
+            self.ids = self.output.ids
         sources = self.sources(hidden, tapped)
         before = self._before
         if before is not None and any(map(_lacks_one, spans)):

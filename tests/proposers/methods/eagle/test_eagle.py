@@ -103,7 +103,7 @@ def test_after_a_prediction_has_failed(make_llm: MakeLLM, models: dict[str, Pair
 def test_where_the_targets_logits_cannot_be_recorded(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    for file in ("methods.eagle.proposer", "methods.eagle3.proposer"):
+    for file in ("draft_output", "methods.eagle3.proposer"):
         monkeypatch.setattr(f"parlay.proposers.{file}.records_logits", lambda target: False)
     path = write(tmp_path / "head", *HEADS[name]())
     llm = make_llm(speculative_config={"model": str(path)})

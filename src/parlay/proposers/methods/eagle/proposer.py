@@ -22,12 +22,11 @@ from parlay.models.decoder import attention_shapes, mlp_shapes
 from parlay.models.heads import layer_config
 from parlay.models.layers import SplitLinear
 from parlay.proposers.base import Runtime
+from parlay.proposers.draft_output import DraftOutput
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.head_layers import HeadLayers, side_by_side
 from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.eagle.format import AFTER, BEFORE, EMBEDDING, JOIN, JOIN_BIAS, layer
-from parlay.proposers.target_layers import output_layer, records_logits
-from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -39,6 +38,7 @@ class Proposer(FeatureHead):
 
     source = "eagle"
     runs_ends = True
+    output: DraftOutput
 
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         head, target = self.head, self._target
@@ -64,11 +64,13 @@ class Proposer(FeatureHead):
                 own[BEFORE] = (width,)
             shapes |= {layer(i) + name: shape for name, shape in own.items()}
         weights.expect(shapes, (".rotary_emb.inv_freq",))
-        self.weight_bytes = weights.size(shapes, target.dtype) + MOST_ROWS * target.config.vocab_size * 4
+        self.output = DraftOutput(target, config, None)
+        self.weight_bytes = weights.size(shapes, target.dtype) + self.output.bytes
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group = self._target.dtype, runtime.kernels, runtime.group
-        self._target_logits, self.recordable = output_layer(runtime.target, MOST_ROWS), records_logits(runtime.target)
+        self.output.load(runtime)
+        self.ids, self.recordable = self.output.ids, self.output.recordable
         self._embedding = self.read_embedding(weights, runtime)
         bias = weights.read(JOIN_BIAS, dtype) if self._biased else None
         self._join = SplitLinear(kernels, weights.read_weight(JOIN, dtype), group, bias)
@@ -94,4 +96,4 @@ class Proposer(FeatureHead):
 
     def logits(self, state: Tensor) -> Tensor:
         """Return the target's logits; the predicted state is normed already."""
-        return self._target_logits(state)
+        return self.output(state)

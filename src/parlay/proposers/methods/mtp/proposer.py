@@ -27,13 +27,11 @@ from parlay.models.mtp import MTPLayer
 from parlay.models.rotary import layer_tables
 from parlay.models.select import mtp_layer
 from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.draft_output import DraftOutput
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.head_layers import side_by_side
 from parlay.proposers.heads import CheckpointOptions
-from parlay.proposers.target_layers import TargetEmbedding, output_layer, records_logits, reduced_output
-from parlay.proposers.vocabulary import frequent_ids
-from parlay.runner.footprint import end_bytes
-from parlay.runner.graphs import MOST_ROWS
+from parlay.proposers.target_layers import TargetEmbedding
 from parlay.types.progress import OnRead, ignore
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
@@ -48,7 +46,7 @@ class Options(CheckpointOptions):
     Attributes:
         model: where the layer lies; empty for the target's own files.
         draft_vocab_size: draft only this many tokens, the commonest ones: a draft token then reads so many rows of
-            the output layer. None for all tokens.
+            the output layer. None for 32,768 where that pays, and for all tokens where not.
     """
 
     model: str = ""
@@ -66,11 +64,10 @@ class Proposer(FeatureHead):
     source = "mtp"
     default_length = 3
     runs_ends = True
+    output: DraftOutput
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
-        size = target.config.tokens
-        if options.draft_vocab_size is not None and options.draft_vocab_size < size:
-            self.ids = frequent_ids(size, options.draft_vocab_size, target.config.eos_token_ids)
+        self._draft_vocab_size = options.draft_vocab_size
         super().__init__(options, target)
 
     @classmethod
@@ -105,22 +102,15 @@ class Proposer(FeatureHead):
 
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         shapes = _check(self._layer, weights)
-        self.weight_bytes = weights.size(shapes, self._target.dtype)
-        target = self._target.config
-        self.weight_bytes += MOST_ROWS * 4 * (target.vocab_size if self.ids is None else len(self.ids))  # logits
-        if self.ids is not None:
-            output = end_bytes(target, self._target.dtype) // (1 if target.tie_embeddings else 2)
-            self.weight_bytes += output * len(self.ids) // target.vocab_size
+        self.output = DraftOutput(self._target, self.config, self._draft_vocab_size)
+        self.weight_bytes = weights.size(shapes, self._target.dtype) + self.output.bytes
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group, config = self._target.dtype, runtime.kernels, runtime.group, self.config
         names, self._norm = self._layer.names, norm_of(config)
         self._embedding = TargetEmbedding(runtime.target, group)
-        self._target_logits, self.recordable = output_layer(runtime.target, MOST_ROWS), records_logits(runtime.target)
-        if self.ids is not None and not group.rank:  # which drafts
-            output = reduced_output(self._target.config, dtype, kernels, self.ids)
-            memory = torch.zeros((MOST_ROWS, len(self.ids)))
-            self._target_logits = lambda states: output(states, memory[: len(states)])
+        self.output.load(runtime)
+        self.ids, self.recordable = self.output.ids, self.output.recordable
         self._join = SplitLinear(kernels, weights.read_weight(names.join, dtype), group)
         self._token_norm, self._state_norm, self._last_norm = (
             weights.read(name, dtype) for name in (names.token_norm, names.state_norm, names.norm)
@@ -150,7 +140,7 @@ class Proposer(FeatureHead):
 
     def logits(self, state: Tensor) -> Tensor:
         """Return the target's logits, of the tokens that are drafted; the state is normed already."""
-        return self._target_logits(state)
+        return self.output(state)
 
 
 def _check(layer: MTPLayer, weights: Checkpoint) -> dict[str, tuple[int, ...]]:
