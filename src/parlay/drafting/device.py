@@ -54,7 +54,9 @@ class Device:
         self._width, self._nodes, self._shaped = method.width, method.nodes, method.shaped
         self._follows = method.proposer.cache is not None  # it has to process every token
         self._pairs, self._reruns = method.proposer.pairs, method.proposer.reruns
-        self._faults, self._share_prefixes, self._vocab_size = faults, share_prefixes, vocab_size
+        self._faults, self._vocab_size = faults, vocab_size
+        own_blocks = method.proposer.own_blocks
+        self._share_prefixes, self._share_own = share_prefixes and not own_blocks, share_prefixes and own_blocks
         self._forgotten: list[int] = []
         self.restart(policy)
 
@@ -186,6 +188,7 @@ class Device:
             width=width,
             nodes=nodes,
             follow=True,
+            tenant=request.tenant if self._share_own else None,
         )
         return StepPart(draft, catch_up)
 

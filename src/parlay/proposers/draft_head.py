@@ -25,6 +25,8 @@ class Start:
         width: nodes of each level that the draft continues from, and children of each; 1 for a chain.
         nodes: most nodes of a draft with branches.
         first: the first token whose keys its nodes see.
+        place: of the first node in the head's cache layers, where that is not its position.
+        blocks: its table there, where that is not the target's.
     """
 
     index: int
@@ -36,6 +38,8 @@ class Start:
     width: int = 1
     nodes: int = 0
     first: int = 0
+    place: int | None = None
+    blocks: Sequence[int] | None = None
 
 
 class DraftHead(DeviceProposer):

@@ -31,6 +31,8 @@ class ModelHead(DraftHead):
         runtime: Runtime,
         *,
         newest: bool = False,
+        ids: Tensor | None = None,
+        to_own: Tensor | None = None,
     ) -> None:
         """Read the weights and allocate what passes write to.
 
@@ -40,6 +42,8 @@ class ModelHead(DraftHead):
             target: the one it drafts for.
             runtime: what it may use.
             newest: see `DraftSlots`.
+            ids: see `DraftHead`, of a model with another vocabulary.
+            to_own: int64 `[n]`, that model's tokens by what `ids` calls them.
         """
         kernels, group, dtype = runtime.kernels, runtime.group, target.dtype
         model = load_model(config, dtype, target.max_model_len, kernels, group, runtime.on_read)
@@ -49,13 +53,15 @@ class ModelHead(DraftHead):
         if group.rank:  # which does not draft
             return
         vocab_size = target.config.vocab_size
-        self.ids = ids_of(config.vocab_size, vocab_size)
+        self.ids = ids_of(config.vocab_size, vocab_size) if ids is None else ids
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
         self._every = torch.arange(MOST_ROWS)
         self._expander = Expander(
             self, runtime, MOST_LEVELS, vocab_size, records=self._recorded and runner.recordable()
         )
-        self._slots = DraftSlots(self._expander.tokens, runtime.num_blocks, runtime.block_size, newest=newest)
+        self._to_own = None if to_own is None else _words(to_own)
+        self._tokens = self._expander.tokens if to_own is None else torch.zeros_like(self._expander.tokens)
+        self._slots = DraftSlots(self._tokens, runtime.num_blocks, runtime.block_size, newest=newest)
 
     def embeddable(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Return tokens of the target's with another in place of each one that the model lacks."""
@@ -71,6 +77,9 @@ class ModelHead(DraftHead):
 
     def run_level(self, level: int, rows: int, width: int) -> None:
         """Run a level's nodes, and keep their states."""
+        if self._to_own is not None:
+            drafted, own = self._expander.tokens[level, :rows], self._tokens[level, :rows]
+            self._runner.kernels.embed(self._to_own, drafted, _words(own))
         batch = self._slots.batch(level, rows, width)
         states = self._run_here(batch if self._recorded else trimmed(batch, self._runner.block_size))
         self._runner.kernels.embed(states, self._every[:rows], self._state[:rows])
@@ -91,3 +100,8 @@ class ModelHead(DraftHead):
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._slots.prepare(turn, width)
+
+
+def _words(tokens: Tensor) -> Tensor:
+    """Return int64 `[n]` as `[n, 2]` of a type that kernels copy rows of, on the same memory."""
+    return tokens.view(torch.float32).view(-1, 2)

@@ -55,6 +55,7 @@ class CatchUp:
         width: nodes of each level that it continues from, and children of each; 1 for a chain.
         nodes: most nodes of a draft with branches.
         follow: whether its cache layers, if it has any, are to keep up; otherwise its gap grows.
+        tenant: whose requests may share what layers with blocks of their own hold; None for nobody's.
     """
 
     state: ProposerState = ProposerState()
@@ -64,6 +65,7 @@ class CatchUp:
     width: int = 1
     nodes: int = 0
     follow: bool = False
+    tenant: str | None = None
 
     @property
     def rerun_start(self) -> int:
