@@ -14,8 +14,9 @@ from families import write_family
 from pieces import random_tokens
 from random_requests import compare_random_requests
 from switching import any_choices
+from vocabularies import permuted
 
-from parlay import LLM, SamplingParams
+from parlay import LLM, ModelError, SamplingParams
 from parlay.drafting.device import Device
 from parlay.drafting.state import Drafted
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
@@ -211,6 +212,12 @@ def test_states_of_a_draft_model_are_part_of_the_memory(engine: Callable[..., LL
     memory = engine("qwen3", "lfm2").engine.memory
     rows = 2 * memory.room.slots + memory.room.places  # of each of the three convolutions, which have three taps
     assert memory.states == 3 * 64 * 4 * rows
+
+
+def test_another_vocabulary_is_refused(model: Callable[[str], Path], tmp_path: Path) -> None:
+    other = permuted(model("lfm2"), tmp_path / "other")
+    with pytest.raises(ModelError, match="its recurrent layers cannot go back"):
+        LLM(str(model("qwen3")), speculative_config={"method": "draft_model", "model": str(other)})
 
 
 @pytest.mark.soak

@@ -75,7 +75,7 @@ INNER: dict[str, ForeignOption] = {
     "disable_log_stats": ForeignOption("counters are always own"),
     "parallel_drafting": ForeignOption("each proposer drafts in its own way", only=(False,)),
     "code_revision": ForeignOption("no Python of a checkpoint is run"),
-    "use_heterogeneous_vocab": ForeignOption("a draft model has the vocabulary of its target", only=(False,)),
+    "use_heterogeneous_vocab": ForeignOption("vocabularies are compared, and `vocabulary` says what if they differ"),
     "suffix_decoding_corpus_tokens": ForeignOption("what is remembered of answers is bounded in bytes"),
 }
 # Other names of methods, and keys that say whether lengths are chosen.

@@ -55,7 +55,9 @@ class Device:
         self._follows = method.proposer.cache is not None  # it has to process every token
         self._pairs, self._reruns = method.proposer.pairs, method.proposer.reruns
         self._recurrent = method.proposer.recurrent
-        self._faults, self._share_prefixes, self._vocab_size = faults, share_prefixes, vocab_size
+        self._faults, self._vocab_size = faults, vocab_size
+        own_blocks = method.proposer.own_blocks
+        self._share_prefixes, self._share_own = share_prefixes and not own_blocks, share_prefixes and own_blocks
         self._forgotten: list[int] = []
         self.restart(policy)
 
@@ -193,6 +195,7 @@ class Device:
             states=request.table.begin_draft(
                 end + (len(draft) + 1 if emits else 0), len(request.prompt_tokens), keep=self._share_prefixes
             ),
+            tenant=request.tenant if self._share_own else None,
         )
         return StepPart(draft, catch_up)
 

@@ -115,6 +115,8 @@ class Worker:
         self._stale = True
         self._under_way.clear()
         self._distributions.clear()
+        if self._proposer is not None:
+            self._proposer.forget(None)
         return self._processing
 
     def execute(self, plan: Plan) -> StepOutput:
@@ -146,6 +148,7 @@ class Worker:
         if self._proposer is not None:
             for request_id in plan.forgotten:
                 self._distributions.pop(request_id, None)
+            self._proposer.forget(plan.forgotten)
         hidden = self._runner.finish()
         rows = [
             row

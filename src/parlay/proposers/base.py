@@ -11,6 +11,7 @@ Nothing outside this folder refers to a proposer by name: what it needs it decla
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ class TargetInfo:
     """The target that a proposer drafts for, before any weights are read.
 
     `hub` fetches a proposer's own model, at the revision that its options name; `ranks` is the number of ranks that
-    share the target's layers, `stages` of those that have some of the layers each.
+    share the target's layers, `stages` of those that have some of the layers each. `tokenizer` is where the target's
+    lies, which further ranks need not know.
     """
 
     config: ModelConfig
@@ -44,6 +46,7 @@ class TargetInfo:
     hub: Hub = DEFAULT
     ranks: int = 1
     stages: int = 1
+    tokenizer: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +192,7 @@ class HostProposer(Proposer):
 class DeviceProposer(Proposer):
     """Drafts at the end of a step, on every rank, where the target's hidden states are.
 
-    It keeps nothing of a request between steps but its cache layers.
+    It keeps nothing of a request between steps but its cache layers, and what it says in `forget`.
 
     Attributes:
         taps: after how many of the target's layers it reads the residual stream, ascending; only of targets that
@@ -205,6 +208,8 @@ class DeviceProposer(Proposer):
             likeliest one. A parent comes before its children. None for as many as pay, where drafts branch at all.
         choices_option: the option by which a user gives `choices`.
         draws: whether it supports `Runtime.keep_distributions`.
+        own_blocks: whether its cache layers have blocks of their own, so that other requests find nothing of it in
+            the target's.
         tell: sends the other ranks that share its layers their calls; see `parlay.proposers.shared_passes`.
     """
 
@@ -216,6 +221,7 @@ class DeviceProposer(Proposer):
     choices: tuple[tuple[int, ...], ...] | None = None
     choices_option: str = "choices"
     draws: bool = False
+    own_blocks: bool = False
     tell: OnOrder = staticmethod(nobody)
 
     def hold(self, states: StateView, hidden: Tensor, tapped: Tensor | None = None) -> None:
@@ -225,6 +231,9 @@ class DeviceProposer(Proposer):
             states: where rows of recurrent layers go on from; only targets with such layers ask for this.
             hidden, tapped: as for `propose`.
         """
+
+    def forget(self, requests: Sequence[int] | None) -> None:
+        """Drop what it keeps of requests that have ended, of all if None; unknown ones are ignored."""
 
     @abstractmethod
     def propose(

@@ -26,6 +26,8 @@ class Start:
         nodes: most nodes of a draft with branches.
         first: the first token whose keys its nodes see.
         path: nodes of the step that were accepted, in order.
+        place: of the first node in the head's cache layers, where that is not its position.
+        blocks: its table there, where that is not the target's.
     """
 
     index: int
@@ -38,6 +40,8 @@ class Start:
     nodes: int = 0
     first: int = 0
     path: tuple[int, ...] = ()
+    place: int | None = None
+    blocks: Sequence[int] | None = None
 
 
 class DraftHead(DeviceProposer):

@@ -65,9 +65,9 @@ class DraftSlots:
         begin = self._before
         if levels <= begin:
             return
-        tables = table_array([start.span.blocks for start in turn])
+        tables = table_array([start.span.blocks if start.blocks is None else start.blocks for start in turn])
         self._tables[:rows, : tables.shape[1]] = torch.from_numpy(tables)
-        first = np.array([start.position for start in turn])
+        first = np.array([start.position if start.place is None else start.place for start in turn])
         seen = np.array([start.first for start in turn], dtype=np.int32)
         self._first[: rows * width] = torch.from_numpy(seen.repeat(width))
         if width > 1:

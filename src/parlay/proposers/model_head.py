@@ -45,6 +45,8 @@ class ModelHead(DraftHead):
         room: StateRoom = NO_ROOM,
         *,
         newest: bool = False,
+        ids: Tensor | None = None,
+        to_own: Tensor | None = None,
     ) -> None:
         """Read the weights and allocate what passes write to.
 
@@ -55,6 +57,8 @@ class ModelHead(DraftHead):
             runtime: what it may use.
             room: for states of its recurrent layers; the last `DRAFT_PLACES` are for drafts.
             newest: see `DraftSlots`.
+            ids: see `DraftHead`, of a model with another vocabulary.
+            to_own: int64 `[n]`, that model's tokens by what `ids` calls them.
         """
         kernels, group, dtype = runtime.kernels, runtime.group, target.dtype
         model = load_model(config, dtype, target.max_model_len, kernels, group, runtime.on_read)
@@ -64,13 +68,15 @@ class ModelHead(DraftHead):
         if group.rank:  # which does not draft
             return
         vocab_size = target.config.vocab_size
-        self.ids = ids_of(config.vocab_size, vocab_size)
+        self.ids = ids_of(config.vocab_size, vocab_size) if ids is None else ids
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
         self._every = torch.arange(MOST_ROWS)
         self._states = DraftStates(room.places - DRAFT_PLACES, newest=newest) if runner.recurrent else None
         records = self._recorded and self._states is None and runner.recordable()
         self._expander = Expander(self, runtime, MOST_LEVELS, vocab_size, records=records)
-        self._slots = DraftSlots(self._expander.tokens, runtime.num_blocks, runtime.block_size, newest=newest)
+        self._to_own = None if to_own is None else _words(to_own)
+        self._tokens = self._expander.tokens if to_own is None else torch.zeros_like(self._expander.tokens)
+        self._slots = DraftSlots(self._tokens, runtime.num_blocks, runtime.block_size, newest=newest)
 
     def embeddable(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Return tokens of the target's with another in place of each one that the model lacks."""
@@ -86,6 +92,9 @@ class ModelHead(DraftHead):
 
     def run_level(self, level: int, rows: int, width: int) -> None:
         """Run a level's nodes, and keep their states."""
+        if self._to_own is not None:
+            drafted, own = self._expander.tokens[level, :rows], self._tokens[level, :rows]
+            self._runner.kernels.embed(self._to_own, drafted, _words(own))
         batch = self._slots.batch(level, rows, width)
         if self._states is not None:
             path = self._slots.nodes(level, rows) if width > 1 else None
@@ -113,3 +122,8 @@ class ModelHead(DraftHead):
         self._slots.prepare(turn, width)
         if self._states is not None:
             self._states.prepare([self.base(start) for start in turn], width)
+
+
+def _words(tokens: Tensor) -> Tensor:
+    """Return int64 `[n]` as `[n, 2]` of a type that kernels copy rows of, on the same memory."""
+    return tokens.view(torch.float32).view(-1, 2)

@@ -5,13 +5,13 @@ Tokens beyond the shorter one stand for nothing. A proposer never drafts them, a
 
 import filecmp
 from collections.abc import Collection
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from parlay.checkpoints.files import tokenizer_file
-from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.heads import pads
 from parlay.text.tokenizer_files import read_tokenizer
@@ -52,26 +52,31 @@ def fitted(weight: Weight, rows: int) -> Weight:
     return Weight.stack([weight, weight.outputs(size - (rows - size), size)])
 
 
-def check_vocabulary(draft: ModelConfig, target: ModelConfig) -> None:
-    """Refuse a draft model that means other tokens by the target's ids, apart from padding and added tokens.
+def difference(draft: ModelConfig, target: ModelConfig, tokenizer: Path | None = None) -> str | None:
+    """Return how a draft model means other tokens by the target's ids, apart from padding and added tokens.
+
+    Args:
+        draft, target: the two models.
+        tokenizer: where the target's lies, if not beside its weights.
+
+    Returns:
+        A sentence; None if it does not: the sizes differ by no more than padding, nor do the tokenizers.
 
     Raises:
-        ModelError: the sizes differ by more than padding, or the tokenizers differ.
+        ModelError: a tokenizer cannot be read.
     """
     if not pads(draft.vocab_size, target.vocab_size):
-        raise ModelError(
+        return (
             f"the draft model {draft.path} has {draft.vocab_size} tokens but the target {target.path} has "
-            f"{target.vocab_size}; a draft model must share the target's vocabulary"
+            f"{target.vocab_size}"
         )
-    own, other = tokenizer_file(draft.path), tokenizer_file(target.path)
+    own, other = tokenizer_file(draft.path), tokenizer_file(tokenizer or target.path)
     if not own.is_file() or not other.is_file() or filecmp.cmp(own, other, shallow=False):
-        return
+        return None
     ours, theirs = _texts(read_tokenizer(own)), _texts(read_tokenizer(other))
     if any(theirs.get(token, text) != text for token, text in ours.items()):
-        raise ModelError(
-            f"the draft model {draft.path} gives other ids to tokens than the target {target.path}; "
-            "a draft model must share the target's vocabulary"
-        )
+        return f"the draft model {draft.path} gives other ids to tokens than the target {target.path}"
+    return None
 
 
 def _texts(tokenizer: Tokenizer) -> dict[int, str]:

@@ -25,8 +25,25 @@ def raw_bytes(tokenizer: Tokenizer, token: int) -> bytes | None:
 
     The spelling is that of byte-level BPE, one letter for each byte, or of SentencePiece, one token for each.
     """
-    spelled = tokenizer.id_to_token(token) or ""
+    return _raw_bytes(tokenizer.id_to_token(token) or "", _kinds(tokenizer))
+
+
+def all_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """Return the bytes of every token within a text, by its id.
+
+    Raises:
+        RequestError: the tokenizer's library fails.
+    """
     kinds = _kinds(tokenizer)
+    found: dict[int, bytes] = {}
+    with DECODING:
+        for spelled, token in tokenizer.get_vocab().items():
+            raw = _raw_bytes(spelled, kinds)
+            found[token] = _text_within(tokenizer, token).encode() if raw is None else raw
+    return found
+
+
+def _raw_bytes(spelled: str, kinds: set[str]) -> bytes | None:
     if "ByteLevel" in kinds:
         if all(letter in LETTERS for letter in spelled):
             return bytes(LETTERS[letter] for letter in spelled)
@@ -40,6 +57,10 @@ def text_within(tokenizer: Tokenizer, token: int) -> str:
     raw = raw_bytes(tokenizer, token)
     if raw is not None:
         return raw.decode("utf-8", "replace")
+    return _text_within(tokenizer, token)
+
+
+def _text_within(tokenizer: Tokenizer, token: int) -> str:
     # Decoders that leave out the space before the first word leave none out before the second.
     alone, twice = (str(tokenizer.decode(tokens, skip_special_tokens=False)) for tokens in ([token], [token, token]))
     return twice[len(alone) :] if twice.startswith(alone) else alone

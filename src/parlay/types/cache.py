@@ -62,6 +62,7 @@ class CacheSpec:
         heads: of every layer, how many heads keys have and how wide they are, where that differs; a width of 0 where
             it reads another layer's.
         sources: of every layer, the one whose keys and values it reads, or -1.
+        slots: how many of its own tokens there is room for with each of the target's.
     """
 
     layers: int
@@ -73,12 +74,13 @@ class CacheSpec:
     pattern: tuple[Kept, ...] = ()
     heads: tuple[tuple[int, int], ...] = ()
     sources: tuple[int, ...] = ()
+    slots: int = 1
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes in the group."""
+        """Bytes that one of the target's tokens takes in the group."""
         numbers = sum(count * width for count, width in self.heads) or self.layers * self.kv_heads * self.head_dim
-        return (1 + self.values) * numbers * self.itemsize
+        return self.slots * (1 + self.values) * numbers * self.itemsize
 
     @property
     def bytes_per_slot(self) -> int:

@@ -77,6 +77,7 @@ class CatchUp:
         follow: whether its cache layers, if it has any, are to keep up; otherwise its gap grows.
         states: of its own recurrent layers. The last that it stores is that of as many tokens as it comes to, which
             may be fewer than planned.
+        tenant: whose requests may share what layers with blocks of their own hold; None for nobody's.
     """
 
     state: ProposerState = ProposerState()
@@ -87,6 +88,7 @@ class CatchUp:
     nodes: int = 0
     follow: bool = False
     states: StateUse = NO_STATES
+    tenant: str | None = None
 
     @property
     def rerun_start(self) -> int:

@@ -91,7 +91,7 @@ def refuse(make_llm: MakeLLM, error: type[Exception], match: str, **config: Any)
 def test_another_vocabulary_size(make_llm: MakeLLM, tmp_path: Path) -> None:
     draft = write_llama(tmp_path / "draft", vocab_size=400)
     (draft / "model.safetensors").unlink()  # noticed before weights are looked for
-    refuse(make_llm, ModelError, f"400 tokens but .* has {VOCAB}", model=str(draft))
+    refuse(make_llm, ModelError, f"400 tokens but .* has {VOCAB}", model=str(draft), vocabulary="same")
 
 
 def test_other_ids_for_the_same_tokens(make_llm: MakeLLM, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_other_ids_for_the_same_tokens(make_llm: MakeLLM, tmp_path: Path) -> Non
     text = file.read_text()
     file.write_text(text.replace('"!": 0,', '"!": 1,').replace('"\\"": 1,', '"\\"": 0,'))
     assert file.read_text() != text
-    refuse(make_llm, ModelError, "other ids", model=str(draft))
+    refuse(make_llm, ModelError, "other ids", model=str(draft), vocabulary="same")
     # A tokenizer that is merely written differently fits, and then the weights are missed.
     write_byte_tokenizer(draft)
     file.write_text(file.read_text() + "\n")
@@ -115,6 +115,7 @@ def test_other_ids_for_the_same_tokens(make_llm: MakeLLM, tmp_path: Path) -> Non
         ({"model": "/nowhere"}, ModelError, "there is no model '/nowhere'"),
         ({"model": 3}, ConfigError, "model"),
         ({"model": "x", "draft_tensor_parallel_size": 0}, ConfigError, "must be at least 1"),
+        ({"model": "x", "vocabulary": "both"}, ConfigError, "vocabulary"),
         ({"modle": "x"}, ConfigError, "did you mean 'model'"),
         ({"model": "x", "prompt_lookup_max": 3}, ConfigError, "prompt_lookup_max"),
         ({"model": "x", "num_speculative_tokens": 0}, ConfigError, "at least 1"),

@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary drafts token by token, in a chain or along a tree's likeliest branches.
+"""A smaller model drafts token by token, in a chain or along a tree's likeliest branches.
 
 Idea: Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318). Here the draft model
 samples with the target's own noise (Daliri, Musco, Suresh 2024, arXiv 2408.07978), so that it drafts the token that
@@ -8,16 +8,21 @@ Its layers keep their keys and values on the same block ids as the target's and 
 themselves: after full acceptance, a prefix hit or a pause there is a gap to close before it drafts again. Recurrent
 layers keep no state of a node: the tokens that a step has emitted are run as known ones.
 
+It may have another vocabulary than the target's (`choice.py`). Its layers then hold the text in its own tokens
+(`other_vocabulary.py`).
+
 Loses when a draft step is not much cheaper than a target step, or when the two models disagree.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from parlay.kv.pool import BlockPool
+from parlay.models.decoder import Decoder
 from parlay.models.select import (
     cache_spec,
     check_ranks,
@@ -30,19 +35,36 @@ from parlay.proposers.draft_head import Start
 from parlay.proposers.draft_slots import scratch_blocks
 from parlay.proposers.draft_states import DRAFT_PLACES
 from parlay.proposers.expander import MOST_LEVELS
-from parlay.proposers.heads import CheckpointOptions as Options
-from parlay.proposers.heads import shape_of, share_of, storage_of
+from parlay.proposers.heads import CheckpointOptions, shape_of, share_of, storage_of
+from parlay.proposers.methods.draft_model.choice import Vocabulary, choose
+from parlay.proposers.methods.draft_model.other_vocabulary import OtherVocabulary
+from parlay.proposers.methods.draft_model.progress import Gap, Gaps, SameVocabulary, last_slot
 from parlay.proposers.model_head import ModelHead
-from parlay.proposers.vocabulary import check_vocabulary
+from parlay.proposers.target_layers import reduced_output
 from parlay.runner.batch import Stretch, flatten
-from parlay.runner.footprint import weight_bytes
+from parlay.runner.footprint import end_bytes, weight_bytes
+from parlay.runner.graphs import MOST_ROWS
 from parlay.types.cache import StateRoom
-from parlay.types.plan import NO_PROPOSAL, NO_STATES, Proposal, ProposerState, Span, StateUse, Verdict
+from parlay.types.plan import NO_PROPOSAL, Proposal, Span, StateUse, Verdict
 from parlay.types.storage import Storage
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
-EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-draft"}
+EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-draft", "vocabulary": "same"}
+_OWN_TOKENS = 2  # of another vocabulary, for which there is room with each of the target's
+
+
+@dataclass(frozen=True, slots=True)
+class Options(CheckpointOptions):
+    """Options of a draft model.
+
+    Attributes:
+        vocabulary: what to do where the target has another one. "intersection": draft the tokens that both have.
+            "text": draft any, and let the target's tokenizer make its tokens of the text. "auto": one of these, by
+            how many tokens both have. "same": refuse it.
+    """
+
+    vocabulary: Vocabulary = "auto"
 
 
 class Proposer(ModelHead):
@@ -55,24 +77,67 @@ class Proposer(ModelHead):
         self._target = target
         config = describe_model(options.model, replace(target.hub, revision=options.revision))
         storage: Storage = "stored" if stored_kinds(config) else storage_of(options, target)
-        check_vocabulary(config, target.config)
-        most = target.config.vocab_size if config.vocab_size > target.config.vocab_size else None
+        way, self._translator = choose(config, target, options.vocabulary)
+        self.own_blocks = way != "same"
+        self.draws = way != "text"  # several draws may make one token of the target's
+        size = target.config.vocab_size
+        most = size if config.vocab_size > size and not self.own_blocks else None
         self._config = replace(config, storage=storage, most_tokens=most)
         check_weights(self._config)
-        self.share = share_of(self.source, options, self._config.path, target)
+        self.share = share_of(self.source, replace(options, vocabulary=way), self._config.path, target)
         check_ranks(self._config, options.draft_tensor_parallel_size)
-        self.cache = cache_spec(self._config, target.dtype)
+        self._room = _OWN_TOKENS if self.own_blocks else 1
+        self.cache = replace(cache_spec(self._config, target.dtype), slots=self._room)
         self.recurrent = config.style.recurrent is not None
-        self.weight_bytes = weight_bytes(self._config, target.dtype)
+        self.weight_bytes = weight_bytes(self._config, target.dtype) + self._reduced_bytes()
 
     def load(self, runtime: Runtime) -> None:
         """Read the draft model's weights and allocate its cache layers."""
         self._max_rows = runtime.max_rows
-        blocks = runtime.num_blocks + scratch_blocks(runtime.block_size)
-        self.load_model(self._config, blocks, self._target, runtime, StateRoom(runtime.room.slots, DRAFT_PLACES))
+        self._gap: Gaps = SameVocabulary.of
+        self._other: OtherVocabulary | None = None
+        self._some: Callable[[Tensor], Tensor] | None = None  # its output layer, with the rows of some tokens alone
+        own = replace(runtime, num_blocks=runtime.num_blocks * self._room)
+        longest = self._target.max_model_len * self._room
+        blocks = own.num_blocks + scratch_blocks(runtime.block_size)
+        target, translator = replace(self._target, max_model_len=longest), self._translator
+        if translator is None:
+            room = StateRoom(runtime.room.slots, DRAFT_PLACES)
+            self.load_model(self._config, blocks, target, own, room)
+            return
+        pool = BlockPool(own.num_blocks, runtime.block_size)
+        self._other = OtherVocabulary(translator, pool, min(longest, self._config.max_position))
+        self._gap = self._other.gap
+        if not self.draws:
+            own = replace(own, processors={})  # which know the target's tokens alone
+        self.load_model(self._config, blocks, target, own, ids=translator.ids, to_own=translator.to_own)
+        self._reduce(translator.rows)
 
     def base(self, start: Start) -> StateUse:  # noqa: D102
-        return StateUse(_last_slot(start.span.catch_up.states))
+        return StateUse(last_slot(start.span.catch_up.states))
+
+    def _reduce(self, rows: Tensor | None) -> None:
+        """Score some of the tokens alone."""
+        if rows is None or len(rows) == self._config.vocab_size:
+            return
+        model, kernels = self._runner.model, self._runner.kernels
+        if isinstance(model, Decoder):
+            output = reduced_output(self._config, self._target.dtype, kernels, rows)
+            memory = torch.zeros((MOST_ROWS, len(rows)))
+            self._some = lambda states: output(states, memory[: len(states)])
+        else:
+            self._some = lambda states: self._own_logits(states)[:, rows].contiguous()
+
+    def _reduced_bytes(self) -> int:
+        rows, size = None if self._translator is None else self._translator.rows, self._config.vocab_size
+        if rows is None or len(rows) == size:
+            return 0
+        whole = end_bytes(self._config, self._target.dtype) // (1 if self._config.tie_embeddings else 2)
+        return len(rows) * whole // size + 4 * MOST_ROWS * len(rows)
+
+    def forget(self, requests: Sequence[int] | None) -> None:  # noqa: D102
+        if self._other is not None:
+            self._other.forget(requests)
 
     def propose(
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
@@ -81,34 +146,40 @@ class Proposer(ModelHead):
         proposals = [NO_PROPOSAL] * len(spans)
         stretches: list[Stretch] = []
         starts: list[Start] = []
+        gaps: dict[int, tuple[Gap, int]] = {}  # with how many of their tokens are run
         rows_left = self._max_rows
+        if self._other is not None:
+            self._other.begin_step()
         for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
             if not span.catch_up.budget:
                 continue
             length = draft_length(span, verdict)
-            valid = span.catch_up.state.computed + _confirmed(span.catch_up.state.speculated, verdict.path)
-            if span.sample and length < 1:
-                proposals[i] = Proposal(state=ProposerState(valid))
-                continue
-            gap = (span.catch_up.unseen + verdict.tokens)[valid - span.catch_up.state.computed :]
-            run = gap[:rows_left]
+            gap = self._gap(span, verdict, length)
+            run = gap.tokens[: 0 if span.sample and length < 1 else rows_left]
+            gaps[i] = gap, len(run)
             rows_left -= len(run)
-            proposals[i] = Proposal(state=ProposerState(valid + len(run)))
+            proposals[i] = Proposal(state=gap.state(len(run)))
             if run:
-                use = _after(span.catch_up.states, len(run)) if self.recurrent else NO_STATES
-                stretches.append(Stretch(self.embeddable(run), valid, span.blocks, states=use))
-                if span.sample and len(run) == len(gap):
+                known = self._readable(run)
+                stretches.append(Stretch(known, gap.begin, gap.blocks, states=gap.states(len(run))))
+                if span.sample and len(run) == len(gap.tokens):
                     row = self._max_rows - rows_left - 1  # the last so far
-                    shape = shape_of(span.catch_up, min(length, MOST_LEVELS))
-                    starts.append(Start(i, span, row, verdict.tokens, valid + len(gap), *shape))
+                    shape, place = shape_of(span.catch_up, min(length, MOST_LEVELS)), gap.begin + len(run)
+                    position = span.end + len(verdict.tokens)
+                    starts.append(
+                        Start(i, span, row, verdict.tokens, position, *shape, place=place, blocks=gap.blocks)
+                    )
         if not stretches:
             return proposals
         states = self.run(flatten(stretches, self._runner.block_size, recurrent=self.recurrent))
+        for gap, count in gaps.values():
+            gap.close(count)
         for start, draft in self._expander.expand(starts, states):
-            # A chain's last node has not been run; a tree was run in scratch slots. No state is kept of a node.
-            ahead = max(len(draft) - 1, 0) if start.width == 1 and not self.recurrent else 0
-            proposals[start.index] = Proposal(draft, ProposerState(start.position, ahead))
+            proposals[start.index] = gaps[start.index][0].proposal(start, draft)
         return proposals
+
+    def _readable(self, run: Sequence[int]) -> Sequence[int]:
+        return run if self._other is not None else self.embeddable(tuple(run))
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._runner.kernels.embed(states, torch.tensor([start.row for start in turn]), self._state[: len(turn)])
@@ -118,21 +189,5 @@ class Proposer(ModelHead):
         if level:  # the first follows from known tokens
             self.run_level(level, rows, width)
 
-
-def _last_slot(states: StateUse) -> int:
-    """Return the slot of the last state that is stored."""
-    return max(states.stores)[1]
-
-
-def _after(states: StateUse, tokens: int) -> StateUse:
-    """Return the use of states where so many tokens are run, of those that were planned."""
-    earlier = tuple(store for store in states.stores if store[0] < tokens)
-    return replace(states, stores=(*earlier, (tokens, _last_slot(states))))
-
-
-def _confirmed(ahead: int, path: tuple[int, ...]) -> int:
-    """How many of the chain's first `ahead` nodes were accepted; their keys and values stay valid."""
-    count = 0
-    while count < min(ahead, len(path)) and path[count] == count:
-        count += 1
-    return count
+    def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
+        return super().score(level, rows) if self._some is None else self._some(self._state[:rows])
