@@ -6,8 +6,10 @@ Source: Yang et al. 2024 (arXiv 2412.06464); the block as in Qwen3-Next and Qwen
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
+from parlay.models.origins import TensorOrigin
 from parlay.models.recurrent import PIECE, check_taps
 from parlay.parallel.group import Group
 from parlay.types.cache import RecurrentSpec
@@ -89,6 +92,66 @@ class DeltaNets:
         }
         return {f"linear_attn.{name}": shape for name, shape in shapes.items()}
 
+    def filed(self, layout: Mapping[str, Any]) -> DeltaNets:
+        """Return the layers as a GGUF file has them."""
+        return replace(
+            self,
+            fused=self.fused and not layout.get("linear_rows_apart", False),
+            tiled=self.tiled or bool(layout.get("linear_heads_tiled", False)),
+            rates=True,
+        )
+
+    def origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
+        """Return what the tensors of a layer are made of in a GGUF file."""
+        filed, inner = self.filed(layout), 2 * self.key_heads * self.key
+        heads, order = torch.arange(self.value_heads), None
+        if filed.tiled and not self.tiled:
+            order = heads = heads.view(self.key_heads, -1).T.reshape(-1)
+        columns = (heads[:, None] * self.value + torch.arange(self.value)).reshape(-1)
+        values = None if order is None else columns
+        mixed = None if order is None else torch.cat((torch.arange(inner), inner + columns))
+        found = {
+            "in_proj_qkv.weight": TensorOrigin(name="in_proj_qkv.weight", outputs=mixed),
+            "in_proj_z.weight": TensorOrigin(name="in_proj_z.weight", outputs=values),
+            "conv1d.weight": TensorOrigin(name="conv1d.weight", outputs=mixed, shape=(-1, self.taps)),
+            "A_log": TensorOrigin(name="A_log", outputs=order, rates=not self.rates),
+            "dt_bias": TensorOrigin(name="dt_bias", outputs=order),
+            "out_proj.weight": TensorOrigin(name="out_proj.weight", inputs=values),
+            **{f"in_proj_{x}.weight": TensorOrigin(name=f"in_proj_{x}.weight", outputs=order) for x in "ba"},
+        }
+        if self.fused and not filed.fused:  # into rows of queries, keys and values, and those of gates
+            *rows, gates = self._by_head(inner + 2 * self.value_heads * self.value, *self._fused_widths)
+            for name, outputs in (("qkv", torch.cat(rows)), ("z", gates)):
+                found[f"in_proj_{name}.weight"] = TensorOrigin(name="in_proj_qkvz.weight", outputs=outputs)
+        return {f"linear_attn.{name}": origin.within("linear_attn.") for name, origin in found.items()}
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes of a layer by the keys of GGUF files."""
+        every = self.layers.index(False) + 1 if False in self.layers else 0
+        regular = every and all(linear == ((i + 1) % every != 0) for i, linear in enumerate(self.layers))
+        return {
+            **({"full_attention_interval": every} if regular else {}),
+            "ssm.conv_kernel": self.taps,
+            "ssm.state_size": self.key,
+            "ssm.group_count": self.key_heads,
+            "ssm.time_step_rank": self.value_heads,
+            "ssm.inner_size": self.value_heads * self.value,
+        }
+
+    def unfit(self) -> str:
+        """Return what of such layers llama.cpp does not read."""
+        return "" if self.key == self.value else "linear attention whose values are not as wide as its keys"
+
+    @property
+    def _fused_widths(self) -> tuple[int, ...]:
+        return self.key, self.key, self._ratio * self.value, self._ratio * self.value
+
+    def _by_head(self, outputs: int, *widths: int) -> list[Tensor]:
+        """Return which outputs are of which part, where each key head has so many columns of each."""
+        bounds = tuple(accumulate(widths))[:-1]
+        parts = torch.arange(outputs).view(self.key_heads, -1).tensor_split(bounds, dim=1)
+        return [part.reshape(-1) for part in parts]
+
     def _heads(self, group: Group) -> tuple[int, int]:
         """Return the first of a rank's key heads and the first of the next rank's."""
         return group.share(group.bounds(self.key_heads))
@@ -153,12 +216,10 @@ class DeltaNets:
 
         def by_head(name: str, *widths: int) -> list[Weight]:
             weight = read.weight(f"linear_attn.in_proj_{name}.weight")
-            bounds = tuple(accumulate(widths))[:-1]
-            each = torch.arange(weight.shape[0]).view(self.key_heads, -1).tensor_split(bounds, dim=1)
-            return [weight.chosen(rows.reshape(-1)) for rows in each]
+            return [weight.chosen(rows) for rows in self._by_head(weight.shape[0], *widths)]
 
         if self.fused:
-            found = by_head("qkvz", self.key, self.key, self._ratio * self.value, self._ratio * self.value)
+            found = by_head("qkvz", *self._fused_widths)
         else:
             whole = read.weight("linear_attn.in_proj_qkv.weight")
             bounds = (0, keys), (keys, 2 * keys), (2 * keys, 2 * keys + values)

@@ -42,8 +42,8 @@ class CausalModel(Protocol):
 
     `weight_shapes` and `expect` need no instance. Beside it the file has `describe(config)`, which returns the config
     with the family's style, or raises a ModelError that names a key with a value that the family does not serve. It
-    may have `DEFAULTS`, what configs without some keys mean, or a function that makes them of a config, and `MTP`,
-    what files call a layer that predicts further tokens, where that is not as in Qwen's.
+    may have `DEFAULTS`, what configs without some keys mean, or a function that makes them of a config; `MTP`, what
+    files call a layer that predicts further tokens, where that is not as in Qwen's; and `folded`, see below.
 
     Attributes:
         config, dtype: what it was made with.
@@ -274,6 +274,15 @@ def mtp_layer(config: ModelConfig, path: Path | None = None) -> MTPLayer | None:
         return None
     names = getattr(families.load(_family(config.architecture)), "MTP", QWEN)
     return find_mtp(replace(config, path=path or config.path), names)
+
+
+def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
+    """Return the config of the same model with all factors in its weights, and these by endings of tensors' names.
+
+    So GGUF files have them, of families whose file says which they are.
+    """
+    made = getattr(families.load(_family(config.architecture)), "folded", None)
+    return (config, {}) if made is None else made(config)
 
 
 def exposes_hidden_states(config: ModelConfig) -> bool:
