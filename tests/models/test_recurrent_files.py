@@ -28,11 +28,9 @@ from pieces import logits_of, random_tokens
 from safetensors.torch import load_file
 from torch import Tensor
 
-from parlay import LLM, ConfigError, ModelError, SamplingParams
-from parlay.kernels.select import select_kernels
+from parlay import LLM, ModelError, SamplingParams
 from parlay.models.export.gguf import export
-from parlay.models.select import describe_model, load_model
-from parlay.parallel.group import Group
+from parlay.models.select import describe_model
 
 # Files' names of a layer's tensors, by endings of Hugging Face's, the longest first.
 BLOCK = {
@@ -429,13 +427,6 @@ def test_what_a_file_cannot_hold(tmp_path: Path, name: str, changes: dict[str, A
     assert str(model) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("out*"))
-
-
-def test_heads_in_the_order_of_files_are_not_split(tmp_path: Path) -> None:
-    model = write_family(tmp_path / "model", "qwen3_5", **EVEN)
-    convert(model, file := tmp_path / "model.gguf", "qwen35", "F32")
-    with pytest.raises(ConfigError, match="take pipeline_parallel_size"):
-        load_model(describe_model(str(file)), torch.float32, 64, select_kernels(), Group(0, 2))
 
 
 REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
