@@ -30,6 +30,9 @@ from torch import Tensor
 from parlay import ConfigError, ModelError
 from parlay.models.export.gguf import export
 from parlay.models.select import cache_spec, check_ranks, describe_model
+from parlay.models.stages import stage_starts
+from parlay.parallel.group import Group
+from parlay.parallel.pipeline import Pipeline
 from parlay.text.gguf_tokenizer import read_gguf_tokenizer
 from parlay.text.gguf_vocabulary import vocabulary
 
@@ -133,8 +136,19 @@ def test_refusals(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=re.escape(complaint)) as caught:
             describe_model(str(tmp_path))
         assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="take tensor_parallel_size"):
-        check_ranks(describe_model(str(checkpoint("gemma4"))), 1, 2)
+
+
+def test_stages_begin_where_no_later_layer_reads_from_before(checkpoint: Callable[[str], Path]) -> None:
+    """Of six layers the last two read the third and the fourth."""
+    config = describe_model(str(checkpoint("gemma4-inputs")))
+    assert stage_starts(config) == [0, 1, 2]
+    stages = [Group(pipeline=Pipeline(stage, 3)) for stage in range(3)]
+    kept = [cache_spec(config, torch.float32, group) for group in stages]
+    assert [spec.sources for spec in kept] == [(-1,), (-1,), (-1, -1, 0, 1)]
+    check_ranks(config, 1, 3)
+    with pytest.raises(ConfigError, match=r"pipeline_parallel_size=4 is more than the 3 parts .* take less"):
+        check_ranks(config, 1, 4)
+    assert stage_starts(describe_model(str(checkpoint("gemma4")))) == [0, 1, 2]
 
 
 def test_layers_that_cannot_be_told_apart(tmp_path: Path) -> None:
