@@ -13,8 +13,8 @@ import torch
 from checkpoints import write_llama
 from families import OTHERS, write_family
 from gguf import GGUFReader
-from gguf_families import VARIANTS, WRITTEN, convert
-from gguf_files import ARCHES, write_dequantised, write_gguf
+from gguf_families import CONVERTED, HYBRIDS, VARIANTS, WRITTEN, convert
+from gguf_files import ARCHES, finish, write_dequantised, write_gguf
 from pieces import logits_of
 from safetensors.torch import load_file, save_file
 from stored_layers import write as write_quantised
@@ -34,13 +34,14 @@ EXTRA: dict[str, dict[str, Any]] = {
 }
 IRREGULAR = ["full_attention", *["sliding_attention"] * 3]
 NAMES = [*VARIANTS, *WRITTEN, *EXTRA]
+MADE = VARIANTS | WRITTEN | HYBRIDS | CONVERTED
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Directories of every variant, in float32."""
     root = tmp_path_factory.mktemp("models")
-    found = {name: write_family(root / name, name, **changes) for name, changes in (VARIANTS | WRITTEN).items()}
+    found = {name: write_family(root / name, name, **changes) for name, changes in MADE.items()}
     for name in ("gemma2", "gemma3"):  # whose norms lie in files plus one, which has to be exact here
         weights = load_file(found[name] / "model.safetensors")
         exact = {n: t + 1 - 1 if n.endswith("norm.weight") else t for n, t in weights.items()}
@@ -62,6 +63,33 @@ def test_logits_are_those_of_the_directory(models: dict[str, Path], name: str, f
     expected = logits_of(model, dtype, storage)
     assert expected.std() > 1e-2
     assert torch.equal(logits_of(file, dtype), expected)
+
+
+@pytest.mark.parametrize("form", ["int4", "int8", "f16"])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_logits_of_hybrids_are_those_of_the_directory(
+    models: dict[str, Path], name: str, form: Any, tmp_path: Path
+) -> None:
+    test_logits_are_those_of_the_directory(models, name, form, tmp_path)
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_logits_of_what_is_converted(models: dict[str, Path], name: str, tmp_path: Path) -> None:
+    """Sums in another order differ in their last bits; products with factors are rounded once more."""
+    weights = load_file(models[name] / "model.safetensors")
+    model = write_dequantised(models[name], tmp_path / "same", weights, torch.float16)
+    expected, found = logits_of(model), logits_of(export(model, tmp_path / "model.gguf", "f16").path)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, atol=0.02 if "falcon" in name else 1e-4, rtol=0)
+
+
+def test_blocks_move_with_their_columns(models: dict[str, Path], tmp_path: Path) -> None:
+    file = export(models["qwen3_5"], tmp_path / "model.gguf", "int8").path
+    name = "model.layers.0.linear_attn.out_proj.weight"
+    with Checkpoint(models["qwen3_5"], storage="int8") as theirs, Checkpoint(file) as ours:
+        whole, found = (one.read_weight(name, torch.float32).numbers() for one in (theirs, ours))
+    heads = whole.view(len(whole), 2, 3, 32)  # of two keys, three values each
+    assert torch.equal(found.view(len(whole), 3, 2, 32), heads.transpose(1, 2))
 
 
 @pytest.mark.parametrize("name", ["qwen2moe", "ernie4_5_moe", "gptoss"])
@@ -86,7 +114,10 @@ def test_vectors_may_be_matrices_of_one_row(
     assert torch.equal(logits_of(tmp_path / "wide.gguf", dtype), logits_of(tmp_path / "model.gguf", dtype))
 
 
-@pytest.mark.parametrize("name", [name for name in WRITTEN if name != "mellum"])  # which the package does not have
+KNOWN = [name for name in MADE if name not in VARIANTS and name != "mellum"]  # which the package does not have
+
+
+@pytest.mark.parametrize("name", KNOWN)
 def test_tensors_are_those_that_llama_cpp_knows(models: dict[str, Path], name: str, tmp_path: Path) -> None:
     """By the table of its own package."""
     export(models[name], tmp_path / "model.gguf", "bf16")
@@ -94,7 +125,7 @@ def test_tensors_are_those_that_llama_cpp_knows(models: dict[str, Path], name: s
     arch = ARCHES[str(reader.fields["general.architecture"].contents())]
     known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[arch]}
     for tensor in reader.tensors:
-        stem = re.sub(r"^blk\.\d+", "blk.{bid}", tensor.name).rpartition(".")[0]
+        stem = re.sub(r"\.(weight|bias|scale)$", "", re.sub(r"^blk\.\d+", "blk.{bid}", tensor.name))
         assert stem in known, tensor.name
 
 
@@ -298,20 +329,33 @@ def test_a_damaged_directory_is_named_before_anything_is_written(tmp_path: Path)
         export(model, tmp_path / "out.gguf", "bf16")
 
 
+def copied(file: Path, path: Path, without: str = "", sections: list[int] | None = None) -> Path:
+    """Write a file once more, without a key, or with rows in parts."""
+    reader = GGUFReader(file)
+    arch = str(reader.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(path, arch)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key not in ("general.architecture", without):
+            kind = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], kind)
+    if sections:
+        writer.add_array(f"{arch}.rope.dimension_sections", sections)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    finish(writer)
+    return path
+
+
 def test_rows_of_a_text_model_that_saw_images(models: dict[str, Path], tmp_path: Path) -> None:
     """As llama.cpp's converter writes GLM-4.1V: in halves."""
     file = export(models["glm4"], tmp_path / "model.gguf", "bf16").path
-    reader, writer = GGUFReader(file), gguf.GGUFWriter(tmp_path / "other.gguf", "glm4")
-    for key, field in reader.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            kind = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(key, field.contents(), field.types[0], kind)
-    writer.add_array("glm4.rope.dimension_sections", [4, 2, 2, 0])
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    other = copied(file, tmp_path / "other.gguf", sections=[4, 2, 2, 0])
     with pytest.raises(ModelError, match=r"glm4\.rope\.dimension_sections is not served"):
-        describe_model(str(tmp_path / "other.gguf"))
+        describe_model(str(other))
+
+
+def test_a_file_that_says_nothing_of_networks(models: dict[str, Path], tmp_path: Path) -> None:
+    """For all layers of Qwen3.5 with experts have these alone."""
+    file = export(models["qwen3_5moe"], tmp_path / "model.gguf", "bf16").path
+    other = copied(file, tmp_path / "other.gguf", "qwen35moe.feed_forward_length")
+    assert torch.equal(logits_of(other), logits_of(file))

@@ -12,15 +12,29 @@ import torch
 from families import write_family
 from gguf import GGUFWriter
 from gguf_families import dequantised
-from gguf_files import ARCHES, add_keys, add_raw, finish, to_blocks, tokenizer_keys, write_dequantised
+from gguf_files import (
+    ARCHES,
+    add_keys,
+    add_raw,
+    assert_same_file,
+    finish,
+    to_blocks,
+    tokenizer_keys,
+    write_dequantised,
+)
 from pieces import logits_of
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
 from parlay import ConfigError, ModelError
+from parlay.models.export.gguf import export
 from parlay.models.select import cache_spec, check_ranks, describe_model
+from parlay.models.stages import stage_starts
+from parlay.parallel.group import Group
+from parlay.parallel.pipeline import Pipeline
 from parlay.text.gguf_tokenizer import read_gguf_tokenizer
+from parlay.text.gguf_vocabulary import vocabulary
 
 
 def convert(model: Path, path: Path, kind: str, **metadata: Any) -> dict[str, Tensor]:
@@ -92,6 +106,14 @@ def test_files_have_the_bits_of_the_directory(tmp_path: Path, name: str, kind: s
         assert torch.equal(logits_of(tmp_path / "model.gguf", dtype, "plain"), expected)
 
 
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-inputs", "gemma4-experts"])
+def test_an_independent_converter_writes_the_same_files(tmp_path: Path, name: str) -> None:
+    model = write_family(tmp_path / "model", name)
+    export(model, tmp_path / "ours.gguf", "bf16")
+    convert(model, tmp_path / "theirs.gguf", "BF16")
+    assert_same_file(tmp_path / "ours.gguf", tmp_path / "theirs.gguf", ("head_count_kv", "feed_forward_length"))
+
+
 def test_what_the_cache_keeps(checkpoint: Callable[[str], Path]) -> None:
     """Layers that read an earlier one's keys and values keep none."""
     spec = cache_spec(describe_model(str(checkpoint("gemma4-inputs"))), torch.float32)
@@ -114,8 +136,19 @@ def test_refusals(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=re.escape(complaint)) as caught:
             describe_model(str(tmp_path))
         assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="take tensor_parallel_size"):
-        check_ranks(describe_model(str(checkpoint("gemma4"))), 1, 2)
+
+
+def test_stages_begin_where_no_later_layer_reads_from_before(checkpoint: Callable[[str], Path]) -> None:
+    """Of six layers the last two read the third and the fourth."""
+    config = describe_model(str(checkpoint("gemma4-inputs")))
+    assert stage_starts(config) == [0, 1, 2]
+    stages = [Group(pipeline=Pipeline(stage, 3)) for stage in range(3)]
+    kept = [cache_spec(config, torch.float32, group) for group in stages]
+    assert [spec.sources for spec in kept] == [(-1,), (-1,), (-1, -1, 0, 1)]
+    check_ranks(config, 1, 3)
+    with pytest.raises(ConfigError, match=r"pipeline_parallel_size=4 is more than the 3 parts .* take less"):
+        check_ranks(config, 1, 4)
+    assert stage_starts(describe_model(str(checkpoint("gemma4")))) == [0, 1, 2]
 
 
 def test_layers_that_cannot_be_told_apart(tmp_path: Path) -> None:
@@ -128,19 +161,46 @@ def test_layers_that_cannot_be_told_apart(tmp_path: Path) -> None:
 TEXTS = ("Hello  world", " leading", "a\n\n\nb\n", "é ü €", "tabs\tand 123", "\u4f60\u597d", "")
 
 
-def test_tokenizer(tmp_path: Path) -> None:
-    """As the one of Hugging Face's files: merges of a line whose spaces are marks, bytes where there is no token."""
+def made_tokenizer(*further: tuple[str, str]) -> tuple[Tokenizer, list[str], list[tuple[str, str]]]:
+    """Return one as of Hugging Face's files, its tokens and its merges; `further` are more of these."""
     marks = ["<unk>", "<bos>", "<eos>", *(f"<0x{i:02X}>" for i in range(256))]
     letters = ["\u2581", *"Helo wrdabingkts123".replace(" ", ""), "\n", "\n\n", "\n\n\n", "é"]
     merged = ["He", "ll", "Hell", "Hello", "\u2581\u2581", "wo", "or", "wor", "ld", "\u2581w", "\u2581wor"]
     merges = [("H", "e"), ("l", "l"), ("He", "ll"), ("Hell", "o"), ("\u2581", "\u2581"), ("\u2581", "w"), ("o", "r")]
-    merges += [("\u2581w", "or"), ("l", "d")]
+    merges += [("\u2581w", "or"), ("l", "d"), *further]
     tokens = list(dict.fromkeys([*marks, *letters, *merged]))
     vocab = {token: i for i, token in enumerate(tokens)}
-    expected = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    expected.normalizer = normalizers.Replace(" ", "\u2581")
-    expected.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    expected.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made.normalizer = normalizers.Replace(" ", "\u2581")
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return made, tokens, merges
+
+
+def test_a_written_tokenizer(tmp_path: Path) -> None:
+    """Its file has its merges, and not scores alone, as files of other pieces have."""
+    made, tokens, merges = made_tokenizer(("\n", "\n"), ("\n\n", "\n"))
+    made.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    made.add_special_tokens(tokens[:3])
+    made.save(str(tmp_path / "tokenizer.json"))
+    named = {"unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    keys = vocabulary(tmp_path, "gemma4", len(tokens), [2], {})
+    assert keys["tokenizer.ggml.model"] == "gemma4"
+    assert keys["tokenizer.ggml.merges"] == [" ".join(pair) for pair in merges]
+    writer = GGUFWriter(tmp_path / "vocab.gguf", "gemma4")
+    add_keys(writer, keys, {"tokenizer__huggingface__json": None})
+    finish(writer)
+    read, _ = read_gguf_tokenizer(tmp_path / "vocab.gguf")
+    for text in TEXTS:
+        assert read.encode(text).ids == made.encode(text).ids
+        assert read.decode(read.encode(text).ids) == text
+
+
+def test_tokenizer(tmp_path: Path) -> None:
+    """As the one of Hugging Face's files: merges of a line whose spaces are marks, bytes where there is no token."""
+    expected, tokens, merges = made_tokenizer()
+    vocab = {token: i for i, token in enumerate(tokens)}
     writer = GGUFWriter(tmp_path / "vocab.gguf", "gemma4")
     kinds = [3 if i < 3 else 6 if token.startswith("<0x") else 1 for i, token in enumerate(tokens)]
     keys = {"model": "gemma4", "tokens": tokens, "token_type": kinds, "merges": [" ".join(pair) for pair in merges]}

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from parlay import ConfigError
 from parlay.kernels.select import select_kernels
+from parlay.models.export.gguf import Form, export
 from parlay.models.select import check_ranks, describe_model, load_ends, load_model
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.batch import Batch, Stretch, flatten
@@ -30,8 +31,7 @@ from parlay.types.storage import Storage
 
 SIZE, BLOCKS = 8, tuple(range(11, -1, -1))
 TREE = Draft((5, 6, 7, 8), (ROOT, 0, ROOT, 2), ("test",) * 4)
-# Without those whose layers read what another one keeps.
-STAGED = tuple(name for name in FAMILIES if name != "opt" and not name.startswith("gemma4"))
+STAGED = tuple(name for name in FAMILIES if name != "opt")
 EAGER = 70  # rows of a prompt that is too long for a recording
 
 
@@ -83,6 +83,15 @@ def assert_as_alone(path: Path, dtype: torch.dtype, size: int, storage: Storage 
 def test_every_family(checkpoint: Callable[[str], Path], name: str, size: int, dtype: torch.dtype) -> None:
     """With two key heads, ranks three and four have none."""
     assert_as_alone(checkpoint(name), dtype, size)
+
+
+@crossed(form=["f16", "int8"], size=[2, 3], dtype=[torch.float32, torch.bfloat16])
+def test_heads_in_the_order_of_files(tmp_path: Path, form: Form, size: int, dtype: torch.dtype) -> None:
+    """GGUF files of Qwen3.5 have the first value head of each key head first."""
+    heads = {"linear_num_key_heads": 3, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
+    model = write_family(tmp_path / "model", "qwen3_5", **heads)
+    file = export(model, tmp_path / "model.gguf", form).path
+    assert_as_alone(file, dtype, size)
 
 
 @crossed(

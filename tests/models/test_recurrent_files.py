@@ -1,6 +1,7 @@
 """GGUF files of models with recurrent layers, and what is refused of such models."""
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,16 +13,24 @@ from asking import Ask, run
 from families import write_family
 from gguf import GGUFWriter
 from gguf_families import dequantised
-from gguf_files import add_keys, add_raw, finish, interleave, to_blocks, tokenizer_keys, write_dequantised
+from gguf_files import (
+    add_keys,
+    add_raw,
+    assert_same_file,
+    finish,
+    interleave,
+    to_blocks,
+    tokenizer_keys,
+    write_dequantised,
+)
 from mtp_layers import write_mtp
 from pieces import logits_of, random_tokens
 from safetensors.torch import load_file
 from torch import Tensor
 
-from parlay import LLM, ConfigError, ModelError, SamplingParams
-from parlay.kernels.select import select_kernels
-from parlay.models.select import describe_model, load_model
-from parlay.parallel.group import Group
+from parlay import LLM, ModelError, SamplingParams
+from parlay.models.export.gguf import export
+from parlay.models.select import describe_model
 
 # Files' names of a layer's tensors, by endings of Hugging Face's, the longest first.
 BLOCK = {
@@ -276,6 +285,8 @@ def convert(model: Path, path: Path, arch: str, kind: str, **metadata: Any) -> d
             add(f"{prefix}attn_v_b.weight", by_head[:, content:].contiguous())
             values[name] = tensor
             continue
+        if arch == "kimi-linear" and "conv1d" in inner:
+            made = made.view(1, -1, 1, config["linear_conv_kernel_dim"])
         if inner in ("mamba.A_log", "mamba.D"):
             made = made[:, None]
         if arch == "falcon-h1":
@@ -350,11 +361,72 @@ def test_files_with_a_decay_for_each_channel(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_heads_in_the_order_of_files_are_not_split(tmp_path: Path) -> None:
-    model = write_family(tmp_path / "model", "qwen3_5", **EVEN)
-    convert(model, file := tmp_path / "model.gguf", "qwen35", "F32")
-    with pytest.raises(ConfigError, match="take pipeline_parallel_size"):
-        load_model(describe_model(str(file)), torch.float32, 64, select_kernels(), Group(0, 2))
+WRITTEN: dict[str, tuple[str, dict[str, Any]]] = FILES | {
+    "falconh1": ("falcon-h1", {"mamba_norm_before_gate": False}),
+    "kimilinear": ("kimi-linear", {"mlp_layer_types": ["dense"] * 4}),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_an_independent_converter_writes_the_same(tmp_path: Path, name: str) -> None:
+    arch, changes = WRITTEN[name]
+    model = write_family(tmp_path / "model", name, **changes)
+    export(model, tmp_path / "ours.gguf", "bf16")
+    convert(model, tmp_path / "theirs.gguf", arch, "BF16")
+    assert_same_file(tmp_path / "ours.gguf", tmp_path / "theirs.gguf")
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3next", "nemotronh-experts", "deepseekv3"])
+def test_a_written_layer_for_further_tokens(tmp_path: Path, name: str) -> None:
+    """Drafts are those of the directory, also of what is written once more."""
+    own = {**EVEN, "mlp_only_layers": []} if name.startswith("qwen") else {"n_group": 1, "topk_group": 1}
+    model = write_mtp(tmp_path / "model", name, **own, calm=0.3)
+    weights = {key: tensor.half() for key, tensor in load_file(model / "model.safetensors").items()}
+    same = write_dequantised(model, tmp_path / "same", weights, torch.float32)
+    first = export(same, tmp_path / "first.gguf", "f16").path
+    second = export(first, tmp_path / "second.gguf", "f16").path
+    given = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, return_rejected=True)
+    found = []
+    for path in same, first, second:
+        spec = {"method": "mtp", "lengths": "fixed", "num_speculative_tokens": 3}
+        llm = LLM(str(path), dtype="float32", speculative_config=spec)
+        (one,) = run(llm, [Ask(tuple(random_tokens(30)), given)])
+        found.append((one.token_ids, one.rejected))
+    assert found[0][1]
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_layer_that_files_have_no_place_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = write_mtp(tmp_path / "model", "mellum", mlp_layer_types=None)
+    with caplog.at_level(logging.WARNING, logger="parlay"):
+        file = export(model, tmp_path / "model.gguf", "bf16").path
+    assert "its layer for further tokens is left out; files of mellum have no place for it" in caplog.text
+    assert describe_model(str(file)).num_layers == 3
+
+
+NOT_WRITTEN: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("lfm2-biases", {}, "biases of convolutions, which llama.cpp does not read"),
+    ("qwen3_5", {}, "linear attention whose values are not as wide as its keys, which llama.cpp"),
+    ("falconh1-norm", {}, "convolutions without a bias, which llama.cpp"),
+    ("falconh1", {}, "gate_first=False"),
+    ("kimilinear", {"linear_num_heads": 2}, "num_heads="),
+    (
+        "nemotronh-experts",
+        {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
+        "beside others",
+    ),
+    ("gemma4", {"layer_types": ["full_attention"] * 3}, "must tell 3 layers apart"),
+)
+
+
+@pytest.mark.parametrize(("name", "changes", "complaint"), NOT_WRITTEN, ids=str)
+def test_what_a_file_cannot_hold(tmp_path: Path, name: str, changes: dict[str, Any], complaint: str) -> None:
+    model = write_family(tmp_path / "model", name, **changes)
+    with pytest.raises(ModelError, match=re.escape(complaint)) as caught:
+        export(model, tmp_path / "out.gguf", "bf16")
+    assert str(model) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("out*"))
 
 
 REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (

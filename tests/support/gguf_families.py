@@ -77,6 +77,29 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "hunyuan-alpha": {},
     "cohere2": {"layer_types": None, "num_hidden_layers": 4},
 }
+# Those with recurrent layers, and Gemma 4; llama.cpp has one width of keys and values in linear attention.
+_ALIKE = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "lfm2": {},
+    "lfm2moe": {},
+    "qwen3_5-alike": {"linear_key_head_dim": 48},
+    "qwen3next": {**_ALIKE, "mlp_only_layers": []},
+    "granite4-h": {},
+    "granite4-h-experts": {},
+    "nemotronh": {},
+    "nemotronh-experts": {"n_group": 1, "topk_group": 1},
+    "kimilinear": {},
+    "gemma4": {},
+    "gemma4-inputs": {},
+    "gemma4-experts": {},
+}
+# Whose numbers are converted, or summed in another order.
+CONVERTED: dict[str, dict[str, Any]] = {
+    "qwen3_5": _ALIKE,
+    "qwen3_5moe": _ALIKE,
+    "falconh1": {"mamba_norm_before_gate": False},
+    "falconh1-norm": {"mamba_conv_bias": True},
+}
 _KEYS = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",

@@ -1,7 +1,7 @@
 """GGUF files made from Hugging Face checkpoints: names by the `gguf` package's own table, bytes by its own writer."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -141,6 +141,27 @@ def finish(writer: GGUFWriter) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def assert_same_file(ours: Path, theirs: Path, free: Collection[str] = ()) -> None:
+    """Compare two files: the same tensors, but for what 16 bits round, and the same values under their keys.
+
+    Args:
+        ours: a file, which may have more keys.
+        theirs: another one.
+        free: further endings of keys that only one has to have.
+    """
+    one, other = GGUFReader(ours), GGUFReader(theirs)
+    found = {tensor.name: tensor for tensor in one.tensors}
+    assert found.keys() == {tensor.name for tensor in other.tensors}
+    for tensor in other.tensors:
+        same = found[tensor.name]
+        values = [gguf.quants.dequantize(each.data, each.tensor_type) for each in (same, tensor)]
+        assert list(same.shape) == list(tensor.shape), tensor.name
+        np.testing.assert_allclose(*values, rtol=2**-8, atol=1e-6, err_msg=tensor.name)
+    for key in other.fields.keys() - {"GGUF.kv_count", "tokenizer.chat_template"}:
+        if not key.endswith(tuple(free)):
+            assert one.fields[key].contents() == other.fields[key].contents(), key
 
 
 def tokenizer_keys(model: Path, pre: str | None) -> dict[str, Any]:

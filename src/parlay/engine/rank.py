@@ -114,7 +114,7 @@ class Assignment:
             config.device,
             size=config.ranks,
             sharing=config.tensor_parallel_size,
-            handed=rows * (2 + len(taps)) * model.hidden_size * dtype.itemsize,
+            handed=rows * (2 + len(taps) + model.handed) * model.hidden_size * dtype.itemsize,
             fast=config.tensor_parallel_mode == "fast",
             taps=taps,
             share=share,

@@ -69,6 +69,11 @@ class ModelConfig:
         """Return the inner width of a layer's feed-forward network."""
         return self.style.widths[layer] if self.style.widths else self.intermediate_size
 
+    @property
+    def handed(self) -> int:
+        """How many states of a row stages hand on besides the two that all models have."""
+        return int(self.style.layer_inputs > 0)  # what the inputs of later layers are made of
+
     def only(self, **served: Any) -> None:
         """Refuse other values of some keys than these; a key that is missing passes.
 

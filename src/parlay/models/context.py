@@ -115,11 +115,13 @@ class ForwardContext:
         return cache
 
 
-def handed_states(buffers: Buffers, taps: Sequence[int], width: int) -> Tensor:
-    """Return where a pass leaves its results, and stages what they hand on: `[2 + taps, rows, width]`.
+def handed_states(buffers: Buffers, taps: Sequence[int], further: int, width: int) -> Tensor:
+    """Return where a pass leaves its results, and stages what they hand on: `[2 + taps + further, rows, width]`.
 
     The first is the residual stream, the second the output of the last layer, to which it is yet to be added; after
-    the model's last layer it is the hidden state instead. The others are the residual stream after so many layers.
-    It is one piece of memory, so that states are kept, or sent, with a single copy.
+    the model's last layer it is the hidden state instead. Then comes the residual stream after so many layers, and at
+    the end what else later stages need. It is one piece of memory, so that states are kept, or sent, with a single
+    copy.
     """
-    return buffers("handed", (2 + len(taps)) * width).view(2 + len(taps), -1, width)
+    count = 2 + len(taps) + further
+    return buffers("handed", count * width).view(count, -1, width)

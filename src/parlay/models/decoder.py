@@ -545,11 +545,13 @@ class Decoder:
             for i in range(self._first, end):
                 read = TensorReader(weights, dtype, f"model.layers.{i}.")
                 self._layers.append(DecoderLayer(config, i, read, kernels, group, tables[i]))
+            self._inputs = None
+            if style.layer_inputs:
+                self._inputs = TokenInputs.read(config, weights, dtype, kernels, group, (self._first, end))
             if not group.pipeline.first:
                 return  # the first stage has both ends
             embedding = weights.read_weight("model.embed_tokens.weight", dtype).outputs(0, config.tokens)
             self._embedding = Embedding(kernels, embedding, group)
-            self._inputs = TokenInputs.read(config, weights, dtype, kernels, group) if style.layer_inputs else None
             head: Weight | Embedding = self._embedding if group.size == 1 else embedding
             if not config.tie_embeddings:
                 head = weights.read_weight("lm_head.weight", dtype).outputs(0, config.tokens)
@@ -566,17 +568,20 @@ class Decoder:
             Hidden states after the final norm, `[rows, hidden]`, in one of the context's buffers.
         """
         kernels, width, taps = context.kernels, self.config.hidden_size, context.taps
-        results = handed_states(context.buffers, taps, width)
-        residual, handed, states = results[0], results[1], dict(zip(taps, results[2:], strict=True))
+        further = 0 if self._pipeline.stages == 1 else self.config.handed
+        results = handed_states(context.buffers, taps, further, width)
+        residual, handed, states = results[0], results[1], dict(zip(taps, results[2:], strict=False))
         delta: Tensor | None = None
         if self._pipeline.first:
             self._embedding(tokens, residual)
             if self._embedding_scale != 1:
                 kernels.scale(residual, self._embedding_scale)
-            if self._inputs is not None:
-                self._inputs(tokens, residual, context)
+            if further:
+                _add(residual, None, results[-1], kernels)
         else:
             delta = handed
+        if self._inputs is not None:
+            self._inputs(tokens, results[-1] if further else residual, context)
         for depth, (layer, cache) in enumerate(zip(self._layers, context.cache, strict=True), self._first):
             if depth in states:
                 _add(residual, delta, states[depth], kernels)

@@ -6,20 +6,23 @@ Source: Yang et al. 2024 (arXiv 2412.06464); the block as in Qwen3-Next and Qwen
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from parlay.checkpoints.loader import TensorReader
-from parlay.errors import ConfigError, ModelError
+from parlay.errors import ModelError
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
-from parlay.models.context import ForwardContext, StateCache
-from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
+from parlay.models.context import Buffers, ForwardContext, StateCache
+from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, SplitLinear, whole_linear
+from parlay.models.origins import TensorOrigin
 from parlay.models.recurrent import PIECE, check_taps
-from parlay.parallel.group import Group
+from parlay.parallel.group import ALONE, Group
 from parlay.types.cache import RecurrentSpec
 from parlay.weights.weight import Weight
 
@@ -89,6 +92,66 @@ class DeltaNets:
         }
         return {f"linear_attn.{name}": shape for name, shape in shapes.items()}
 
+    def filed(self, layout: Mapping[str, Any]) -> DeltaNets:
+        """Return the layers as a GGUF file has them."""
+        return replace(
+            self,
+            fused=self.fused and not layout.get("linear_rows_apart", False),
+            tiled=self.tiled or bool(layout.get("linear_heads_tiled", False)),
+            rates=True,
+        )
+
+    def origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
+        """Return what the tensors of a layer are made of in a GGUF file."""
+        filed, inner = self.filed(layout), 2 * self.key_heads * self.key
+        heads, order = torch.arange(self.value_heads), None
+        if filed.tiled and not self.tiled:
+            order = heads = heads.view(self.key_heads, -1).T.reshape(-1)
+        columns = self._columns(heads)
+        values = None if order is None else columns
+        mixed = None if order is None else torch.cat((torch.arange(inner), inner + columns))
+        found = {
+            "in_proj_qkv.weight": TensorOrigin(name="in_proj_qkv.weight", outputs=mixed),
+            "in_proj_z.weight": TensorOrigin(name="in_proj_z.weight", outputs=values),
+            "conv1d.weight": TensorOrigin(name="conv1d.weight", outputs=mixed, shape=(-1, self.taps)),
+            "A_log": TensorOrigin(name="A_log", outputs=order, rates=not self.rates),
+            "dt_bias": TensorOrigin(name="dt_bias", outputs=order),
+            "out_proj.weight": TensorOrigin(name="out_proj.weight", inputs=values),
+            **{f"in_proj_{x}.weight": TensorOrigin(name=f"in_proj_{x}.weight", outputs=order) for x in "ba"},
+        }
+        if self.fused and not filed.fused:  # into rows of queries, keys and values, and those of gates
+            *rows, gates = self._by_head(inner + 2 * self.value_heads * self.value, *self._fused_widths)
+            for name, outputs in (("qkv", torch.cat(rows)), ("z", gates)):
+                found[f"in_proj_{name}.weight"] = TensorOrigin(name="in_proj_qkvz.weight", outputs=outputs)
+        return {f"linear_attn.{name}": origin.within("linear_attn.") for name, origin in found.items()}
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes of a layer by the keys of GGUF files."""
+        every = self.layers.index(False) + 1 if False in self.layers else 0
+        regular = every and all(linear == ((i + 1) % every != 0) for i, linear in enumerate(self.layers))
+        return {
+            **({"full_attention_interval": every} if regular else {}),
+            "ssm.conv_kernel": self.taps,
+            "ssm.state_size": self.key,
+            "ssm.group_count": self.key_heads,
+            "ssm.time_step_rank": self.value_heads,
+            "ssm.inner_size": self.value_heads * self.value,
+        }
+
+    def unfit(self) -> str:
+        """Return what of such layers llama.cpp does not read."""
+        return "" if self.key == self.value else "linear attention whose values are not as wide as its keys"
+
+    @property
+    def _fused_widths(self) -> tuple[int, ...]:
+        return self.key, self.key, self._ratio * self.value, self._ratio * self.value
+
+    def _by_head(self, outputs: int, *widths: int) -> list[Tensor]:
+        """Return which outputs are of which part, where each key head has so many columns of each."""
+        bounds = tuple(accumulate(widths))[:-1]
+        parts = torch.arange(outputs).view(self.key_heads, -1).tensor_split(bounds, dim=1)
+        return [part.reshape(-1) for part in parts]
+
     def _heads(self, group: Group) -> tuple[int, int]:
         """Return the first of a rank's key heads and the first of the next rank's."""
         return group.share(group.bounds(self.key_heads))
@@ -109,43 +172,53 @@ class DeltaNets:
         ]
 
     def make(self, hidden: int, eps: float, read: TensorReader, kernels: Kernels, group: Group) -> DeltaNet:
-        """Read a layer.
-
-        Raises:
-            ConfigError: several ranks cannot share the file's order of heads.
-        """
-        if self.tiled and group.size > 1 and self._ratio > 1:
-            raise ConfigError(
-                "tensor_parallel_size above 1 is not served for a GGUF file of this model, whose heads are in an "
-                "order of their own; take pipeline_parallel_size, or the model as safetensors"
-            )
-        keys, values, ratio = self.key_heads * self.key, self.value_heads * self.value, self._ratio
-        begin, end = self._heads(group)
-        heads = slice(begin * ratio, end * ratio)
-        conv = read("linear_attn.conv1d.weight").view(-1, self.taps)
-        q, k, v = conv.tensor_split((keys, 2 * keys))
-        own_keys, own_values = (
-            slice(begin * self.key, end * self.key),
-            slice(heads.start * self.value, heads.stop * self.value),
-        )
-        rates = read.exact("linear_attn.A_log").tolist()
-        units = self.key, self.key, ratio * self.value
+        """Read a layer."""
+        keys, (begin, end) = self.key_heads * self.key, self._heads(group)
+        heads = self._value_heads(begin, end)
+        own_keys, own_values = torch.arange(begin * self.key, end * self.key), self._columns(heads)
         *mixed, z, b, a = self._projections(read)
+
+        def project(weights: list[Weight], *outputs: Tensor) -> ColumnParallelLinear:
+            own = [weight.chosen(each) for weight, each in zip(weights, outputs, strict=True)]
+            return ColumnParallelLinear(kernels, weights if group.size == 1 else own, ALONE)
+
+        q, k, v = read("linear_attn.conv1d.weight").view(-1, self.taps).tensor_split((keys, 2 * keys))
+        rates = read.exact("linear_attn.A_log").tolist()
         return DeltaNet(
-            rows=ColumnParallelLinear(kernels, mixed, group, None, units),
-            gate=ColumnParallelLinear(kernels, [z], group, None, [ratio * self.value]),
-            gates=ColumnParallelLinear(kernels, [b, a], group, None, [ratio, ratio]),
+            rows=project(mixed, own_keys, own_keys, own_values),
+            gate=project([z], own_values),
+            gates=project([b, a], heads, heads),
             taps=torch.cat((q[own_keys], k[own_keys], v[own_values])).T.contiguous(),
-            rate=torch.tensor([each if self.rates else -math.exp(each) for each in rates[heads]]),
+            rate=torch.tensor([rates[i] if self.rates else -math.exp(rates[i]) for i in heads.tolist()]),
             step_bias=read.exact("linear_attn.dt_bias")[heads].contiguous(),
             groups=end - begin,
             tiled=self.tiled,
             norm=read("linear_attn.norm.weight"),
             eps=eps,
-            output=whole_linear(
-                kernels, read.weight("linear_attn.out_proj.weight"), group, group.bounds(values, ratio * self.value)
-            ),
+            output=self._output(read.weight("linear_attn.out_proj.weight"), kernels, group),
         )
+
+    def _value_heads(self, begin: int, end: int) -> Tensor:
+        """Return the value heads that read some of the key heads."""
+        if not self.tiled:
+            return torch.arange(begin * self._ratio, end * self._ratio)
+        return (torch.arange(self._ratio)[:, None] * self.key_heads + torch.arange(begin, end)).reshape(-1)
+
+    def _columns(self, heads: Tensor) -> Tensor:
+        """Return the columns of value heads."""
+        return (heads[:, None] * self.value + torch.arange(self.value)).reshape(-1)
+
+    def _output(
+        self, weight: Weight, kernels: Kernels, group: Group
+    ) -> GatheredLinear | ReducedLinear | ReorderedLinear:
+        """Return what projects back, which reads the heads of all ranks."""
+        bounds = group.bounds(self.value_heads * self.value, self._ratio * self.value)
+        if group.size == 1 or not self.tiled or self._ratio == 1:
+            return whole_linear(kernels, weight, group, bounds)
+        shares = pairwise(group.bounds(self.key_heads))
+        order = torch.cat([self._value_heads(begin, end) for begin, end in shares])
+        linear = SplitLinear(kernels, weight, group)
+        return ReorderedLinear(kernels, linear, group, bounds, order.argsort(), weight.shape[0])
 
     def _projections(self, read: TensorReader) -> list[Weight]:
         """Return what projects to queries, keys, values, output gates, and the gates of writing and of decay."""
@@ -153,12 +226,10 @@ class DeltaNets:
 
         def by_head(name: str, *widths: int) -> list[Weight]:
             weight = read.weight(f"linear_attn.in_proj_{name}.weight")
-            bounds = tuple(accumulate(widths))[:-1]
-            each = torch.arange(weight.shape[0]).view(self.key_heads, -1).tensor_split(bounds, dim=1)
-            return [weight.chosen(rows.reshape(-1)) for rows in each]
+            return [weight.chosen(rows) for rows in self._by_head(weight.shape[0], *widths)]
 
         if self.fused:
-            found = by_head("qkvz", self.key, self.key, self._ratio * self.value, self._ratio * self.value)
+            found = by_head("qkvz", *self._fused_widths)
         else:
             whole = read.weight("linear_attn.in_proj_qkv.weight")
             bounds = (0, keys), (keys, 2 * keys), (2 * keys, 2 * keys + values)
@@ -166,6 +237,37 @@ class DeltaNets:
         if self.fused_gates:
             return found + by_head("ba", self._ratio, self._ratio)
         return found + [read.weight(f"linear_attn.in_proj_{name}.weight") for name in "ba"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderedLinear:
+    """A linear layer that needs the heads of all ranks in another order than the ranks have them.
+
+    Attributes:
+        kernels: the operations to run with.
+        linear: of their outputs.
+        group, bounds: the ranks, and whose columns are whose.
+        order: which of the ranks' heads comes first, second and so on.
+        hidden: outputs.
+    """
+
+    kernels: Kernels
+    linear: SplitLinear
+    group: Group
+    bounds: tuple[int, ...]
+    order: Tensor
+    hidden: int
+
+    def __call__(self, x: Tensor, buffers: Buffers, role: str) -> Tensor:
+        """Return `[rows, hidden]` for this rank's heads `x`, in the buffer of `role`."""
+        whole, heads = self.bounds[-1], len(self.order)
+        gathered, ordered = (buffers(f"{role}, {which} heads", whole) for which in ("gathered", "ordered"))
+        self.group.gather(x, gathered, self.bounds)
+        each = (torch.arange(len(x))[:, None] * heads + self.order).reshape(-1)
+        self.kernels.embed(gathered.view(len(each), -1), each, ordered.view(len(each), -1))
+        out = buffers(role, self.hidden)
+        self.linear(ordered, out, buffers(f"{role}, own share", self.linear.width))
+        return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +297,7 @@ class DeltaNet:
     tiled: bool
     norm: Tensor
     eps: float
-    output: GatheredLinear | ReducedLinear
+    output: GatheredLinear | ReducedLinear | ReorderedLinear
 
     def __call__(self, x: Tensor, context: ForwardContext, cache: StateCache) -> Tensor:
         """Return `[rows, hidden]` for normalised rows `[rows, hidden]`."""

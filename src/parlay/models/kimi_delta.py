@@ -6,7 +6,9 @@ Source: Kimi Team 2025 (arXiv 2510.26692), section 3.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
+from parlay.models.origins import TensorOrigin
 from parlay.models.recurrent import PIECE, check_taps
 from parlay.parallel.group import ALONE, Group
 from parlay.types.cache import RecurrentSpec
@@ -72,6 +75,29 @@ class KimiDeltaLayers:
             "o_proj.weight": (hidden, inner),
         }
         return {f"self_attn.{name}": shape for name, shape in shapes.items()}
+
+    def filed(self, layout: Mapping[str, Any]) -> KimiDeltaLayers:
+        """Return the layers as a GGUF file has them."""
+        return replace(self, rates=True)
+
+    def origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
+        """Return what the tensors of a layer are made of in a GGUF file."""
+        found = {
+            "A_log": TensorOrigin(name="A_log", rates=not self.rates, shape=(1, 1, self.heads, 1)),
+            **{
+                f"{x}_conv1d.weight": TensorOrigin(name=f"{x}_conv1d.weight", shape=(1, self._inner, 1, self.taps))
+                for x in "qkv"
+            },
+        }
+        return {f"self_attn.{name}": origin.within("self_attn.") for name, origin in found.items()}
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes of a layer by the keys of GGUF files."""
+        return {"ssm.conv_kernel": self.taps, "kda.head_dim": self.width, "attention.head_count": self.heads}
+
+    def unfit(self) -> str:
+        """Return what of such layers llama.cpp does not read."""
+        return ""
 
     def spec(self, hidden: int, group: Group) -> RecurrentSpec:
         """Return what a layer keeps on one of the ranks: of its heads."""

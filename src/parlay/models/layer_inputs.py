@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from parlay.checkpoints.loader import Checkpoint, TensorReader
+from parlay.errors import ConfigError
 from parlay.kernels.base import Activation, Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext
@@ -44,33 +45,53 @@ def layer_input_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class TokenInputs:
-    """Makes all layers' inputs of rows.
+    """Makes the inputs of a stage's layers.
 
     Attributes:
-        embedding: of tokens, `[layers * width]`.
+        embedding: of tokens, `[own layers * width]`.
         projection: of the usual embedding.
         norm: weight of the projection's norm, `[width]`.
         eps: of that.
-        layers: how many.
+        own: the first layer of the stage and the first of the next.
+        layers: how many there are in all stages.
     """
 
     embedding: Embedding
     projection: Linear
     norm: Tensor
     eps: float
+    own: tuple[int, int]
     layers: int
 
     @classmethod
     def read(
-        cls, config: ModelConfig, weights: Checkpoint, dtype: torch.dtype, kernels: Kernels, group: Group
+        cls,
+        config: ModelConfig,
+        weights: Checkpoint,
+        dtype: torch.dtype,
+        kernels: Kernels,
+        group: Group,
+        own: tuple[int, int],
     ) -> TokenInputs:
-        """Read the weights; every rank projects all of it."""
+        """Read the weights of some layers; every rank projects all of them.
+
+        Raises:
+            ConfigError: a stage would begin within a block of a quantised embedding.
+        """
+        begin, end = (layer * config.style.layer_inputs for layer in own)
         table = weights.read_weight("model.embed_tokens_per_layer.weight", dtype)
+        if own != (0, config.num_layers):
+            try:
+                table = table.inputs(begin, end)
+            except ValueError as error:
+                raise ConfigError(f"{config.path} cannot be split into stages: {error}; take one stage") from None
+        projection = weights.read_weight("model.per_layer_model_projection.weight", dtype).outputs(begin, end)
         return cls(
             Embedding(kernels, table, group),
-            Linear(kernels, weights.read_weight("model.per_layer_model_projection.weight", dtype)),
+            Linear(kernels, projection),
             weights.read("model.per_layer_projection_norm.weight", dtype),
             config.rms_norm_eps,
+            own,
             config.num_layers,
         )
 
@@ -83,19 +104,21 @@ class TokenInputs:
             context: of the pass.
         """
         kernels, buffers, rows, width = context.kernels, context.buffers, len(tokens), len(self.norm)
-        every = self.layers * width
+        begin, end = self.own
+        every = (end - begin) * width
         own, projected = buffers("embedded layer inputs", every), buffers("projected layer inputs", every)
         self.embedding(tokens, own)
         kernels.scale(own, width**0.5)
         self.projection(embedded, projected)
         kernels.scale(projected, embedded.shape[1] ** -0.5)
-        each = projected.view(rows * self.layers, width)
+        each = projected.view(rows * (end - begin), width)
         kernels.rms_norm(each, self.norm, self.eps, each)
         kernels.add_embedding(projected, own, torch.arange(rows, dtype=torch.int32))
         kernels.scale(projected, 2**-0.5)
         # One layer's of all rows after another's, so that each is contiguous.
-        order = torch.arange(rows * self.layers).view(rows, self.layers).T.reshape(-1).contiguous()
-        kernels.embed(each, order, buffers(_ROLE, every).view(self.layers * rows, width))
+        order = torch.arange(len(each)).view(rows, end - begin).T.reshape(-1).contiguous()
+        inputs = buffers(_ROLE, self.layers * width).view(self.layers * rows, width)
+        kernels.embed(each, order, inputs[begin * rows : end * rows])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ Source: Dao and Gu 2024 (arXiv 2405.21060), section 7; the block as in Granite 4
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, SplitLinear
+from parlay.models.origins import TensorOrigin
 from parlay.models.recurrent import PIECE, check_taps
 from parlay.parallel.group import ALONE, Group
 from parlay.types.cache import RecurrentSpec
@@ -118,6 +120,39 @@ class MambaLayers:
         if self.bias:
             shapes |= {"in_proj.bias": (inner + channels + self.heads,), "out_proj.bias": (hidden,)}
         return {f"mamba.{name}": shape for name, shape in shapes.items()}
+
+    def filed(self, layout: Mapping[str, Any]) -> MambaLayers:
+        """Return the layers as a GGUF file has them, with factors in the weights."""
+        return replace(self, rates=True, scales=(1.0,) * 5, output_scale=1.0)
+
+    def origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
+        """Return what the tensors of a layer are made of in a GGUF file."""
+        parts = self._inner, self._inner, self._shared, self._shared, self.heads
+        scales = [torch.full((part,), scale) for part, scale in zip(parts, self.scales, strict=True)]
+        factor: float | Tensor = torch.cat(scales) if {*self.scales} != {1.0} else 1.0
+        found = {
+            "in_proj.weight": TensorOrigin(name="in_proj.weight", factor=factor),
+            "out_proj.weight": TensorOrigin(name="out_proj.weight", factor=self.output_scale),
+            "conv1d.weight": TensorOrigin(name="conv1d.weight", shape=(-1, self.taps)),
+            "A_log": TensorOrigin(name="A_log", rates=not self.rates, shape=(-1, 1)),
+            "D": TensorOrigin(name="D", shape=(-1, 1)),
+            "norm.weight": TensorOrigin(name="norm.weight", shape=(self.groups, -1)),
+        }
+        return {f"mamba.{name}": origin.within("mamba.") for name, origin in found.items()}
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes of a layer by the keys of GGUF files."""
+        return {
+            "ssm.conv_kernel": self.taps,
+            "ssm.state_size": self.state,
+            "ssm.group_count": self.groups,
+            "ssm.time_step_rank": self.heads,
+            "ssm.inner_size": self._inner,
+        }
+
+    def unfit(self) -> str:
+        """Return what of such layers llama.cpp does not read."""
+        return "" if self.conv_bias else "convolutions without a bias"
 
     def _bounds(self, group: Group) -> tuple[int, ...]:
         """Return whose heads are whose: whole groups, which share B and C; of a single one, any."""

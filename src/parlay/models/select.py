@@ -20,7 +20,7 @@ from parlay.models.config import ModelConfig, parse_config
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder
 from parlay.models.mtp import QWEN, MTPLayer, find_mtp
-from parlay.models.stages import own_layers
+from parlay.models.stages import own_layers, stage_starts
 from parlay.models.stored import as_saved, open_weights
 from parlay.models.transformers import model as foreign
 from parlay.parallel.group import ALONE, Group
@@ -42,8 +42,8 @@ class CausalModel(Protocol):
 
     `weight_shapes` and `expect` need no instance. Beside it the file has `describe(config)`, which returns the config
     with the family's style, or raises a ModelError that names a key with a value that the family does not serve. It
-    may have `DEFAULTS`, what configs without some keys mean, or a function that makes them of a config, and `MTP`,
-    what files call a layer that predicts further tokens, where that is not as in Qwen's.
+    may have `DEFAULTS`, what configs without some keys mean, or a function that makes them of a config; `MTP`, what
+    files call a layer that predicts further tokens, where that is not as in Qwen's; and `folded`, see below.
 
     Attributes:
         config, dtype: what it was made with.
@@ -197,12 +197,13 @@ def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) ->
     """Return what the model's layers keep of a token, on one of the ranks among which it is split."""
     first, last = own_layers(config, weight_shapes, group.pipeline)
     if config.style.heads:
-        shares = [group.share(group.bounds(heads.count)) for heads in config.style.heads]
+        kept_heads = config.style.heads[first:last]
+        shares = [group.share(group.bounds(heads.count)) for heads in kept_heads]
         heads = tuple(
             (end - begin, own.width if own.source < 0 else 0)
-            for own, (begin, end) in zip(config.style.heads, shares, strict=True)
+            for own, (begin, end) in zip(kept_heads, shares, strict=True)
         )
-        sources = tuple(own.source for own in config.style.heads)
+        sources = tuple(own.source - first if own.source >= 0 else -1 for own in kept_heads)
         return CacheSpec(last - first, 0, 0, dtype.itemsize, heads=heads, sources=sources)
     latent = config.style.latent is not None  # of which every rank has all
     begin, end = (0, 1) if latent else group.share(group.bounds(config.num_kv_heads))
@@ -263,6 +264,15 @@ def mtp_layer(config: ModelConfig, path: Path | None = None) -> MTPLayer | None:
     return find_mtp(replace(config, path=path or config.path), names)
 
 
+def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
+    """Return the config of the same model with all factors in its weights, and these by endings of tensors' names.
+
+    So GGUF files have them, of families whose file says which they are.
+    """
+    made = getattr(families.load(_family(config.architecture)), "folded", None)
+    return (config, {}) if made is None else made(config)
+
+
 def exposes_hidden_states(config: ModelConfig) -> bool:
     """Whether proposers can use a model's embedding and the states between its layers, as every `Decoder` does."""
     return issubclass(_class(config), Decoder)
@@ -304,14 +314,14 @@ def check_ranks(config: ModelConfig, size: int, stages: int = 1) -> None:
     """
     if stages > 1 and not exposes_hidden_states(config):
         raise ConfigError(f"pipeline_parallel_size={stages} is not served for {config.architecture}; leave it at 1")
-    if stages > 1 and (config.style.heads or config.style.layer_inputs):
-        raise ConfigError(
-            f"pipeline_parallel_size={stages} is not served for {config.architecture}, whose layers read what others "
-            "keep; take tensor_parallel_size"
-        )
     if stages > config.num_layers:
         raise ConfigError(
             f"pipeline_parallel_size={stages} exceeds the model's {config.num_layers} layers; each stage needs one"
+        )
+    if stages > (parts := len(stage_starts(config))):
+        raise ConfigError(
+            f"pipeline_parallel_size={stages} is more than the {parts} parts into which {config.path} can be split, "
+            "whose last layers read what an earlier one keeps; take less, or tensor_parallel_size"
         )
     if size > 1 and config.foreign is not None:
         raise ConfigError(

@@ -5,7 +5,9 @@ Source: Liquid AI 2025 (arXiv 2511.23404), section 2.2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from parlay.checkpoints.loader import TensorReader
 from parlay.kernels.base import Kernels
 from parlay.models.context import ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
+from parlay.models.origins import TensorOrigin
 from parlay.parallel.group import Group
 from parlay.types.cache import RecurrentSpec
 
@@ -40,6 +43,23 @@ class ShortConvs:
         }
         biases = {"conv.in_proj.bias": (3 * hidden,), "conv.conv.bias": (hidden,), "conv.out_proj.bias": (hidden,)}
         return shapes | (biases if self.bias else {})
+
+    def filed(self, layout: Mapping[str, Any]) -> ShortConvs:
+        """Return the layers as a GGUF file has them."""
+        return self
+
+    def origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
+        """Return what the tensors of a layer are made of in a GGUF file."""
+        name = "conv.conv.weight"
+        return {name: TensorOrigin(name=name, shape=(-1, self.taps))}
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes of a layer by the keys of GGUF files."""
+        return {"shortconv.l_cache": self.taps}
+
+    def unfit(self) -> str:
+        """Return what of such layers llama.cpp does not read."""
+        return "biases of convolutions" if self.bias else ""
 
     def spec(self, hidden: int, group: Group) -> RecurrentSpec:
         """Return what a layer keeps on one of the ranks: of its channels."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from parlay.checkpoints.loader import TensorReader
     from parlay.kernels.base import Activation, Kernels
     from parlay.models.context import ForwardContext, StateCache
+    from parlay.models.origins import TensorOrigin
     from parlay.parallel.group import Group
     from parlay.types.cache import RecurrentSpec
 
@@ -235,6 +238,22 @@ class RecurrentLayers(Protocol):
 
     def make(self, hidden: int, eps: float, read: TensorReader, kernels: Kernels, group: Group) -> Mixer:
         """Read a layer; `eps` is that of the model's norms."""
+        ...
+
+    def filed(self, layout: Mapping[str, Any]) -> RecurrentLayers:
+        """Return the layers as a GGUF file has them, whose keys of a config, beside those of all files, are given."""
+        ...
+
+    def origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
+        """Return what such a file's tensors of a layer are made of, where it is not those of the same names."""
+        ...
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes of a layer by the keys of GGUF files."""
+        ...
+
+    def unfit(self) -> str:
+        """Return what of such layers llama.cpp does not read; empty where it reads all."""
         ...
 
 

@@ -54,6 +54,7 @@ class Graphs:
         *,
         recordable: bool = True,
         alone: bool = True,
+        further: int = 0,
     ) -> None:
         """Begin with no recordings, and make none of passes that are not `recordable`.
 
@@ -65,8 +66,9 @@ class Graphs:
             places: of draft nodes, for a model with recurrent layers.
             recordable: whether all that a pass computes is kernels'.
             alone: whether there is no other stage.
+            further: states that stages hand on besides, see `handed_states`.
         """
-        self._model, self._alone = model, alone
+        self._model, self._alone, self._further = model, alone, further
         self._kernels = kernels
         self._cache = cache
         self._graphs: dict[int, _Graph] = {}  # by rows
@@ -85,7 +87,7 @@ class Graphs:
 
         Args:
             batch: of rows.
-            arrived: what the stage before has handed on, `[2 + taps, rows, hidden]`; None for the first stage.
+            arrived: what the stage before has handed on, see `handed_states`; None for the first stage.
         """
         rows = len(batch.tokens)
         if rows > MOST_ROWS or not self.usable:
@@ -120,7 +122,7 @@ class Graphs:
         """Return where a pass leaves its results, with what has arrived in it."""
         if not self.taps and self._alone:
             return self.handed
-        states = handed_states(buffers, self.taps, self._model.config.hidden_size)
+        states = handed_states(buffers, self.taps, self._further, self._model.config.hidden_size)
         return states if arrived is None else states.copy_(arrived)
 
     def _vouched(self, rows: int) -> bool:

@@ -63,7 +63,13 @@ class ModelRunner:
         self._tell, self.pipeline = tell, group.pipeline
         places = room.places if self.recurrent else None
         alone = group.pipeline.stages == 1
-        self._graphs = Graphs(model, kernels, blocks, longest, places, recordable=group.recordable, alone=alone)
+        self._further = 0 if alone else model.config.handed
+        self._graphs = Graphs(
+            *(model, kernels, blocks, longest, places),
+            recordable=group.recordable,
+            alone=alone,
+            further=self._further,
+        )
         self._hidden = self.tapped = torch.empty(0)
         self._under_way = deque[int]()  # rows of each pass that is not finished
 
@@ -93,11 +99,11 @@ class ModelRunner:
     def _start(self, batch: Batch) -> None:
         pipeline, arrived = self.pipeline, None
         if not pipeline.first:
-            arrived = self._receive(2, len(batch.tokens))
+            arrived = self._receive(2 + self._further, len(batch.tokens))
         self._hidden = self._graphs.forward(batch, arrived)
         if pipeline.channel is not None:
             handed = self._graphs.handed
-            pipeline.channel.send(handed[1:] if pipeline.last else handed)
+            pipeline.channel.send(handed[1 : len(handed) - self._further] if pipeline.last else handed)
             if pipeline.first:
                 self._under_way.append(len(batch.tokens))
 

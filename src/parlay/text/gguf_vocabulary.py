@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from parlay.checkpoints.chat_templates import DEFAULT
 from parlay.checkpoints.gguf.end_tokens import END_NAMES
+from parlay.checkpoints.gguf.families import FAMILIES
 from parlay.checkpoints.gguf.writer import Value, encode, header
 from parlay.errors import ModelError, shown
 from parlay.log import logger
@@ -68,7 +69,7 @@ def vocabulary(path: Path, arch: str, size: int, ends: Sequence[int], raw: Mappi
         )
     keys = {**_special(path, size, tokenizer, ends, about, raw), **_frame(path, tokenizer)}
     letters = "ByteLevel" in json.dumps(spec["pre_tokenizer"])
-    keys |= _byte_level(path, tokenizer, spec) if letters else _sentence_piece(tokenizer, spec)
+    keys |= _byte_level(path, tokenizer, spec) if letters else _PIECES[FAMILIES[arch].pieces](tokenizer, spec)
     keys |= _tokens(size, own, spec, letters)
     keys = {f"tokenizer.ggml.{key}": value for key, value in keys.items() if value != []}
     templates = about.get("chat_templates", {})
@@ -123,8 +124,7 @@ def _byte_level(path: Path, tokenizer: Tokenizer, spec: dict[str, Any]) -> dict[
         names = [pattern, *(alias for alias, same in SAME_AS.items() if same == pattern)]
         name = next((name for name in names if (name in WHOLE_WORDS) == whole), None)
         if name is not None and words == [_words(splitter(pattern), text) for text in PROBES]:
-            pairs = [m if isinstance(m, str) else " ".join(m) for m in spec["model"]["merges"]]
-            return {"model": "gpt2", "pre": name, "merges": pairs}
+            return {"model": "gpt2", "pre": name, "merges": _pairs(spec)}
     raise ModelError(
         f"{path}: its tokenizer cuts texts into words in a way that GGUF files have no name for; these are known: "
         f"{', '.join((*PATTERNS, *SAME_AS))}"
@@ -135,9 +135,21 @@ def _words(splits: Any, text: str) -> list[str]:
     return [word for word, _ in splits.pre_tokenize_str(text)]
 
 
+def _pairs(spec: dict[str, Any]) -> list[str]:
+    return [m if isinstance(m, str) else " ".join(m) for m in spec["model"]["merges"]]
+
+
 def _sentence_piece(tokenizer: Tokenizer, spec: dict[str, Any]) -> dict[str, Value]:
     tokens = tokenizer.encode("a", add_special_tokens=False).tokens
     return {"model": "llama", "pre": "default", "add_space_prefix": bool(tokens) and tokens[0].startswith(SPACE)}
+
+
+def _spaced_merges(tokenizer: Tokenizer, spec: dict[str, Any]) -> dict[str, Value]:
+    return {"model": "gemma4", "merges": _pairs(spec), "add_space_prefix": False}
+
+
+# By what files of a family call them.
+_PIECES = {"llama": _sentence_piece, "gemma4": _spaced_merges}
 
 
 def _tokens(size: int, own: dict[str, int], spec: dict[str, Any], letters: bool) -> dict[str, Value]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from parlay.checkpoints.gguf.end_tokens import end_tokens
-from parlay.checkpoints.gguf.families import Family, family_of, size_of
+from parlay.checkpoints.gguf.families import family_of, size_of
+from parlay.checkpoints.gguf.family import Family
 from parlay.checkpoints.gguf.names import MAX_EXPERTS
 from parlay.checkpoints.gguf.parts import GGUFModel
 from parlay.checkpoints.gguf.reader import GGUFFile
@@ -54,6 +55,8 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         defaults = {
             "attention.head_count_kv": heads,
             "attention.key_length": size_of(file, f"{name}.embedding_length") // max(heads, 1),
+            # Of models whose layers all have experts.
+            "feed_forward_length": size_of(file, f"{name}.expert_feed_forward_length", 0) or None,
         }
         varied = _varied(file, name) if family.varied else {}
         sizes = {

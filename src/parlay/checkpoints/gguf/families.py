@@ -5,81 +5,19 @@ Source: llama.cpp's converters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
+from parlay.checkpoints.gguf.family import DEEPSEEK_MOE, GRANITE, LAST_NORM, Family, mixture
+from parlay.checkpoints.gguf.hybrid_families import HYBRIDS
 from parlay.checkpoints.gguf.reader import GGUFFile
 from parlay.errors import ModelError
 
-_LAST_NORM = {"post_attention_norm": "post_attention_layernorm"}  # in place of `ffn_norm`
-_LAST_NORMS = _LAST_NORM | {"post_ffw_norm": "post_feedforward_layernorm"}
+_LAST_NORMS = LAST_NORM | {"post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-# Frequencies of rotary scaling: the config tells of them.
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One of `general.architecture`'s values.
-
-    Attributes:
-        architecture: the class's name at Hugging Face.
-        inner: a layer's tensors that are named otherwise than most families' are.
-        interleaved: rotary rows of queries and keys come in pairs where the class has halves.
-        norm_offset: what was added to the weights of norms.
-        options: config keys by the metadata's, beside those that all families have.
-        fixed: what every model of the family has unless the file says otherwise.
-        wide_layers: the number of layers of the one model whose queries are scaled by hidden size over heads.
-        partial: a part of a head's columns may turn.
-        listed: which layers have a window is written as a list.
-        scaling: what the class has beside what files say of rotary scaling.
-        also: further classes that are written as this architecture.
-        layer_norms: norms subtract the mean, and their key is another.
-        refused: keys of files whose numbers mean something else.
-        latent: the model has latent attention, and sizes of its own.
-        recurrent: what `layer_types` calls the layers that are no attention; empty where all are.
-        alone: a layer is one of those, attention, a network or experts alone.
-        varied: heads differ between layers with a window and those without.
-        value: config key for the width of a recurrent head's values.
-        whole: further tensors of a layer, by their whole names in it.
-        squeezed: endings of names of tensors without their middle dimension of one.
-        flat: endings of names of vectors that are stored as matrices.
-        outer: tensors outside of layers that are named otherwise than most families' are.
-        written: whether `export` writes it.
-    """
-
-    architecture: str
-    inner: dict[str, str] = field(default_factory=dict)
-    interleaved: bool = False
-    norm_offset: float = 0.0
-    options: dict[str, str] = field(default_factory=dict)
-    fixed: dict[str, Any] = field(default_factory=dict)
-    wide_layers: int | None = None
-    partial: bool = False
-    listed: bool = False
-    scaling: dict[str, Any] = field(default_factory=dict)
-    also: tuple[str, ...] = ()
-    layer_norms: bool = False
-    refused: tuple[str, ...] = ()
-    latent: bool = False
-    recurrent: str = ""
-    alone: bool = False
-    varied: bool = False
-    value: str = ""
-    whole: dict[str, str] = field(default_factory=dict)
-    squeezed: tuple[str, ...] = ()
-    flat: tuple[str, ...] = ()
-    outer: dict[str, str] = field(default_factory=dict)
-    written: bool = True
-
-    def offset(self, name: str) -> float:
-        """Return what was added to a tensor: to the weights of norms, but not of those of recurrent layers."""
-        return self.norm_offset if "norm" in name and "linear_attn" not in name else 0.0
-
-
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _SOFTCAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -88,176 +26,21 @@ _SOFTCAPS = {
 _GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 
 _WINDOWS = _WINDOW | {"attention.sliding_window_pattern": "sliding_window_pattern"}
-_GRANITE = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-
-
-def _mixture(count: str = "num_experts", chosen: str = "num_experts_per_tok", **more: str) -> dict[str, str]:
-    """Return the options of a mixture: how a class calls them, further ones by their keys without `expert_`."""
-    return {"expert_count": count, "expert_used_count": chosen, **{f"expert_{key}": hf for key, hf in more.items()}}
-
-
-_QWEN_MOE = _mixture(feed_forward_length="moe_intermediate_size", weights_norm="norm_topk_prob")
-_DEEPSEEK_MOE = _mixture(
-    "n_routed_experts",
-    feed_forward_length="moe_intermediate_size",
-    shared_count="n_shared_experts",
-    weights_scale="routed_scaling_factor",
-    weights_norm="norm_topk_prob",
-    group_count="n_group",
-    group_used_count="topk_group",
-) | {
-    "leading_dense_block_count": "first_k_dense_replace",
-    "nextn_predict_layers": "num_nextn_predict_layers",
-}
-
-_CONVOLUTION = {
-    "shortconv.conv": "conv.conv",
-    "shortconv.in_proj": "conv.in_proj",
-    "shortconv.out_proj": "conv.out_proj",
-}
-_DELTA_NET = _LAST_NORM | {
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_ba": "linear_attn.in_proj_ba",
-    "ssm_conv1d": "linear_attn.conv1d",
-    "ssm_norm": "linear_attn.norm",
-    "ssm_out": "linear_attn.out_proj",
-}
-_DELTA_OPTIONS = {
-    "ssm.conv_kernel": "linear_conv_kernel_dim",
-    "ssm.state_size": "linear_key_head_dim",
-    "ssm.group_count": "linear_num_key_heads",
-    "ssm.time_step_rank": "linear_num_value_heads",
-    "nextn_predict_layers": "num_nextn_predict_layers",
-}
-_MAMBA = {"in": "in_proj", "conv1d": "conv1d", "norm": "norm", "out": "out_proj"}
-_SPACES = {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"}
-_SHARED = {"shared_feed_forward_length": "shared_expert_intermediate_size"}
-
-
-def _delta_nets(architecture: str, options: dict[str, str], **fixed: Any) -> Family:
-    return Family(
-        architecture,
-        _DELTA_NET,
-        norm_offset=1.0,
-        options=_DELTA_OPTIONS | options,
-        fixed={"linear_rates": True, **fixed},
-        partial=True,
-        recurrent="linear_attention",
-        value="linear_value_head_dim",
-        whole={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
-        squeezed=("conv1d.weight",),
-        written=False,
-    )
-
-
-def _convolutions(architecture: str, options: dict[str, str]) -> Family:
-    return Family(
-        architecture,
-        _CONVOLUTION,
-        options=options | {"shortconv.l_cache": "conv_L_cache"},
-        fixed={"block_auto_adjust_ff_dim": False},
-        recurrent="conv",
-        squeezed=("conv.conv.weight",),
-        outer={"token_embd_norm": "model.norm"},
-        written=False,
-    )
-
-
-def _nemotron(options: dict[str, str]) -> Family:
-    return Family(
-        "NemotronHForCausalLM",
-        {f"ssm_{own}": f"mamba.{name}" for own, name in _MAMBA.items()},
-        options=options
-        | {
-            "ssm.conv_kernel": "conv_kernel",
-            "ssm.state_size": "ssm_state_size",
-            "ssm.group_count": "n_groups",
-            "ssm.time_step_rank": "mamba_num_heads",
-            "nextn_predict_layers": "num_nextn_predict_layers",
-        },
-        fixed={"linear_rates": True},
-        recurrent="mamba",
-        alone=True,
-        value="mamba_head_dim",
-        whole=_SPACES,
-        squeezed=("mamba.conv1d.weight",),
-        flat=("mamba.A_log", "mamba.D", "mamba.norm.weight"),
-        written=False,
-    )
-
+_QWEN_MOE = mixture(feed_forward_length="moe_intermediate_size", weights_norm="norm_topk_prob")
 
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", interleaved=True),
-    "granite": Family(
-        "GraniteForCausalLM", interleaved=True, options=_GRANITE, also=("GraniteMoeHybridForCausalLM",)
-    ),
+    "granite": Family("GraniteForCausalLM", interleaved=True, options=GRANITE, also=("GraniteMoeHybridForCausalLM",)),
     "granitemoe": Family(
         "GraniteMoeForCausalLM",
         interleaved=True,
-        options=_GRANITE | _mixture("num_local_experts", shared_feed_forward_length="shared_intermediate_size"),
+        options=GRANITE | mixture("num_local_experts", shared_feed_forward_length="shared_intermediate_size"),
         also=("GraniteMoeSharedForCausalLM",),
-    ),
-    "granitehybrid": Family(
-        "GraniteMoeHybridForCausalLM",
-        {f"ssm_{own}": f"mamba.{name}" for own, name in _MAMBA.items()},
-        interleaved=True,
-        options=_GRANITE
-        | _mixture("num_local_experts", shared_feed_forward_length="shared_intermediate_size")
-        | {
-            "ssm.conv_kernel": "mamba_d_conv",
-            "ssm.state_size": "mamba_d_state",
-            "ssm.group_count": "mamba_n_groups",
-            "ssm.time_step_rank": "mamba_n_heads",
-            "rope.scaling.finetuned": "rope_finetuned",
-        },
-        fixed={"linear_rates": True, "rope_finetuned": True, "num_local_experts": 0},
-        recurrent="mamba",
-        value="mamba_d_head",
-        whole=_SPACES,
-        squeezed=("mamba.conv1d.weight",),
-        flat=("mamba.A_log", "mamba.D", "mamba.norm.weight"),
-        written=False,
-    ),
-    "falcon-h1": Family(
-        "FalconH1ForCausalLM",
-        {f"ssm_{own}": f"mamba.{name}" for own, name in _MAMBA.items()},
-        options={
-            "ssm.conv_kernel": "mamba_d_conv",
-            "ssm.state_size": "mamba_d_state",
-            "ssm.group_count": "mamba_n_groups",
-            "ssm.time_step_rank": "mamba_n_heads",
-            "ssm.inner_size": "mamba_d_ssm",
-        },
-        fixed={"linear_rates": True, "mamba_norm_before_gate": False},  # the class's factors are in the weights
-        whole=_SPACES | {"ffn_norm": "post_attention_layernorm.weight"},
-        squeezed=("mamba.conv1d.weight",),
-        flat=("mamba.A_log", "mamba.D", "mamba.norm.weight"),
-        written=False,
-    ),
-    "nemotron_h": _nemotron({}),
-    "nemotron_h_moe": _nemotron(
-        _mixture(
-            "n_routed_experts",
-            feed_forward_length="moe_intermediate_size",
-            shared_feed_forward_length="moe_shared_expert_intermediate_size",
-            weights_scale="routed_scaling_factor",
-            weights_norm="norm_topk_prob",
-            group_count="n_group",
-        )
-        | {"moe_latent_size": "moe_latent_size"}
     ),
     "qwen2": Family("Qwen2ForCausalLM"),
     "qwen2moe": Family(
         "Qwen2MoeForCausalLM",
-        options=_mixture(
+        options=mixture(
             feed_forward_length="moe_intermediate_size",
             shared_feed_forward_length="shared_expert_intermediate_size",
         ),
@@ -275,11 +58,11 @@ FAMILIES = {
         options={"attention.temperature_scale": "llama_4_scaling_beta"},
         fixed={"sliding_window": None},
     ),
-    "seed_oss": Family("SeedOssForCausalLM", _LAST_NORM),
+    "seed_oss": Family("SeedOssForCausalLM", LAST_NORM),
     "ernie4_5": Family("Ernie4_5ForCausalLM"),
     "ernie4_5-moe": Family(
         "Ernie4_5_MoeForCausalLM",
-        options=_mixture(
+        options=mixture(
             "moe_num_experts",
             "moe_k",
             feed_forward_length="moe_intermediate_size",
@@ -306,56 +89,16 @@ FAMILIES = {
     ),
     "glm4moe": Family(
         "Glm4MoeForCausalLM",
-        _LAST_NORM,
-        options=_DEEPSEEK_MOE,
+        LAST_NORM,
+        options=DEEPSEEK_MOE,
         partial=True,
     ),
     "deepseek2": Family(
         "DeepseekV3ForCausalLM",
-        options=_DEEPSEEK_MOE | {"attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank"},
+        options=DEEPSEEK_MOE | {"attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank"},
         fixed={"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
         also=("DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
         latent=True,
-    ),
-    "kimi-linear": Family(
-        "KimiLinearForCausalLM",
-        {
-            "ssm_norm": "self_attn.o_norm",
-            "ssm_beta": "self_attn.b_proj",
-            **{f"ssm_{x}": f"self_attn.{x}_proj" for x in ("f_a", "f_b", "g_a", "g_b")},
-            **{f"ssm_conv1d_{x}": f"self_attn.{x}_conv1d" for x in "qkv"},
-        },
-        options=_DEEPSEEK_MOE
-        | {
-            "attention.q_lora_rank": "q_lora_rank",
-            "attention.kv_lora_rank": "kv_lora_rank",
-            "ssm.conv_kernel": "linear_conv_kernel_dim",
-            "kda.head_dim": "linear_head_dim",
-            "attention.head_count": "linear_num_heads",
-        },
-        fixed={"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "linear_rates": True},
-        latent=True,
-        recurrent="linear_attention",
-        whole={"ssm_a": "self_attn.A_log", "ssm_dt.bias": "self_attn.dt_bias"},
-        flat=("self_attn.A_log", *(f"self_attn.{x}_conv1d.weight" for x in "qkv")),
-        written=False,
-    ),
-    "lfm2": _convolutions("Lfm2ForCausalLM", {}),
-    "lfm2moe": _convolutions(
-        "Lfm2MoeForCausalLM",
-        _mixture(feed_forward_length="moe_intermediate_size", weights_scale="routed_scaling_factor")
-        | {"leading_dense_block_count": "num_dense_layers"},
-    ),
-    "qwen35": _delta_nets("Qwen3_5ForCausalLM", {}, linear_heads_tiled=True),
-    "qwen35moe": _delta_nets(
-        "Qwen3_5MoeForCausalLM",
-        _mixture(feed_forward_length="moe_intermediate_size", **_SHARED),
-        linear_heads_tiled=True,
-    ),
-    "qwen3next": _delta_nets(
-        "Qwen3NextForCausalLM",
-        _mixture(feed_forward_length="moe_intermediate_size", **_SHARED),
-        linear_rows_apart=True,
     ),
     "arcee": Family("ArceeForCausalLM", interleaved=True),
     "cohere2": Family(
@@ -366,11 +109,11 @@ FAMILIES = {
     "hunyuan-dense": Family("HunYuanDenseV1ForCausalLM"),
     "minimax-m2": Family(
         "MiniMaxM2ForCausalLM",
-        options=_mixture("num_local_experts", feed_forward_length="intermediate_size"),
+        options=mixture("num_local_experts", feed_forward_length="intermediate_size"),
         partial=True,
     ),
     "olmo2": Family("Olmo2ForCausalLM", _LAST_NORMS),
-    "olmoe": Family("OlmoeForCausalLM", options=_mixture()),
+    "olmoe": Family("OlmoeForCausalLM", options=mixture()),
     "exaone4": Family(
         "Exaone4ForCausalLM",
         _LAST_NORMS,
@@ -380,7 +123,7 @@ FAMILIES = {
     ),
     "mellum": Family(
         "MellumForCausalLM",
-        options=_mixture("num_local_experts", feed_forward_length="moe_intermediate_size")
+        options=mixture("num_local_experts", feed_forward_length="moe_intermediate_size")
         | _WINDOWS
         | {"rope.freq_base_swa": "rope_local_base_freq"},
         fixed={"sliding_window": None},
@@ -388,8 +131,8 @@ FAMILIES = {
     ),
     "gpt-oss": Family(
         "GptOssForCausalLM",
-        _LAST_NORM,
-        options=_mixture("num_local_experts", feed_forward_length="intermediate_size") | _WINDOWS,
+        LAST_NORM,
+        options=mixture("num_local_experts", feed_forward_length="intermediate_size") | _WINDOWS,
         listed=True,
         scaling={"truncate": False},
     ),
@@ -413,7 +156,7 @@ FAMILIES = {
             "post_norm": "post_per_layer_input_norm",
         },
         options=_WINDOW
-        | _mixture("num_experts", "top_k_experts", feed_forward_length="moe_intermediate_size")
+        | mixture("num_experts", "top_k_experts", feed_forward_length="moe_intermediate_size")
         | {
             "attention.shared_kv_layers": "num_kv_shared_layers",
             "embedding_length_per_layer_input": "hidden_size_per_layer_input",
@@ -431,7 +174,8 @@ FAMILIES = {
             "per_layer_model_proj": "model.per_layer_model_projection",
             "per_layer_proj_norm": "model.per_layer_projection_norm",
         },
-        written=False,
+        pieces="gemma4",
+        joined_experts=True,
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM",
@@ -460,19 +204,32 @@ FAMILIES = {
         },
         wide_layers=62,
     ),
+    **HYBRIDS,
 }
 _SOFTMAX = 1  # a router's, among the values of `expert_gating_func`
 
 # Three more under names that others have too; they are known by what they have beside.
 _OLMO3 = Family("Olmo3ForCausalLM", _LAST_NORMS, options=_WINDOWS, listed=True)
 _MISTRAL = Family("MistralForCausalLM", interleaved=True, options=_WINDOW)
-_MIXTRAL = Family("MixtralForCausalLM", interleaved=True, options=_WINDOW | _mixture("num_local_experts"))
+_MIXTRAL = Family("MixtralForCausalLM", interleaved=True, options=_WINDOW | mixture("num_local_experts"))
 
 
-def family_for(architecture: str) -> tuple[str, Family] | None:
-    """Return what files call the architecture of a class of Hugging Face's, and what is known of it, if they do."""
-    families = [*FAMILIES.items(), ("llama", _MISTRAL), ("llama", _MIXTRAL), ("olmo2", _OLMO3)]
-    found = ((name, family) for name, family in families if architecture in (family.architecture, *family.also))
+def family_for(architecture: str, *, recurrent: bool = False, experts: bool = False) -> tuple[str, Family] | None:
+    """Return what files call a class of Hugging Face's, and what is known of it, if they have it.
+
+    Args:
+        architecture: the class's name.
+        recurrent: whether the model has recurrent layers.
+        experts: whether it has experts.
+    """
+    families = [*HYBRIDS.items(), *FAMILIES.items(), ("llama", _MISTRAL), ("llama", _MIXTRAL), ("olmo2", _OLMO3)]
+    found = (
+        (name, family)
+        for name, family in families
+        if architecture in (family.architecture, *family.also)
+        and (recurrent or not family.recurrent)
+        and ("expert_count" in family.options or not experts)
+    )
     return next(found, None)
 
 

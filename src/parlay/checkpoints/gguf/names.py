@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parlay.checkpoints.gguf.families import Family
+from parlay.checkpoints.gguf.family import Family
 from parlay.checkpoints.gguf.reader import TensorInfo
 
 MAX_EXPERTS = 1 << 10  # a layer; twice what any model has
@@ -99,15 +100,27 @@ def names_of(stored: TensorInfo, family: Family, heads: tuple[int, int]) -> dict
 
 
 def file_name(name: str, family: Family) -> tuple[str, int | None]:
-    """Return what a file calls one of the decoder's tensors, and which of a stack it is: undoes `names_of`."""
+    """Return what a file calls one of the decoder's tensors, and which of a stack it is: undoes `names_of`.
+
+    Where a family's files have the gate and the up of experts behind one another, these are neighbours of a stack.
+    """
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
     stem, _, kind = name.rpartition(".")
     if not layer:
-        return f"{ {own: part for part, own in _OUTER.items()}[stem] }.{kind}", None
+        return f"{_turned(_OUTER | family.outer)[stem]}.{kind}", None
     index, inner = layer.groups()
-    if part := next((part for part, own in _WHOLE.items() if own == inner), None):
+    if part := _turned(_WHOLE | family.whole).get(inner):
         return f"blk.{index}.{part}", None
     inner = inner.removesuffix(f".{kind}")
     if expert := re.fullmatch(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj", inner):
-        return f"blk.{index}.ffn_{expert[2]}_exps.{kind}", int(expert[1])
-    return f"blk.{index}.{ {own: part for part, own in (_INNER | family.inner).items()}[inner] }.{kind}", None
+        number, part = int(expert[1]), expert[2]
+        if family.joined_experts and part != "down":
+            number, part = 2 * number + (part == "up"), "gate_up"
+        return f"blk.{index}.ffn_{part}_exps.{kind}", number
+    part = inner if inner.startswith("nextn.") else _turned(_INNER | family.inner)[inner]
+    return f"blk.{index}.{part}.{kind}", None
+
+
+def _turned(names: Mapping[str, str]) -> dict[str, str]:
+    """Return a file's names by the decoder's; the last one counts."""
+    return {own: part for part, own in names.items()}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from parlay.weights.kinds import Kind
 
-Value = bool | int | float | str | list[str] | list[int] | list[float]
+Value = bool | int | float | str | list[str] | list[bool] | list[int] | list[float]
 
 ALIGNMENT = 32  # bytes, what files have that say nothing
 _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 5, 6, 7, 8, 9

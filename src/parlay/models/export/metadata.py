@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from parlay.checkpoints.gguf.config import EPS, SIZES, YARN
-from parlay.checkpoints.gguf.families import FAMILIES, Family, family_for
+from parlay.checkpoints.gguf.families import FAMILIES, family_for
+from parlay.checkpoints.gguf.family import Family
 from parlay.checkpoints.gguf.writer import Value
 from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
+from parlay.models.export.layout import as_filed
 from parlay.models.rotary import llama3_divisors, turning
 from parlay.models.style import Experts
 
@@ -26,10 +28,12 @@ def family_to_write(config: ModelConfig) -> tuple[str, Family]:
     Raises:
         ModelError: files do not have it.
     """
-    found = None if config.foreign is not None else family_for(config.architecture)
-    if found is None or not found[1].written:
-        written = (family for family in FAMILIES.values() if family.written)
-        known = ", ".join(dict.fromkeys(name for f in written for name in (f.architecture, *f.also)))
+    style, found = config.style, None
+    if config.foreign is None:
+        has = {"recurrent": style.recurrent is not None, "experts": style.experts is not None}
+        found = family_for(config.architecture, **has)
+    if found is None:
+        known = ", ".join(dict.fromkeys(name for f in FAMILIES.values() for name in (f.architecture, *f.also)))
         raise ModelError(
             f"{config.path}: parlay writes no GGUF files of {config.architecture}; it does of {known}, "
             "MistralForCausalLM, MixtralForCausalLM and Olmo3ForCausalLM"
@@ -37,14 +41,15 @@ def family_to_write(config: ModelConfig) -> tuple[str, Family]:
     return found
 
 
-def metadata(config: ModelConfig) -> dict[str, Value]:
-    """Return the keys that describe a model's shape.
+def metadata(config: ModelConfig, *, further: bool = False) -> dict[str, Value]:
+    """Return the keys that describe a model's shape; `further` says that a layer for further tokens is in the file.
 
     Raises:
         ModelError: files do not have its architecture, or llama.cpp would compute something else.
     """
     name, family = family_to_write(config)
-    values = _values(config)
+    config = as_filed(config, family)
+    values = _values(config, further)
     supposed = "norm_topk_prob" in family.options.values() and family.fixed.get("norm_topk_prob", True)
     if values["norm_topk_prob"] is False and supposed:
         raise ModelError(f"{config.path}: norm_topk_prob=false cannot be written; who reads such files supposes true")
@@ -63,8 +68,74 @@ def metadata(config: ModelConfig) -> dict[str, Value]:
         found["attention.key_length_mla"] = latent.query
         found["attention.value_length_mla"] = latent.value
         found["vocab_size"] = config.vocab_size
-    found[EPS[family.layer_norms][0]] = config.rms_norm_eps
-    return {f"{name}.{key}": value for key, value in {**found, **_rotary(config)}.items()}
+    for key, _ in (EPS[family.layer_norms], *((EPS[True],) if family.alone else ())):
+        found[key] = config.rms_norm_eps
+    if family.sections:  # of positions in images
+        found["rope.dimension_sections"] = _sections(config, family.sections)
+    found |= _rotary(config) | _by_layer(config, family, further)
+    return {f"{name}.{key}": value for key, value in found.items()}
+
+
+def _sections(config: ModelConfig, usual: tuple[int, ...]) -> list[int]:
+    given = config.within("rope_parameters").raw.get("mrope_section")
+    sections = list(given) if isinstance(given, list) and all(type(each) is int for each in given) else [*usual]
+    return [*sections, 0, 0, 0, 0][:4]
+
+
+def _by_layer(config: ModelConfig, family: Family, further: bool) -> dict[str, Value]:
+    """Return what differs from layer to layer, and the sizes of recurrent layers."""
+    style, recurrent = config.style, config.style.recurrent
+    if style.heads:
+        return _by_kind(config)
+    if recurrent is None:
+        return {}
+    if unfit := recurrent.unfit():
+        raise ModelError(f"{config.path} has {unfit}, which llama.cpp does not read; serve the model as it is")
+    found: dict[str, Value] = {**recurrent.sizes()}
+    attends = [
+        not scans and not (style.networks and style.networks[i]) for i, scans in enumerate(recurrent.layers)
+    ] + [True] * further
+    if family.recurrent and family.marks == "attention.head_count_kv":
+        found[family.marks] = [config.num_kv_heads * each for each in attends]
+    elif family.recurrent:
+        found[family.marks] = [not each for each in attends]
+    if family.alone:
+        sparse = style.experts.sparse if style.experts is not None else style.networks
+        if sparse != style.networks:
+            raise ModelError(
+                f"{config.path} has layers that are a feed-forward network alone beside others that are experts, "
+                "which a GGUF file cannot hold; serve the model as it is"
+            )
+        found["feed_forward_length"] = [config.intermediate_size * each for each in (*sparse, *([True] * further))]
+    return found
+
+
+def _by_kind(config: ModelConfig) -> dict[str, Value]:
+    """Return what differs between layers that have a window and others."""
+    style = config.style
+    counts = [heads.count for heads in style.heads]
+    widths = [config.network_width(i) for i in range(config.num_layers)]
+    far, near = _width_of(config, near=False), _width_of(config, near=True)
+    return {
+        "attention.sliding_window_pattern": [window > 0 for window in style.windows],
+        "attention.head_count_kv": counts if len({*counts}) > 1 else counts[0],
+        "attention.key_length": far,
+        "attention.value_length": far,
+        "attention.key_length_swa": near,
+        "attention.value_length_swa": near,
+        "attention.shared_kv_layers": sum(heads.source >= 0 for heads in style.heads),
+        "feed_forward_length": widths if len({*widths}) > 1 else widths[0],
+        "embedding_length_per_layer_input": style.layer_inputs,
+        "rope.dimension_count": far,
+        "rope.dimension_count_swa": near,
+        "rope.freq_base_swa": (style.local_rotary or config.rotary).theta,
+    }
+
+
+def _width_of(config: ModelConfig, *, near: bool) -> int:
+    """Return the width of heads in layers that have a window, or in the others."""
+    each = zip(config.style.heads, config.style.windows, strict=True)
+    return {bool(window): heads.width for heads, window in each}.get(near, config.head_dim)
 
 
 def rotary_factors(config: ModelConfig) -> dict[str, Tensor]:
@@ -73,17 +144,22 @@ def rotary_factors(config: ModelConfig) -> dict[str, Tensor]:
     if rotary.kind == "longrope":
         factors = {"long": rotary.long_factor, "short": rotary.short_factor}
         return {f"rope_factors_{which}.weight": torch.tensor(values) for which, values in factors.items()}
+    if rotary.kind == "proportional":  # a column that does not turn has its frequency divided by a huge number
+        width = _width_of(config, near=False)
+        still = torch.arange(width // 2) >= int(rotary.partial * width // 2)
+        return {"rope_freqs.weight": torch.ones(width // 2).masked_fill(still, 1e30)}
     if rotary.kind == "llama3":
         return {"rope_freqs.weight": llama3_divisors(rotary, config.head_dim)}
     return {}
 
 
-def _values(config: ModelConfig) -> dict[str, Any]:
+def _values(config: ModelConfig, further: bool) -> dict[str, Any]:
     """Return a model's values, by the names of Hugging Face's configs; None is what it does not have."""
     style, experts = config.style, config.style.experts
     return {
         "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
+        "num_hidden_layers": config.num_layers + further,
+        "num_nextn_predict_layers": int(further) or None,
         "intermediate_size": config.intermediate_size,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
@@ -107,6 +183,8 @@ def _values(config: ModelConfig) -> dict[str, Any]:
         "q_lora_rank": (style.latent.query_rank or None) if style.latent else None,
         "kv_lora_rank": style.latent.rank if style.latent else None,
         "llama_4_scaling_beta": config.rotary.query_growth or None,
+        "rope_finetuned": not style.unrotated,
+        "shared_intermediate_size": config.intermediate_size,  # of experts see below
         **(_mixture(experts) if experts else {}),
     }
 
@@ -114,6 +192,7 @@ def _values(config: ModelConfig) -> dict[str, Any]:
 def _mixture(experts: Experts) -> dict[str, Any]:
     """Return what only some mixtures have."""
     shared = experts.shared or None
+    dense = next((i for i, sparse in enumerate(experts.sparse) if sparse), len(experts.sparse))
     return {
         "moe_num_experts": experts.count,
         "moe_k": experts.chosen,
@@ -123,12 +202,14 @@ def _mixture(experts: Experts) -> dict[str, Any]:
         "shared_intermediate_size": shared,
         "shared_expert_intermediate_size": shared,
         "moe_layer_interval": 1,
-        "moe_layer_start_index": experts.sparse.index(True),
-        "first_k_dense_replace": experts.sparse.index(True),
+        "moe_layer_start_index": dense,
+        "first_k_dense_replace": dense,
         "routed_scaling_factor": experts.factor,
         "n_group": experts.groups,
         "topk_group": experts.kept_groups,
-        "num_nextn_predict_layers": None,  # they are not written
+        "num_dense_layers": dense,
+        "top_k_experts": experts.chosen,
+        "moe_shared_expert_intermediate_size": shared,
     }
 
 

@@ -64,6 +64,26 @@ def describe(config: ModelConfig) -> ModelConfig:
     return replace(config, style=style, renamed=names)
 
 
+def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
+    """Return the config of the same model with all factors in its weights, and these by endings of tensors' names.
+
+    Those of Mamba-2 are in `MambaLayers`.
+    """
+    style, into = config.style, config.number("attention_in_multiplier", 1.0)
+    plain = Style(recurrent=style.recurrent, recurrent_beside=True, score_scale=config.head_dim**-0.5)
+    factors = {
+        "embed_tokens.weight": style.embedding_scale,
+        "lm_head.weight": 1 / style.logit_divisor,
+        "self_attn.q_proj.weight": into,
+        "self_attn.k_proj.weight": into * config.number("key_multiplier", 1.0),
+        "self_attn.v_proj.weight": into,
+        "self_attn.o_proj.weight": config.number("attention_out_multiplier", 1.0),
+        "mlp.gate_proj.weight": style.gate_scale,
+        "mlp.down_proj.weight": style.network_scale,
+    }
+    return replace(config, style=plain), factors
+
+
 def _factors(config: ModelConfig, key: str, count: int) -> tuple[float, ...]:
     """Return a list of so many factors.
 

@@ -1,0 +1,101 @@
+"""What is known of one of the architectures that GGUF files call `general.architecture`.
+
+Source: llama.cpp's converters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+LAST_NORM = {"post_attention_norm": "post_attention_layernorm"}  # in place of `ffn_norm`
+GRANITE = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One of `general.architecture`'s values.
+
+    Attributes:
+        architecture: the class's name at Hugging Face.
+        inner: a layer's tensors that are named otherwise than most families' are.
+        interleaved: rotary rows of queries and keys come in pairs where the class has halves.
+        norm_offset: what was added to the weights of norms.
+        options: config keys by the metadata's, beside those that all families have.
+        fixed: what every model of the family has unless the file says otherwise.
+        wide_layers: the number of layers of the one model whose queries are scaled by hidden size over heads.
+        partial: a part of a head's columns may turn.
+        listed: which layers have a window is written as a list.
+        scaling: what the class has beside what files say of rotary scaling.
+        also: further classes that are written as this architecture.
+        layer_norms: norms subtract the mean, and their key is another.
+        refused: keys of files whose numbers mean something else.
+        latent: the model has latent attention, and sizes of its own.
+        recurrent: what `layer_types` calls the layers that are no attention; empty where there is none.
+        alone: a layer is one of those, attention, a network or experts alone.
+        varied: heads differ between layers with a window and those without.
+        value: config key for the width of a recurrent head's values.
+        whole: further tensors of a layer, by their whole names in it.
+        squeezed: endings of names of tensors without their middle dimension of one.
+        flat: endings of names of vectors that are stored as matrices.
+        outer: tensors outside of layers that are named otherwise than most families' are.
+        marks: key of a list that tells recurrent layers from others.
+        sections: parts of the turning columns, by which coordinate of an image they turn with.
+        pieces: what files call tokenizers of pieces.
+        joined_experts: the gate and the up of experts are stored behind one another.
+    """
+
+    architecture: str
+    inner: dict[str, str] = field(default_factory=dict)
+    interleaved: bool = False
+    norm_offset: float = 0.0
+    options: dict[str, str] = field(default_factory=dict)
+    fixed: dict[str, Any] = field(default_factory=dict)
+    wide_layers: int | None = None
+    partial: bool = False
+    listed: bool = False
+    scaling: dict[str, Any] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+    layer_norms: bool = False
+    refused: tuple[str, ...] = ()
+    latent: bool = False
+    recurrent: str = ""
+    alone: bool = False
+    varied: bool = False
+    value: str = ""
+    whole: dict[str, str] = field(default_factory=dict)
+    squeezed: tuple[str, ...] = ()
+    flat: tuple[str, ...] = ()
+    outer: dict[str, str] = field(default_factory=dict)
+    marks: str = "attention.head_count_kv"
+    sections: tuple[int, ...] = ()
+    pieces: str = "llama"
+    joined_experts: bool = False
+
+    def offset(self, name: str) -> float:
+        """Return what was added to a tensor: to the weights of norms, but not of those of recurrent layers."""
+        return self.norm_offset if "norm" in name and "linear_attn" not in name else 0.0
+
+
+def mixture(count: str = "num_experts", chosen: str = "num_experts_per_tok", **more: str) -> dict[str, str]:
+    """Return the options of a mixture: how a class calls them, further ones by their keys without `expert_`."""
+    return {"expert_count": count, "expert_used_count": chosen, **{f"expert_{key}": hf for key, hf in more.items()}}
+
+
+DEEPSEEK_MOE = mixture(
+    "n_routed_experts",
+    feed_forward_length="moe_intermediate_size",
+    shared_count="n_shared_experts",
+    weights_scale="routed_scaling_factor",
+    weights_norm="norm_topk_prob",
+    group_count="n_group",
+    group_used_count="topk_group",
+) | {
+    "leading_dense_block_count": "first_k_dense_replace",
+    "nextn_predict_layers": "num_nextn_predict_layers",
+}
