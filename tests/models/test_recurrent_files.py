@@ -22,6 +22,10 @@ from parlay import LLM, ConfigError, ModelError, SamplingParams
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
 from parlay.parallel.group import Group
+from parlay.proposers.methods.mtp.training import Options, Trainee
+from parlay.train.options import TrainOptions
+from parlay.train.save import save_head
+from parlay.train.teacher import Teacher
 
 # Files' names of a layer's tensors, by endings of Hugging Face's, the longest first.
 BLOCK = {
@@ -340,6 +344,25 @@ def test_a_layer_for_further_tokens(tmp_path: Path) -> None:
         found.append((one.token_ids, one.rejected))
     assert found[0][1]
     assert found[0] == found[1]
+
+
+def test_a_trained_layer_of_a_file(tmp_path: Path) -> None:
+    """It drafts for the file and for the directory alike, and as the file's own where nothing was learnt."""
+    model = write_mtp(tmp_path / "model", "qwen3_5", **EVEN, calm=0.3)
+    convert(model, file := tmp_path / "model.gguf", "qwen35", "F32")
+    teacher = Teacher(TrainOptions(target=str(file), data="none", output="none", dtype="float32"))
+    layer = tmp_path / "layer"
+    layer.mkdir()
+    save_head(layer, Trainee(Options(), teacher, []), torch.float32, "", file)
+    given = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, return_rejected=True)
+    found = []
+    for path, where in (file, {}), (file, {"model": str(layer)}), (model, {"model": str(layer)}):
+        spec = {"method": "mtp", "lengths": "fixed", "num_speculative_tokens": 3, **where}
+        llm = LLM(str(path), dtype="float32", speculative_config=spec)
+        (one,) = run(llm, [Ask(tuple(random_tokens(30)), given)])
+        found.append((one.token_ids, one.rejected))
+    assert found[0][1]
+    assert found[0] == found[1] == found[2]
 
 
 def test_files_with_a_decay_for_each_channel(tmp_path: Path) -> None:
