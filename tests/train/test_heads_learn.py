@@ -24,6 +24,7 @@ KINDS = [
     ),
     ("eagle", {"rollout": 3}),
     ("eagle3", {"rollout": 3, "draft_vocab_size": 48, "layers": (1, 2, 3)}),
+    ("mtp", {"rollout": 3}),
 ]
 
 

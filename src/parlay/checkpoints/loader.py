@@ -23,6 +23,7 @@ from parlay.checkpoints.quantised.config import read_quantisation
 from parlay.checkpoints.quantised.gptq import GPTQLayers
 from parlay.checkpoints.quantised.layers import QuantisedLayers
 from parlay.checkpoints.quantised.mxfp4 import MXFP4Layers
+from parlay.checkpoints.readable import Readable
 from parlay.errors import ModelError, shown
 from parlay.kernels.quantise import quantise
 from parlay.types.progress import OnRead, ignore
@@ -114,6 +115,8 @@ class Checkpoint:
         self._where = {name: file for name, file in self._where.items() if name not in stacks}
 
     def _keep_tower(self, beside: tuple[str, ...]) -> None:
+        if beside and all(name.startswith(beside) for name in self._where):  # which alone are there
+            return
         self._rename(_tower_names(self._path, self._where))
         kept = [name for name in self._where if name in self._stored or name.startswith(beside)]
         self._where = {name: self._where[name] for name in kept}
@@ -316,7 +319,7 @@ class TensorReader:
     """A part of a checkpoint whose tensors' names begin alike, such as a layer; reads them by the rest."""
 
     def __init__(
-        self, weights: Checkpoint, dtype: torch.dtype, prefix: str, renamed: Mapping[str, str] | None = None
+        self, weights: Readable, dtype: torch.dtype, prefix: str, renamed: Mapping[str, str] | None = None
     ) -> None:
         """Read from `weights` in `dtype`; `renamed` says which names stand for others."""
         self._weights, self._dtype, self._prefix = weights, dtype, prefix

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from parlay.checkpoints.config import TOWER
 from parlay.checkpoints.loader import Checkpoint
 from parlay.checkpoints.pieces import Piece
+from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.decoder import weight_shapes
 from parlay.types.progress import OnRead, ignore
@@ -88,11 +89,13 @@ class MTPLayer:
     Attributes:
         config: of a model that has no other layer.
         names: of its tensors.
+        like: the number of the model's layer that it is like.
         renamed: as `ModelConfig.renamed`.
     """
 
     config: ModelConfig
     names: MTPNames
+    like: int
     renamed: Mapping[str, str | Piece] = field(default_factory=dict)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -127,6 +130,15 @@ def find_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer | None:
     return None if names is None else _layer(config, names)
 
 
+def plan_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer:
+    """Return the MTP layer that a model may have, by the names that its family has for one.
+
+    Raises:
+        ModelError: the model has no layer that it could be like.
+    """
+    return _layer(config, known.of(config.num_layers))
+
+
 def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:
     index = _alike(config, names)
     style, kept, prefix = config.style, slice(index, index + 1), f"model.layers.{index}."
@@ -148,19 +160,23 @@ def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:
     for name, known in {} if renamed else config.renamed.items():
         if name.startswith(prefix):
             renamed[name.replace(prefix, names.layer, 1)] = _moved(known, name, prefix, names.layer)
-    return MTPLayer(config=replace(config, num_layers=1, style=style, renamed={}), names=names, renamed=renamed)
+    alone = replace(config, num_layers=1, style=style, renamed={})
+    return MTPLayer(config=alone, names=names, like=index, renamed=renamed)
 
 
 def _alike(config: ModelConfig, names: MTPNames) -> int:
     """Return the number of the last of the model's layers that it is like."""
     style = config.style
-    return max(
+    alike = [
         i
         for i in range(config.num_layers)
         if not (style.recurrent and style.recurrent.layers[i])
         and not (style.networks and style.networks[i])
         and not (style.windows and bool(style.windows[i]) != names.window)
-    )
+    ]
+    if not alike:
+        raise ModelError(f"{config.path} has no layer of attention alone, and no layer can predict further tokens")
+    return alike[-1]
 
 
 def _moved(own: str | Piece, name: str, prefix: str, to: str) -> str | Piece:

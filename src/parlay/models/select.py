@@ -19,7 +19,7 @@ from parlay.log import logger
 from parlay.models.config import ModelConfig, parse_config
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder
-from parlay.models.mtp import QWEN, MTPLayer, find_mtp
+from parlay.models.mtp import QWEN, MTPLayer, MTPNames, find_mtp, plan_mtp
 from parlay.models.stages import own_layers, stage_starts
 from parlay.models.stored import as_saved, open_weights
 from parlay.models.transformers import model as foreign
@@ -258,10 +258,25 @@ def mtp_layer(config: ModelConfig, path: Path | None = None) -> MTPLayer | None:
     Raises:
         ModelError: files are missing or damaged.
     """
-    if config.foreign is not None or not issubclass(_class(config), Decoder):
+    if not exposes_hidden_states(config):
         return None
-    names = getattr(families.load(_family(config.architecture)), "MTP", QWEN)
-    return find_mtp(replace(config, path=path or config.path), names)
+    return find_mtp(replace(config, path=path or config.path), _mtp_names(config))
+
+
+def possible_mtp_layer(config: ModelConfig) -> MTPLayer:
+    """Return the layer with which a model might predict further tokens, whether or not its files have one.
+
+    Raises:
+        ModelError: it cannot have one.
+    """
+    if not exposes_hidden_states(config):
+        raise ModelError(f"the architecture of {config.path} has no layer that predicts further tokens")
+    return plan_mtp(config, _mtp_names(config))
+
+
+def _mtp_names(config: ModelConfig) -> MTPNames:
+    names: MTPNames = getattr(families.load(_family(config.architecture)), "MTP", QWEN)
+    return names
 
 
 def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
@@ -275,7 +290,7 @@ def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
 
 def exposes_hidden_states(config: ModelConfig) -> bool:
     """Whether proposers can use a model's embedding and the states between its layers, as every `Decoder` does."""
-    return issubclass(_class(config), Decoder)
+    return config.foreign is None and issubclass(_class(config), Decoder)
 
 
 def load_model(

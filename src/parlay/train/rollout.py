@@ -19,30 +19,23 @@ from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.select import exposes_hidden_states
 from parlay.train.data import Text
-from parlay.train.layers import LayerWeights, frequencies, layer_config, turn
 from parlay.train.teacher import Lesson, TargetOutput, Teacher
 from parlay.train.trainee import DraftStep, Trainee
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutOptions:
-    """Training options of an EAGLE-type head.
+    """Training options of a head that continues from its own states.
 
     Attributes:
         rollout: nodes that are learnt in a row, each from the one before.
-        intermediate_size: width within the layer's feed-forward network; 0 takes the target's.
     """
 
     rollout: int = 5
-    intermediate_size: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.rollout <= 64:
             raise ConfigError(f"rollout must be between 1 and 64, not {self.rollout}")
-        if not 0 <= self.intermediate_size <= 1 << 20:
-            raise ConfigError(
-                f"intermediate_size must be at least 0 and at most {1 << 20}, not {self.intermediate_size}"
-            )
 
 
 @dataclass(slots=True)
@@ -50,85 +43,77 @@ class Rollout:
     """How far the head has continued from the rows it starts from.
 
     Attributes:
-        cos, sin: `[rows + depth, head_dim]` of all positions.
         starts: `[texts, n]`, the rows that it starts from; of the first node's pairs they see those up to there.
         keys, values: of every node, `[texts, groups, rows, head_dim]` of the first and n rows of later ones.
     """
 
-    cos: Tensor
-    sin: Tensor
     starts: Tensor
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
     def chosen(self, rows: Tensor) -> Tensor:
-        """Return those rows of `[texts, rows, width]` that it starts from, unless these are given already."""
-        if self.keys:
-            return rows
+        """Return those rows of `[texts, rows, width]` that it starts from."""
         return rows.gather(1, self.starts[..., None].expand(-1, -1, rows.shape[-1]))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def keep(self, key: Tensor, value: Tensor) -> None:
+        """Keep keys and values of the next node, turned by their positions."""
+        self.keys.append(key)
+        self.values.append(value.float())
+
+    def attend(
+        self,
+        query: Tensor,
+        rows: Tensor,
+        scale: float,
+        window: int = 0,
+        cap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Return attention's output `[texts, heads, n, head_dim]`: over the first node's keys, then their own.
 
         Args:
-            query: `[texts, heads, n, head_dim]`.
-            key, value: of this node.
+            query: `[texts, heads, n, head_dim]`, of the node that was kept last.
+            rows: `[texts, n]`, the first node's rows that they start from.
+            scale: factor on scores.
+            window: keys that a row sees at most, the last ones; 0 is all.
+            cap: bound that scores approach; 0 is none.
+            sinks: `[heads]`, scores of a key without a value that each head sees too.
         """
-        at = (self.starts + len(self.keys))[:, None]
-        query = turn(query, self.cos[at], self.sin[at])
-        if self.keys:
-            key = turn(key, self.cos[at], self.sin[at])
-        else:
-            key = turn(key, self.cos[: key.shape[2]], self.sin[: key.shape[2]])
-        self.keys.append(key)
-        self.values.append(value.float())
         texts, heads, n, size = query.shape
-        grouped = query.view(texts, key.shape[1], -1, n, size) * size**-0.5
+        grouped = query.view(texts, self.keys[0].shape[1], -1, n, size) * scale
         first, *own = (k.unsqueeze(2) for k in self.keys)
-        rows = first.shape[3]
-        later = torch.arange(rows, device=query.device) > self.starts[:, None, None, :, None]
-        scores = (grouped @ first.transpose(-1, -2)).float().masked_fill(later, -torch.inf)
-        likeness = torch.cat([scores, *((grouped * k).sum(-1, keepdim=True) for k in own)], -1).softmax(-1)
-        first, *own = (v.unsqueeze(2) for v in self.values)
-        seen = (likeness[..., :rows] @ first).float()
-        for i, v in enumerate(own):
-            seen = seen + likeness[..., rows + i, None] * v
-        return seen.view(texts, heads, n, size)
-
-
-class Layer(LayerWeights):
-    """A layer of the target's width and heads, without the norm before its attention."""
-
-    def forward(self, x: Tensor, state: Tensor, rollout: Rollout) -> Tensor:
-        """Return `state` `[texts, n, width]` with what the layer adds, of which attention reads `x`.
-
-        For the first node both have all rows of a text; only those that the rollout starts from are continued.
-        """
-        key, value = (self.heads(x, weight) for weight in (self.k_proj, self.v_proj))
-        x, state = rollout.chosen(x), rollout.chosen(state)
-        return self.after(state, rollout.attend(self.heads(x, self.q_proj), key, value))
+        count, node, origins = first.shape[3], len(own), rows[:, None, None, :, None]
+        each = torch.arange(count, device=query.device)
+        hidden = each > origins
+        if window:
+            hidden = hidden | (each <= origins + node - window)
+            own = [k for m, k in enumerate(own, start=1) if m > node - window]
+        scores = (grouped @ first.transpose(-1, -2)).float().masked_fill(hidden, -torch.inf)
+        scores = torch.cat([scores, *((grouped * k).sum(-1, keepdim=True).float() for k in own)], -1)
+        if cap:
+            scores = cap * torch.tanh(scores / cap)
+        if sinks is not None:
+            sink = sinks.view(1, scores.shape[1], -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sink], -1)
+        likeness = scores.softmax(-1)
+        seen = (likeness[..., :count] @ self.values[0].unsqueeze(2)).float()
+        for i, v in enumerate(self.values[1 + node - len(own) :]):
+            seen = seen + likeness[..., count + i, None] * v.unsqueeze(2)
+        return seen.reshape(texts, heads, n, -1)
 
 
 class RolloutTrainee(Trainee):
     """A head of one decoder layer that reads tokens beside states.
 
     A subclass says which of the target's states a pair has, and how a node is made from a state.
-
-    Attributes:
-        layer: its layer; set by the subclass.
     """
 
     decay: ClassVar[float] = 0.8  # a node counts for nothing where the one before it is rejected
-    layer: Layer
 
     def __init__(self, options: RolloutOptions, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
         self.depth, self.config = options.rollout, teacher.config
-        config = teacher.config
-        self.inner = options.intermediate_size or config.intermediate_size
-        self._heads = config.num_heads, config.num_kv_heads, config.head_dim
         self._embedding = teacher.embedding()
-        self._turns = frequencies(config.head_dim)
 
     @classmethod
     def check(cls, options: Any, target: ModelConfig) -> None:  # noqa: D102
@@ -144,7 +129,13 @@ class RolloutTrainee(Trainee):
 
     @abstractmethod
     def next_states(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:
-        """Return the predicted states, from embedded tokens beside states, as `Layer` does."""
+        """Return the predicted states `[texts, n, width]` of the rows that the rollout starts from.
+
+        Args:
+            embedded: tokens, `[texts, n, width]`; for the first node of all rows of a text.
+            state: those before them, likewise.
+            rollout: keeps the node's keys and values.
+        """
 
     @abstractmethod
     def score(self, state: Tensor) -> tuple[Tensor, TargetOutput]:
@@ -165,9 +156,7 @@ class RolloutTrainee(Trainee):
         index = torch.zeros_like(lesson.text)
         index[origins] = torch.arange(len(origins), device=origins.device)
 
-        angles = torch.arange(places.shape[1] + self.depth, device=places.device)[:, None]
-        angles = angles * self._turns.to(places.device)
-        rollout = Rollout(angles.cos(), angles.sin(), starts)
+        rollout = Rollout(starts)
         tokens, state = lesson.tokens[places], self.begin(lesson)[places]
         for i, rows in enumerate(levels):
             next_tokens = tokens.roll(-1 - i, 1)
@@ -176,15 +165,6 @@ class RolloutTrainee(Trainee):
             state = self.next_states(embedding(next_tokens, self._embedding), state, rollout).float()
             states, output = self.score(state[real][index[rows]])
             yield DraftStep(states, output, rows + 1 + i)
-
-    def make_layer(self, columns: int) -> Layer:
-        """Return a layer whose attention reads `columns` numbers a row."""
-        return Layer(self.config.hidden_size, columns, self.inner, self._heads, 0.5)
-
-    def layer_config(self) -> dict[str, Any]:
-        """Return the layer's part of the public format's config."""
-        made = layer_config(self.config, layers=1, width=self.config.hidden_size, inner=self.inner, heads=self._heads)
-        return {**made, "bias": False, "tie_word_embeddings": False}
 
 
 def _grid(lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -103,6 +103,7 @@ class Teacher:
     Attributes:
         config: its shape.
         dtype: that it computes in.
+        longest: sequence that it is to be served with.
     """
 
     def __init__(self, options: TrainOptions) -> None:
@@ -118,7 +119,8 @@ class Teacher:
         torch.set_num_threads(env.threads())
         kernels = select_kernels()
         kernels.set_threads(env.threads())
-        model = load_model(self.config, self.dtype, options.max_model_len or self.config.max_position, kernels)
+        self.longest = options.max_model_len or self.config.max_position
+        model = load_model(self.config, self.dtype, self.longest, kernels)
         rows = max(_ROWS, options.max_length)
         self._runner = ModelRunner(model, kernels, rows // _BLOCK + options.batch_size + 1, _BLOCK)
         self._device = torch.device(options.device)

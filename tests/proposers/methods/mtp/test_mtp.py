@@ -154,21 +154,23 @@ def changed(source: Path, path: Path, change: Callable[[dict[str, Tensor], dict[
     return path
 
 
+def tower(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """Make a model the text model of a multimodal one."""
+    for name in [name for name in tensors if name.startswith("model.")]:
+        tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
+    tensors["model.visual.patch_embed.proj.weight"] = torch.zeros(3, 4)
+    inner = dict(config)
+    config.clear()
+    config |= {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
+    config |= {"text_config": inner | {"model_type": "qwen3_5_text"}, "tie_word_embeddings": False}
+
+
 def test_other_places_of_its_tensors(model: Callable[[str], Path], tmp_path: Path) -> None:
     """Behind a further prefix, and beside the text model of a multimodal checkpoint."""
 
     def prefix(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
         for name in [name for name in tensors if name.startswith("mtp.")]:
             tensors["model." + name] = tensors.pop(name)
-
-    def tower(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-        for name in [name for name in tensors if name.startswith("model.")]:
-            tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
-        tensors["model.visual.patch_embed.proj.weight"] = torch.zeros(3, 4)
-        inner = dict(config)
-        config.clear()
-        config |= {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
-        config |= {"text_config": inner | {"model_type": "qwen3_5_text"}, "tie_word_embeddings": False}
 
     source = model("qwen3_5")
     ask = Ask(tuple(random_tokens(20)), SamplingParams(temperature=0, max_tokens=9, return_rejected=True))
@@ -194,12 +196,14 @@ def test_files_that_have_it_alone(model: Callable[[str], Path], tmp_path: Path) 
 
     source = model("qwen3_5")
     layer, trunk = changed(source, tmp_path / "layer", alone), changed(source, tmp_path / "trunk", without)
+    whole = changed(source, tmp_path / "whole", tower)
     ask = Ask(tuple(random_tokens(20)), SamplingParams(temperature=0, max_tokens=9, return_rejected=True))
     (expected,) = run(LLM(str(source), dtype="float32", speculative_config=FIXED), [ask])
     lengths = {"lengths": "fixed", "num_speculative_tokens": 3}
     for path, spec in (
         (trunk, {"model": str(layer)}),
         (trunk, {"method": "mtp", "model": str(layer)}),
+        (whole, {"model": str(layer)}),
         (trunk, {"method": "mtp", "model": str(source)}),
         (source, {"method": "mtp", "model": str(source)}),
     ):

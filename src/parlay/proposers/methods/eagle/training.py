@@ -13,15 +13,16 @@ from torch.nn.functional import linear
 
 from parlay.proposers.methods.eagle.format import ARCHITECTURE, JOIN, layer
 from parlay.train.data import Text
+from parlay.train.eagle_layer import EagleTrainee
+from parlay.train.eagle_layer import LayerOptions as Options
 from parlay.train.layers import random
-from parlay.train.rollout import Rollout, RolloutTrainee
-from parlay.train.rollout import RolloutOptions as Options
+from parlay.train.rollout import Rollout
 from parlay.train.teacher import Lesson, TargetOutput, Teacher
 
 __all__ = ["Options", "Trainee"]
 
 
-class Trainee(RolloutTrainee):
+class Trainee(EagleTrainee):
     """A layer that continues from the target's last state, with the target's output layer."""
 
     def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:

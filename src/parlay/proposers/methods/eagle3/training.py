@@ -13,13 +13,14 @@ from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
 from parlay.proposers.methods.eagle3 import format as form
 from parlay.train.data import Text
+from parlay.train.eagle_layer import EagleTrainee, LayerOptions
 from parlay.train.layers import norm, random
-from parlay.train.rollout import Rollout, RolloutOptions, RolloutTrainee
+from parlay.train.rollout import Rollout
 from parlay.train.teacher import Lesson, TargetOutput, Teacher
 
 
 @dataclass(frozen=True, slots=True)
-class Options(RolloutOptions):
+class Options(LayerOptions):
     """Training options of an EAGLE-3 head.
 
     Attributes:
@@ -32,14 +33,14 @@ class Options(RolloutOptions):
     layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        RolloutOptions.__post_init__(self)
+        LayerOptions.__post_init__(self)
         if self.draft_vocab_size < 0:
             raise ConfigError(f"draft_vocab_size must be at least 0, not {self.draft_vocab_size}")
         if self.layers and (len(self.layers) != 3 or sorted(set(self.layers)) != list(self.layers)):
             raise ConfigError(f"layers must be three numbers, each above the one before, not {list(self.layers)}")
 
 
-class Trainee(RolloutTrainee):
+class Trainee(EagleTrainee):
     """A layer that reads three of the target's states, with its own output layer."""
 
     def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:

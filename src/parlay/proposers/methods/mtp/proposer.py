@@ -17,20 +17,18 @@ import torch
 from torch import Tensor
 
 from parlay.checkpoints.find import find_model
-from parlay.checkpoints.loader import Checkpoint, TensorReader
+from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ConfigError, ModelError
 from parlay.models.context import ForwardContext
-from parlay.models.decoder import DecoderLayer, norm_of
 from parlay.models.heads import HeadConfig
-from parlay.models.layers import SplitLinear
 from parlay.models.mtp import MTPLayer
 from parlay.models.rotary import layer_tables
 from parlay.models.select import mtp_layer
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_output import DraftOutput
 from parlay.proposers.feature_head import FeatureHead
-from parlay.proposers.head_layers import side_by_side
 from parlay.proposers.heads import CheckpointOptions
+from parlay.proposers.methods.mtp.layer import FurtherLayer
 from parlay.proposers.target_layers import TargetEmbedding
 from parlay.types.progress import OnRead, ignore
 
@@ -107,16 +105,11 @@ class Proposer(FeatureHead):
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group, config = self._target.dtype, runtime.kernels, runtime.group, self.config
-        names, self._norm = self._layer.names, norm_of(config)
         self._embedding = TargetEmbedding(runtime.target, group)
         self.output.load(runtime)
         self.ids, self.recordable = self.output.ids, self.output.recordable
-        self._join = SplitLinear(kernels, weights.read_weight(names.join, dtype), group)
-        self._token_norm, self._state_norm, self._last_norm = (
-            weights.read(name, dtype) for name in (names.token_norm, names.state_norm, names.norm)
-        )
         tables = layer_tables(config, self._target.max_model_len)[0]
-        self._body = DecoderLayer(config, 0, TensorReader(weights, dtype, names.layer), kernels, group, tables)
+        self._further = FurtherLayer(self._layer, weights, dtype, tables, kernels, group)
 
     def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
         """Return the state after the final norm."""
@@ -126,17 +119,10 @@ class Proposer(FeatureHead):
         context.kernels.embed(parts[0], torch.arange(len(state)), state)
 
     def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
-        kernels, (rows, width) = context.kernels, state.shape
+        rows, width = state.shape
         pair = context.buffers("pair", 2 * width).view(2, rows, width)
         self._embedding(tokens, pair[0])
-        self._norm(kernels, pair[0], None, self._token_norm, pair[0])
-        self._norm(kernels, state, None, self._state_norm, pair[1])
-        joined = context.buffers("joined", 2 * width)
-        side_by_side(pair, kernels, joined)
-        residual = context.buffers("residual", width)
-        self._join(joined, residual)
-        delta = self._body(residual, None, context, context.cache[0])
-        self._norm(kernels, residual, delta, self._last_norm, state)
+        self._further(pair, state, context)
 
     def logits(self, state: Tensor) -> Tensor:
         """Return the target's logits, of the tokens that are drafted; the state is normed already."""

@@ -1,0 +1,64 @@
+"""The layer for further tokens with its weights, as it drafts and as it is trained."""
+
+import torch
+from torch import Tensor
+
+from parlay.checkpoints.loader import TensorReader
+from parlay.checkpoints.readable import Readable
+from parlay.kernels.base import Kernels
+from parlay.models.context import ForwardContext
+from parlay.models.decoder import DecoderLayer, norm_of
+from parlay.models.layers import SplitLinear
+from parlay.models.mtp import MTPLayer
+from parlay.models.rotary import RotaryTables
+from parlay.parallel.group import ALONE, Group
+from parlay.proposers.head_layers import side_by_side
+
+
+class FurtherLayer:
+    """It predicts a token's state from its embedding and the state before it."""
+
+    def __init__(
+        self,
+        layer: MTPLayer,
+        weights: Readable,
+        dtype: torch.dtype,
+        tables: RotaryTables,
+        kernels: Kernels,
+        group: Group = ALONE,
+    ) -> None:
+        """Read the weights.
+
+        Args:
+            layer: which one.
+            weights: have its tensors.
+            dtype: of plain numbers.
+            tables: what its queries and keys turn by.
+            kernels: the operations to run with.
+            group: the ranks that share it.
+        """
+        names = layer.names
+        self._norm = norm_of(layer.config)
+        self._join = SplitLinear(kernels, weights.read_weight(names.join, dtype), group)
+        self._token_norm, self._state_norm, self._last_norm = (
+            weights.read(name, dtype) for name in (names.token_norm, names.state_norm, names.norm)
+        )
+        self._body = DecoderLayer(layer.config, 0, TensorReader(weights, dtype, names.layer), kernels, group, tables)
+
+    def __call__(self, pair: Tensor, state: Tensor, context: ForwardContext) -> None:
+        """Replace states by those of the tokens after them.
+
+        Args:
+            pair: memory `[2, rows, hidden]`, whose first half has the tokens' embeddings.
+            state: `[rows, hidden]`.
+            context: where the rows stand and what they see.
+        """
+        kernels, width = context.kernels, state.shape[1]
+        self._norm(kernels, pair[0], None, self._token_norm, pair[0])
+        self._norm(kernels, state, None, self._state_norm, pair[1])
+        joined = context.buffers("joined", 2 * width)
+        side_by_side(pair, kernels, joined)
+        residual = context.buffers("residual", width)
+        self._join(joined, residual)
+        delta = self._body(residual, None, context, context.cache[0])
+        self._norm(kernels, residual, delta, self._last_norm, state)

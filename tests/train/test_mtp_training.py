@@ -1,0 +1,146 @@
+"""A model's layer for further tokens in training: beside transformers' class, and as it is served when written."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import write_family
+from mtp_layers import MODELS, Reference, write_mtp
+from pieces import random_tokens
+from safetensors.torch import load_file
+from torch import Tensor
+from training import options
+
+from parlay.kernels.select import select_kernels
+from parlay.models.select import describe_model, load_model
+from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.methods.mtp.proposer import Options as Served
+from parlay.proposers.methods.mtp.proposer import Proposer
+from parlay.proposers.methods.mtp.training import Options, Trainee
+from parlay.train.data import Text
+from parlay.train.save import save_head
+from parlay.train.teacher import Lesson, Teacher
+from parlay.train.trainee import distil
+from parlay.types.cache import StateRoom
+from parlay.types.params import SamplingParams
+from parlay.types.plan import CatchUp, Span, Verdict
+
+DEPTH, BLOCKS, SIZE = 3, 8, 8
+CLOSE = {"rtol": 2e-4, "atol": 2e-4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return cache(lambda name: write_mtp(tmp_path_factory.mktemp("models") / name, name, calm=0.3))
+
+
+def teacher_of(path: Path) -> Teacher:
+    return Teacher(options(path, path, path, dtype="float32", max_model_len=128))
+
+
+def trainee_of(teacher: Teacher, *, disturbed: bool = False) -> Trainee:
+    torch.manual_seed(0)
+    trainee = Trainee(Options(rollout=DEPTH), teacher, [])
+    if disturbed:
+        with torch.no_grad():
+            for parameter in trainee.parameters():
+                parameter += 0.1 * parameter.std().nan_to_num(1.0).clamp(0.1) * torch.randn(parameter.shape)
+    return trainee
+
+
+@torch.no_grad()
+def guesses(trainee: Trainee, lesson: Lesson) -> Iterator[dict[int, Tensor]]:
+    """Yield logits of each node by the row that it starts from."""
+    for i, step in enumerate(trainee.draft(lesson)):
+        yield dict(zip((step.labels - i - 1).tolist(), step.states @ step.output.weight.T, strict=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_guesses_are_those_of_transformers(model: Callable[[str], Path], name: str) -> None:
+    """Of the model's own layer, along texts of several lengths, from every row whose next tokens count."""
+    teacher, reference = teacher_of(model(name)), Reference(model(name))
+    texts = [Text.of(random_tokens(5, seed), random_tokens(n, seed + 9)) for seed, n in enumerate((13, 4, 8))]
+    lesson = teacher.lesson(texts)
+    found = list(guesses(trainee_of(teacher), lesson))
+    assert len(found) == DEPTH
+    first, checked = 0, 0
+    for text in texts:
+        tokens = torch.from_numpy(text.tokens).long()[None]
+        with torch.no_grad():
+            known = lesson.hidden[None, first : first + len(text.tokens)]
+            for last in range(4, len(text.tokens) - 1 - DEPTH):
+                states = known[:, : last + 1]
+                for i in range(DEPTH):
+                    out = reference.layer(tokens[:, 1 : last + 2 + i], states)[:, -1:]
+                    torch.testing.assert_close(found[i][first + last], reference.model.lm_head(out)[0, 0], **CLOSE)
+                    states, checked = torch.cat((states, out), dim=1), checked + 1
+        first += len(text.tokens)
+    assert checked > 10 * DEPTH
+
+
+@pytest.mark.parametrize("name", [*MODELS, "llama-biases"])
+def test_what_is_written_drafts_as_it_was_trained(
+    model: Callable[[str], Path], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of these has no layer of its own."""
+    path = model(name) if name in MODELS else write_family(tmp_path / "target", name, calm=0.3)
+    teacher = teacher_of(path)
+    trainee = trainee_of(teacher, disturbed=True)
+    (tmp_path / "layer").mkdir()
+    save_head(tmp_path / "layer", trainee, torch.float32, "", path)
+    kernels, config = select_kernels(), describe_model(str(path))
+    target = load_model(config, torch.float32, 128, kernels)
+    head = Proposer(Served(model=str(tmp_path / "layer")), TargetInfo(config, torch.float32, 128))
+    head.load(Runtime(kernels, BLOCKS, SIZE, 128, target, (), StateRoom(2, 2)))
+    monkeypatch.setattr(head._expander.recorder, "_usable", False)
+    scored, score = [], head.logits
+    monkeypatch.setattr(head, "logits", lambda state: scored.append(score(state).clone()) or scored[-1])
+    *before, newest = random_tokens(20, 3)
+    hidden = teacher.lesson([Text.of([], before)]).hidden
+    ask, params = CatchUp(unseen=tuple(before), follow=True, budget=DEPTH), SamplingParams(temperature=0)
+    span = Span(0, tuple(before), 0, tuple(range(BLOCKS)), 0, params, sample=True, remaining=99, catch_up=ask)
+    (proposal,) = head.propose([span], [Verdict((newest,))], hidden)
+    text = Text.of(before, [newest, *proposal.draft.tokens, 1])
+    for i, found in enumerate(guesses(trainee, teacher.lesson([text]))):
+        torch.testing.assert_close(found[len(before) - 1], scored[i][0], **CLOSE)
+
+
+def test_files_have_the_familys_names(model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Those of the model's own layer, where it is not one of stacked experts, with the model's config."""
+    for name in "qwen3_5", "glm4moelite", "nemotronh-experts":
+        (tmp_path / name).mkdir()
+        save_head(tmp_path / name, trainee_of(teacher_of(model(name))), torch.bfloat16, "", model(name))
+        whole, layer = load_file(model(name) / "model.safetensors"), load_file(tmp_path / name / "model.safetensors")
+        assert layer.keys() <= whole.keys()
+        for own, tensor in layer.items():
+            torch.testing.assert_close(tensor, whole[own].bfloat16(), rtol=0, atol=0)
+        config: dict[str, Any] = json.loads((tmp_path / name / "config.json").read_text())
+        assert config["torch_dtype"] == "bfloat16"
+        assert config["architectures"] == json.loads((model(name) / "config.json").read_text())["architectures"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients(model: Callable[[str], Path], name: str) -> None:
+    """The loss changes along them as they say, and every tensor but the routers' biases has one."""
+    teacher = teacher_of(model(name))
+    trainee, lesson = trainee_of(teacher), teacher.lesson([Text.of(random_tokens(3), random_tokens(30, 5))])
+
+    def loss() -> Tensor:
+        return torch.stack([distil(step, lesson)[0] for step in trainee.draft(lesson)]).sum()
+
+    loss().backward()  # type: ignore[no-untyped-call]
+    tensors = dict(zip(trainee._names, trainee.weights, strict=True))
+    assert all(name.endswith("correction_bias") for name, p in tensors.items() if p.grad is None)
+    slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in tensors.values()]
+    steep = torch.cat([slope.flatten() for slope in slopes]).norm()
+    sides = []
+    with torch.no_grad():
+        for step in (2e-4, -4e-4):
+            for p, slope in zip(tensors.values(), slopes, strict=True):
+                p += step * slope / steep
+            sides.append(float(loss()))
+    assert sides[0] - sides[1] == pytest.approx(4e-4 * float(steep), rel=0.03)
