@@ -199,6 +199,7 @@ class DeviceProposer(Proposer):
         reruns: whether the target can run tokens once more for states that a proposer of pairs lacks. Otherwise its
             layers begin anew where they lack any: its nodes then see no pair before.
         deepest: most nodes on a path that it can draft; None for no limit.
+        longest: most draft tokens that a user may ask for; None for any number, of which it makes what it can.
         choices: the branches of its drafts, as paths of ranks: `(0, 2)` is the third likeliest token after the
             likeliest one. A parent comes before its children. None for as many as pay, where drafts branch at all.
         choices_option: the option by which a user gives `choices`.
@@ -210,6 +211,7 @@ class DeviceProposer(Proposer):
     pairs: bool = False
     reruns: bool = True
     deepest: int | None = None
+    longest: int | None = None
     choices: tuple[tuple[int, ...], ...] | None = None
     choices_option: str = "choices"
     draws: bool = False

@@ -137,7 +137,7 @@ class Branching:
             kept[:, : MOST_ROWS * width].view(-1, MOST_ROWS, width) for kept in (self._children, self._likely)
         )
         for places in torch.split(made, MOST_ROWS):
-            found = self._first.draw_at(self._kernels, places, self._head.score_at(places), width)
+            found = self._first.draw_at(self._kernels, places, self._head.score_at(places), self._head.ids, width)
             level, row = places // MOST_ROWS, places % MOST_ROWS
             tokens[level, row] = found[0]
             likely[level, row] = self._ranks(width)[:width] if self._first.private else found[1]

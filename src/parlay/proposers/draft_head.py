@@ -45,6 +45,7 @@ class DraftHead(DeviceProposer):
         source: the proposer's name in drafts.
         recordable: whether `score` calls kernels alone. `advance` always does, unless the recorder says otherwise.
         path_free: whether no node depends on those before it.
+        rows: of a pass that each request has at least.
         at_once: whether `score_at` computes the logits of all levels at once; such a head is `path_free`.
         ids: the target's ids `[D]` of the head's vocabulary; None if they are the same.
     """
@@ -53,6 +54,7 @@ class DraftHead(DeviceProposer):
     recordable: bool = True
     draws = True
     path_free: ClassVar[bool] = False
+    rows: int = 1
     at_once: bool = False
     ids: Tensor | None = None
 

@@ -77,7 +77,11 @@ class Expander:
             width, sampled = start.width, start.span.params.temperature > 0
             kind = 1 if start.span.request_id in self._processors else width, self._keep_distributions and sampled
             alike.setdefault(kind, []).append(start)
-        turns = [(*kind, turn) for kind, own in alike.items() for turn in _turns(own, MOST_ROWS // kind[0])]
+        turns = [
+            (*kind, turn)
+            for kind, own in alike.items()
+            for turn in _turns(own, MOST_ROWS // max(kind[0], self._head.rows))
+        ]
         if len(turns) > 1:  # the passes of one may overwrite the states
             states = states.clone()
         for width, private, turn in turns:
@@ -162,7 +166,7 @@ class Expander:
         tokens, likely = self.tokens[1:].view(-1), self.likely.view(-1)
         for places in torch.split(made, MOST_ROWS):
             logits = self._head.score_at(places)
-            tokens[places], likely[places] = self._draws.draw_at(self._kernels, places, logits)
+            tokens[places], likely[places] = self._draws.draw_at(self._kernels, places, logits, self._head.ids)
 
     # ---------------------------------------------------------------------------------------------- processors
 
