@@ -89,7 +89,10 @@ KINDS: dict[str, list[tuple[dict[str, Any], dict[str, Tensor], str]]] = {
         ({"speculators_model_type": "dflash", "architectures": ["DFlashSpeculator"]}, {}, ""),
     ],
     "dflash2": [({"architectures": ["DFlash2DraftModel"]}, {}, "")],
-    "dspark": [({"architectures": ["Qwen3DSparkModel"]}, {}, "")],
+    "dspark": [
+        ({"architectures": ["Qwen3DSparkModel"]}, {}, ""),
+        ({"speculators_model_type": "dspark"}, {}, ""),
+    ],
     "peagle": [({"speculators_model_type": "peagle"}, {}, "")],
     "draft_model": [
         (LLAMA, {}, ""),
@@ -99,7 +102,7 @@ KINDS: dict[str, list[tuple[dict[str, Any], dict[str, Tensor], str]]] = {
     ],
 }
 CASES = [(kind, i) for kind, cases in KINDS.items() for i in range(len(cases))]
-SERVED = {"dflash", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"}
+SERVED = {"dflash", "dspark", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"}
 
 
 @pytest.mark.parametrize(("kind", "number"), CASES)

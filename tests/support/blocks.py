@@ -132,6 +132,10 @@ class BlockTwin:
         """Return the states of the rows that predict tokens, `[drafted, d]`."""
         return self.states(tokens, known)[not self.anchored :]
 
+    def sure(self, row: int) -> float | None:
+        """Return how likely the target is to accept the token that a row of the last chain predicts, if it tells."""
+        return None
+
     def logits(self, states: Tensor) -> Tensor:
         scores = linear(states, self.output) * self.raw.get("output_multiplier", 1.0)
         cap = self.raw.get("final_logit_softcapping")
@@ -144,6 +148,61 @@ class BlockTwin:
         scores = list(self.logits(self.predicting(tokens, known)[:length]))
         guesses = [self.token(choose(row, len(tokens) + i, self.ids)) for i, row in enumerate(scores)]
         return guesses, scores
+
+
+class SparkTwin(BlockTwin):
+    """A head whose rows' logits have a bias by the token before, and which tells how likely each is accepted."""
+
+    def __init__(self, path: Path, embedding: Tensor, output: Tensor) -> None:
+        super().__init__(path, embedding, output)
+        nested = "transformer_layer_config" in self.raw
+        self.anchored = self.raw.get("sample_from_anchor", not nested)
+        self.kind, self.told = self.raw.get("markov_head_type", "vanilla"), list[float]()
+
+    def chain(
+        self, tokens: Sequence[int], known: Tensor, length: int, choose: Any = likeliest
+    ) -> tuple[list[int], list[Tensor]]:
+        states = self.states(tokens, known)
+        along, before = torch.zeros(self.entry(0).shape[0]).double(), tokens[-1]
+        if not self.anchored:
+            _, along = self.bias(self.entry(before), states[0], along)
+        guesses, scores, self.told = [], [], []
+        for i, state in enumerate(states[not self.anchored :][:length]):
+            bias, along = self.bias(self.entry(before), state, along)
+            self.told.append(float(self.confidence(state, self.entry(before))))
+            scores.append(self.logits(state) + bias)
+            before = self.token(choose(scores[-1], len(tokens) + i, self.ids))
+            guesses.append(before)
+        return guesses, scores
+
+    def sure(self, row: int) -> float | None:
+        return self.told[row] if "confidence_head.proj.weight" in self.tensors else None
+
+    def entry(self, token: int) -> Tensor:
+        """Return what the head knows of a token that comes before another, `[r]`."""
+        return self.tensors["markov_head.markov_w1.weight"][token]
+
+    def bias(self, entry: Tensor, hidden: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the bias `[D]` on a row's logits, and the recurrent state behind it."""
+        t, features = self.tensors, entry
+        if self.kind == "gated":
+            name = "markov_head.gate_proj."
+            features = linear(torch.cat([hidden, entry]), t[f"{name}weight"], t[f"{name}bias"]).sigmoid() * entry
+        elif self.kind == "rnn":
+            name = "markov_head.joint_proj."
+            joint = linear(torch.cat([along, entry, hidden]), t[f"{name}weight"], t[f"{name}bias"])
+            gate, candidate, out = joint.chunk(3)
+            along = gate.sigmoid() * along + (1 - gate.sigmoid()) * candidate.tanh()
+            features = out.tanh()
+        return linear(features, t["markov_head.markov_w2.weight"]), along
+
+    def confidence(self, hidden: Tensor, entry: Tensor) -> Tensor:
+        """Return how likely a row's token is accepted."""
+        if "confidence_head.proj.weight" not in self.tensors:
+            return torch.tensor(0.0)
+        weight = self.tensors["confidence_head.proj.weight"]
+        read = torch.cat([hidden, entry]) if weight.shape[1] > len(hidden) else hidden
+        return linear(read, weight, self.tensors["confidence_head.proj.bias"]).sigmoid()
 
 
 def assert_right(llm: LLM, twin: BlockTwin, drafts: dict[Known, Noted], most: int = 40) -> None:
@@ -162,17 +221,20 @@ def assert_right(llm: LLM, twin: BlockTwin, drafts: dict[Known, Noted], most: in
         assert draft.is_chain
         assert list(draft.tokens) == tokens, f"after {len(known)} tokens"
         places = [noted.choose(row, len(known) + step, twin.ids) for step, row in enumerate(logits)]
-        probs = [noted.likely(row, place) for row, place in zip(logits, places, strict=True)]
+        probs = [
+            noted.likely(row, place) if twin.sure(i) is None else twin.sure(i)
+            for i, (row, place) in enumerate(zip(logits, places, strict=True))
+        ]
         assert draft.probs == torch.tensor(probs).tolist() or torch.allclose(
             torch.tensor(draft.probs), torch.tensor(probs), rtol=2e-3
         )
     torch.set_num_threads(threads)
 
 
-def twin_for(llm: LLM, path: Path) -> BlockTwin:
+def twin_for(llm: LLM, path: Path, kind: type[BlockTwin] = BlockTwin) -> BlockTwin:
     """Return the twin of a head for an engine's target."""
     lent = load_file(llm.engine._worker._runner.model.config.path / "model.safetensors")
-    return BlockTwin(path, lent["model.embed_tokens.weight"], lent["lm_head.weight"])
+    return kind(path, lent["model.embed_tokens.weight"], lent["lm_head.weight"])
 
 
 def block_config(**changes: Any) -> dict[str, Any]:
@@ -217,6 +279,22 @@ def random_block(config: dict[str, Any], *, states: int = 192, bias: bool = Fals
         ones = 1.0 if "norm" in name else 0.0
         tensors[name] = ones + spread * torch.randn(shape, generator=generator)
     return tensors
+
+
+def markov_tensors(kind: str, hidden: int, rank: int, vocab: int, drafted: int, *, seed: int = 7) -> Tensors:
+    """Return random tensors of what a token says about the next one, and of the confidence head."""
+    shapes = {"markov_head.markov_w1.weight": (vocab, rank), "markov_head.markov_w2.weight": (drafted, rank)}
+    if kind == "gated":
+        shapes |= {"markov_head.gate_proj.weight": (rank, hidden + rank), "markov_head.gate_proj.bias": (rank,)}
+    if kind == "rnn":
+        inputs = 2 * rank + hidden
+        shapes |= {"markov_head.joint_proj.weight": (3 * rank, inputs), "markov_head.joint_proj.bias": (3 * rank,)}
+    shapes |= {"confidence_head.proj.weight": (1, hidden + rank), "confidence_head.proj.bias": (1,)}
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if "_w" not in name else 1.0)
+        for name, shape in shapes.items()
+    }
 
 
 def near_sighted(config: dict[str, Any], *, seed: int = 0) -> Tensors:

@@ -15,6 +15,7 @@ from parlay.errors import ModelError, shown
 from parlay.models.heads import HeadConfig
 from parlay.runner.graphs import MOST_ROWS
 
+_BLOCK = 16  # rows of a block, where a config does not say
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _ASSISTANT = "museglimmerassistant"  # part of the class name of transformers' own assistants
 _LISTED, _COUNTED = "target_layer_ids", "aux_hidden_state_layer_ids"  # name the last layer that has run; count them
@@ -71,13 +72,13 @@ class BlockConfig:
         return self.block - (not self.anchored)
 
 
-def read_block_config(head: HeadConfig, *, block: int = 16, anchored: bool = False) -> BlockConfig:
+def read_block_config(head: HeadConfig, *, anchored: bool = False) -> BlockConfig:
     """Return what a block drafter's config says.
 
     Args:
         head: the config.
-        block: rows of a block where it does not say.
-        anchored: whether the first row predicts a token where it does not say.
+        anchored: whether the first row predicts a token, where a config does not say; in the library's dialect it
+            then does not.
 
     Raises:
         ModelError: keys are missing or hold what is not served.
@@ -91,10 +92,10 @@ def read_block_config(head: HeadConfig, *, block: int = 16, anchored: bool = Fal
             f"{head.path / 'config.json'}: use_aux_hidden_state=False is not served; only heads that read states "
             "between the target's layers are"
         )
-    size = settings.count("block_size", block, least=2)
+    size = settings.count("block_size", _BLOCK, least=2)
     if size > MOST_ROWS:
         raise ModelError(f"{head.path / 'config.json'}: block_size={size} is not served; at most {MOST_ROWS} is")
-    anchored = settings.flag("sample_from_anchor", anchored)
+    anchored = settings.flag("sample_from_anchor", anchored and not nested and _COUNTED not in settings.raw)
     drafted = size - (not anchored)
     neox = settings.flag("is_neox_style", settings.flag("rope_is_neox_style", True))
     return BlockConfig(

@@ -56,12 +56,14 @@ class BlockHead(FeatureHead):
 
     Attributes:
         blocks: what its config says.
-        drafted: tokens that a block predicts.
+        first_predicts: whether the first row of a block predicts a token, where a config does not say.
+        logit_rows: most rows of logits at a time.
+        columns: of logits.
     """
 
     runs_ends = True
-    default_block: ClassVar[int] = 16
-    default_anchored: ClassVar[bool] = False
+    first_predicts: ClassVar[bool] = False
+    logit_rows: ClassVar[int] = MOST_ROWS
     blocks: BlockConfig
 
     # ------------------------------------------------------------------------------------------------------ reading
@@ -73,7 +75,7 @@ class BlockHead(FeatureHead):
 
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         head, target = self.head, self._target
-        self.blocks = blocks = read_block_config(head, block=self.default_block, anchored=self.default_anchored)
+        self.blocks = blocks = read_block_config(head, anchored=self.first_predicts)
         config = layer_config(head, blocks.layers, "layers.0.", weights.names)
         sinks = f"layers.0.{SINKS}" in weights.names
         self.config = replace(config, style=replace(config.style, interleaved=blocks.interleaved, sinks=sinks))
@@ -91,7 +93,7 @@ class BlockHead(FeatureHead):
         shapes = {**self._shapes(weights), **self.further(weights)}
         weights.expect(shapes, (".rotary_emb.inv_freq", KNOWN))
         read = {name: shape for name, shape in shapes.items() if name != OFFSETS}
-        self.weight_bytes = weights.size(read, target.dtype) + (MOST_ROWS * 4 + 8) * self._vocab
+        self.weight_bytes = weights.size(read, target.dtype) + (self.logit_rows * 4 + 8) * self._vocab
 
     def _inner_width(self, weights: Checkpoint) -> int:
         """Return the width of the states that the head reads, which its tensors tell if its config does not."""
@@ -156,8 +158,7 @@ class BlockHead(FeatureHead):
         multiplier, cap = self.blocks.logit_scale, self.blocks.logit_cap
         self._output: OutputLayer | None = None
         if self._own_output:
-            most = self._vocab if self._mapped else min(self._vocab, self._target.config.vocab_size)
-            output = fitted(weights.read_weight(OUTPUT, dtype), most)
+            output = fitted(weights.read_weight(OUTPUT, dtype), self.columns)
             self._output = OutputLayer(kernels, output, 1 / multiplier, cap, group)
         else:
             self._target_logits = rescaled_output(runtime.target, 1 / multiplier, cap)
@@ -165,6 +166,14 @@ class BlockHead(FeatureHead):
             self.ids = self._read_ids(weights)
         elif self._own_output:
             self.ids = ids_of(self._vocab, self._target.config.vocab_size)
+
+    @property
+    def columns(self) -> int:
+        """How many tokens it has logits for."""
+        target = self._target.config
+        if self._mapped:
+            return self._vocab
+        return min(self._vocab, target.vocab_size) if self._own_output else target.tokens
 
     def _read_ids(self, weights: Checkpoint) -> Tensor:
         ids = torch.arange(self._vocab) + weights.read(OFFSETS, torch.int64)
@@ -222,6 +231,10 @@ class BlockHead(FeatureHead):
             layer.keep(state, context, context.keys(i))
 
     # ------------------------------------------------------------------------------------------------------- blocks
+
+    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return nothing: draft tokens have no keys and values of their own."""
+        return None, None, None
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._block_slots.prepare(turn)

@@ -87,6 +87,13 @@ class DraftHead(DeviceProposer):
     def score(self, level: int, rows: int) -> Tensor:
         """Return float32 logits `[rows, D]` of the states that `advance` has just computed."""
 
+    def confidence(self, level: int, rows: int) -> Tensor | None:
+        """Return how likely the target is to accept what follows from the states just scored, `[rows]`.
+
+        None where the draft's own probabilities say so. Not asked for where passes are recorded.
+        """
+        return None
+
     def score_at(self, places: Tensor) -> Tensor:
         """Return float32 logits `[n, V]` of states, by int64 `[n]` level times `MOST_ROWS` plus row."""
         raise NotImplementedError

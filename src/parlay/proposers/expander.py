@@ -159,6 +159,9 @@ class Expander:
         rows = len(logits)
         tokens, likely = self.tokens[level + 1, :rows], self.likely[level, :rows]
         self._draws.draw(self._kernels, level, logits, tokens, likely, self._head.ids)
+        trust = self._head.confidence(level, rows)
+        if trust is not None:
+            likely.copy_(trust)
 
     def _draw_at_once(self, counts: Sequence[int]) -> None:
         """Draw the nodes of all levels, of which the i-th has `counts[i]`."""
