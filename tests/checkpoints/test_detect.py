@@ -83,7 +83,16 @@ KINDS: dict[str, list[tuple[dict[str, Any], dict[str, Tensor], str]]] = {
         ({"architectures": ["MLPVariantSpeculatorPreTrainedModel"], "model_type": "mlp_speculator"}, {}, ""),
         ({}, LSTM, "pytorch_model.bin"),
     ],
-    "dflash": [({"architectures": ["DFlashDraftModel"]}, eagle3("layers.0."), "")],
+    "dflash": [
+        ({"architectures": ["DFlashDraftModel"]}, eagle3("layers.0."), ""),
+        ({"architectures": ["MuseGlimmerAssistantModel"]}, {}, ""),
+        ({"speculators_model_type": "dflash", "architectures": ["DFlashSpeculator"]}, {}, ""),
+    ],
+    "dflash2": [({"architectures": ["DFlash2DraftModel"]}, {}, "")],
+    "dspark": [
+        ({"architectures": ["Qwen3DSparkModel"]}, {}, ""),
+        ({"speculators_model_type": "dspark"}, {}, ""),
+    ],
     "peagle": [({"speculators_model_type": "peagle"}, {}, "")],
     "draft_model": [
         (LLAMA, {}, ""),
@@ -93,7 +102,7 @@ KINDS: dict[str, list[tuple[dict[str, Any], dict[str, Tensor], str]]] = {
     ],
 }
 CASES = [(kind, i) for kind, cases in KINDS.items() for i in range(len(cases))]
-SERVED = {"draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"}
+SERVED = {"dflash", "dspark", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"}
 
 
 @pytest.mark.parametrize(("kind", "number"), CASES)

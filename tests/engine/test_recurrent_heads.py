@@ -17,6 +17,7 @@ from asking import (
     run,
     with_params,
 )
+from blocks import block_config, random_block
 from eagles import eagle_config, random_eagle, random_eagle3
 from families import write_family
 from heads import write_head
@@ -28,8 +29,9 @@ from switching import any_choices
 from parlay import LLM, SamplingParams
 
 FAMILIES = ("qwen3_5", "lfm2", "nemotronh-experts", "falconh1")
-METHODS = ("eagle", "eagle3", "mtp")
-PAIRS = [(name, method) for name in FAMILIES for method in METHODS if method != "mtp" or name in MODELS]
+METHODS = ("eagle", "eagle3", "mtp", "dflash")
+WHERE = {"mtp": MODELS, "dflash": ("qwen3_5",)}
+PAIRS = [(name, method) for name in FAMILIES for method in METHODS if name in WHERE.get(method, FAMILIES)]
 FIXED = {"lengths": "fixed", "num_speculative_tokens": 3}
 TREE = {"lengths": "fixed", "num_speculative_tokens": 16, "tree": {"width": 8, "depth": 2}}
 
@@ -58,6 +60,9 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if method == "eagle":
             config = eagle_config()
             return write_head(path, config, random_eagle(config, seed=1, embedding=True))
+        if method == "dflash":
+            config = block_config(block_size=4)
+            return write_head(path, config, random_block(config))
         config = eagle_config(eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]})
         tensors = random_eagle3(config)
         tensors["embed_tokens.weight"] = random_eagle(config, embedding=True)["embed_tokens.weight"]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from blocks import block_config, random_block
 from checkpoints import write_llama
 from eagles import eagle_config, random_eagle, random_eagle3, write
 from heads import mlp_config, random_medusa, random_mlp, write_head, write_medusa
@@ -27,6 +28,7 @@ from parlay.runner.orders import Array, Call, decode, encode, nobody
 from parlay.types.plan import CatchUp, Span, Verdict
 
 SIZE, BLOCKS, ROWS = 4, 40, 90
+_LAYERS = ("parlay.models", "parlay.kernels", "parlay.proposers.head_layers", "parlay.proposers.block_layers")
 Links = dict[int, "Queue[bytes]"]
 
 
@@ -52,6 +54,13 @@ def write_variant(path: Path, method: str, own: bool) -> Path:
     if method == "mlp_speculator":
         config = mlp_config(tie_weights=not own, inner_dim=64)
         return write_head(path, config, random_mlp(config))
+    if method == "dflash":
+        raw = block_config(block_size=8 if own else 32, num_key_value_heads=2)
+        tensors = random_block(raw, bias=own)
+        if own:
+            made = torch.randn((2, 257, 64), generator=torch.Generator().manual_seed(9))
+            tensors["embed_tokens.weight"], tensors["lm_head.weight"] = made
+        return write_head(path, raw, tensors)
     raw = eagle_config(num_hidden_layers=2 if method == "eagle" and own else 1)
     tensors = random_eagle(raw, bias=own, embedding=own) if method == "eagle" else random_eagle3(raw)
     if method == "eagle3":
@@ -133,7 +142,7 @@ def _matrices(value: Any) -> Iterator[int]:
                 yield from walk(one, within)
             return
         module = type(value).__module__
-        own = within or module.startswith(("parlay.models", "parlay.kernels", "parlay.proposers.head_layers"))
+        own = within or module.startswith(_LAYERS)
         if not (own or module.startswith("parlay.proposers.methods")):
             return
         names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
@@ -148,7 +157,7 @@ def _matrices(value: Any) -> Iterator[int]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("own", [True, False], ids=["its own", "the target's"])
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "mlp_speculator"])
+@pytest.mark.parametrize("method", ["dflash", "eagle", "eagle3", "medusa", "mlp_speculator"])
 def test_the_bits_of_one_rank(
     tmp_path: Path, method: str, own: bool, size: int, dtype: str, quantization: str | None
 ) -> None:

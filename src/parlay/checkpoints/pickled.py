@@ -24,6 +24,29 @@ _DTYPES = {  # as safetensors call them
 }
 
 
+def read_pickled(file: Path) -> object:
+    """Return what a file holds: tensors, numbers and text, in lists and dictionaries; nothing else is unpickled.
+
+    Raises:
+        ModelError: it cannot be read, or holds something else.
+    """
+    if reason := _other_format(file):
+        raise ModelError(f"{file} {reason}")
+    try:
+        # Older files than zip archives cannot be mapped and are read whole.
+        with warnings.catch_warnings(action="ignore"):
+            content: object = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except pickle.UnpicklingError:  # torch's message says how to run what the file holds
+        raise ModelError(
+            f"{file} is damaged, or holds other objects than tensors, whose code would run if they were read; "
+            "get the weights as safetensors"
+        ) from None
+    except Exception as error:  # a damaged file makes torch raise almost anything
+        reason = brief(str(error).split("\n")[0]) or type(error).__name__
+        raise ModelError(f"{file} cannot be read as a file of tensors alone: {reason}") from None
+    return content
+
+
 class Pickled:
     """A `.bin` file of tensors, with as much of a safetensors handle as `Checkpoint` uses."""
 
@@ -33,21 +56,8 @@ class Pickled:
         Raises:
             ModelError: it cannot be read, or holds something else than tensors by name.
         """
-        if reason := _other_format(file):
-            raise ModelError(f"{file} {reason}")
-        try:
-            # Nothing but tensors is unpickled. Older files than zip archives cannot be mapped and are read whole.
-            with warnings.catch_warnings(action="ignore"):
-                content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-        except pickle.UnpicklingError:  # torch's message says how to run what the file holds
-            raise ModelError(
-                f"{file} is damaged, or holds other objects than tensors, whose code would run if they were read; "
-                "get the weights as safetensors"
-            ) from None
-        except Exception as error:  # a damaged file makes torch raise almost anything
-            reason = brief(str(error).split("\n")[0]) or type(error).__name__
-            raise ModelError(f"{file} cannot be read as a file of tensors alone: {reason}") from None
-        if not isinstance(content, dict) or not all(isinstance(n, str) and _plain(t) for n, t in content.items()):
+        content = read_pickled(file)
+        if not isinstance(content, dict) or not all(isinstance(n, str) and plain(t) for n, t in content.items()):
             raise ModelError(
                 f"{file} holds something else than plain tensors by name; save the model's state_dict alone, best as "
                 "safetensors"
@@ -68,7 +78,7 @@ class Pickled:
         return self._tensors[name]
 
 
-def _plain(value: object) -> bool:
+def plain(value: object) -> bool:
     """Whether this is a tensor that lies in memory as it is; a small file can describe huge ones that do not."""
     return (
         isinstance(value, Tensor)

@@ -86,6 +86,11 @@ def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -
     chains = tree == "off" or config.verification == BLOCK or (tree == "auto" and config.lengths == "fixed")
     if not isinstance(proposer, DeviceProposer):
         return Method(name, proposer, length, nodes=0 if chains else most or _NODES)
+    if proposer.longest is not None and length > proposer.longest and not isinstance(tree, TreeShape):
+        raise ConfigError(
+            f"num_speculative_tokens={most} is more than the {proposer.longest} tokens that {name!r} drafts at once; "
+            "lower it"
+        )
     choices = proposer.choices
     if choices is not None:
         if tree != "auto":

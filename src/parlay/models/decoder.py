@@ -170,7 +170,7 @@ def _network_shapes(config: ModelConfig, prefix: str, inner: int) -> dict[str, t
     return shapes
 
 
-def _projections(
+def projections(
     config: ModelConfig, index: int, read: TensorReader
 ) -> tuple[list[Weight], list[Tensor] | None, Weight | None]:
     """Read what projects to a layer's queries, keys and values, their biases, and what projects to its gate."""
@@ -211,7 +211,7 @@ def make_attention(
     own_heads = config.heads_of(index)
     head_dim, stores = own_heads.width, own_heads.source < 0
     q = config.num_heads * head_dim
-    weights, biases, gate = _projections(config, index, read)
+    weights, biases, gate = projections(config, index, read)
     # A rank has whole key heads, each with the query heads that read it.
     shared = config.num_heads // own_heads.count * head_dim
     queries = group.bounds(q, shared)
@@ -599,6 +599,11 @@ class Decoder:
     def embedding(self) -> Embedding:
         """The embedding, for callers that look tokens up as the model does."""
         return self._embedding
+
+    @property
+    def head(self) -> OutputLayer:
+        """The output layer."""
+        return self._head
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Return float32 logits `[rows, vocab]` of hidden states `[rows, hidden]`; in `out`, if it is given."""

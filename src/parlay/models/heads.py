@@ -13,6 +13,7 @@ from parlay.models.config import ModelConfig, parse_config
 from parlay.models.style import Style
 
 _MOST = (1 << 31) - 1  # of any size; beyond are only damaged files
+_LARGEST = 1e9  # of any factor
 _PADDING, _SHARE = 128, 100  # rows by which padded vocabularies may differ, or this part of them if that is more
 
 
@@ -38,6 +39,20 @@ class HeadConfig:
                 f"{self.path / 'config.json'}: {key} must be a whole number of at least {least}, not {shown(value)}"
             )
         return value
+
+    def number(self, key: str, default: float, least: float = 1e-9) -> float:
+        """Return a key that holds a finite number of at least `least`.
+
+        Raises:
+            ModelError: it holds something else.
+        """
+        value = self.raw.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < _LARGEST:
+            raise ModelError(
+                f"{self.path / 'config.json'}: {key} must be a number of at least {least}, not {shown(value)}"
+            )
+        return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """Return a key that holds true or false.

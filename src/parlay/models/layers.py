@@ -9,6 +9,7 @@ Where values are rounded to the model's dtype (nowhere else; every kernel keeps 
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -295,6 +296,12 @@ class OutputLayer:
         if self._cap > 0:
             self._kernels.soft_cap(out, self._cap)
         return out
+
+    def rescaled(self, divisor: float, cap: float) -> "OutputLayer":
+        """Return the same layer with another divisor and cap."""
+        other = copy(self)
+        other._divisor, other._cap = divisor, cap
+        return other
 
     def _multiply(self, hidden: Tensor, out: Tensor) -> None:
         group, weight = self._group, self._weight

@@ -204,6 +204,7 @@ class DeviceProposer(Proposer):
         recurrent: whether it has recurrent layers of its own. They keep a state of each request, in the slots that
             its `CatchUp` names.
         deepest: most nodes on a path that it can draft; None for no limit.
+        longest: most draft tokens that a user may ask for; None for any number, of which it makes what it can.
         choices: the branches of its drafts, as paths of ranks: `(0, 2)` is the third likeliest token after the
             likeliest one. A parent comes before its children. None for as many as pay, where drafts branch at all.
         choices_option: the option by which a user gives `choices`.
@@ -218,6 +219,7 @@ class DeviceProposer(Proposer):
     reruns: bool = True
     recurrent: bool = False
     deepest: int | None = None
+    longest: int | None = None
     choices: tuple[tuple[int, ...], ...] | None = None
     choices_option: str = "choices"
     draws: bool = False

@@ -128,7 +128,11 @@ class Branching:
     def choose(self, level: int, logits: Tensor, width: int) -> None:
         """Choose the children of nodes by their logits `[rows, D]`."""
         draws = self._later if level and not self._head.path_free else self._first
-        draws.draw(self._kernels, level, logits, *self._of(level, len(logits), width), self._head.ids)
+        tokens, likely = self._of(level, len(logits), width)
+        draws.draw(self._kernels, level, logits, tokens, likely, self._head.ids)
+        trust = self._head.confidence(level, len(logits))
+        if trust is not None:
+            _trusted(likely, trust)
 
     def choose_at_once(self, counts: Sequence[int], width: int) -> None:
         """Choose the children at all levels, for a head that computes the logits of all of them at once."""
@@ -137,7 +141,7 @@ class Branching:
             kept[:, : MOST_ROWS * width].view(-1, MOST_ROWS, width) for kept in (self._children, self._likely)
         )
         for places in torch.split(made, MOST_ROWS):
-            found = self._first.draw_at(self._kernels, places, self._head.score_at(places), width)
+            found = self._first.draw_at(self._kernels, places, self._head.score_at(places), self._head.ids, width)
             level, row = places // MOST_ROWS, places % MOST_ROWS
             tokens[level, row] = found[0]
             likely[level, row] = self._ranks(width)[:width] if self._first.private else found[1]
@@ -194,6 +198,19 @@ class Branching:
         if self._first.private:
             likely = self._ranks(width) if read else self._unused
         return self._children[level, :size].view(rows, width), likely[:size].view(rows, width)
+
+
+def _trusted(likely: Tensor, trust: Tensor) -> None:
+    """Give the first of each node's children the probability that it is accepted; the others share what is left.
+
+    Args:
+        likely: `[rows, width]`, likeliest first, read and written.
+        trust: `[rows]`.
+    """
+    first = likely[:, :1].clone()
+    likely *= ((1 - trust[:, None]) / (1 - first).clamp(min=1e-6)).clamp(max=1.0)
+    likely[:, 0] = trust
+    torch.minimum(likely, trust[:, None], out=likely)
 
 
 def _grown(levels: Sequence[tuple[list[int], list[float], list[float], list[int]]], width: int) -> list[BranchNode]:

@@ -51,6 +51,7 @@ class DraftHead(DeviceProposer):
         source: the proposer's name in drafts.
         recordable: whether `score` calls kernels alone. `advance` always does, unless the recorder says otherwise.
         path_free: whether no node depends on those before it.
+        rows: of a pass that each request has at least.
         at_once: whether `score_at` computes the logits of all levels at once; such a head is `path_free`.
         ids: the target's ids `[D]` of the head's vocabulary; None if they are the same.
     """
@@ -59,6 +60,7 @@ class DraftHead(DeviceProposer):
     recordable: bool = True
     draws = True
     path_free: ClassVar[bool] = False
+    rows: int = 1
     at_once: bool = False
     ids: Tensor | None = None
 
@@ -95,6 +97,13 @@ class DraftHead(DeviceProposer):
     @abstractmethod
     def score(self, level: int, rows: int) -> Tensor:
         """Return float32 logits `[rows, D]` of the states that `advance` has just computed."""
+
+    def confidence(self, level: int, rows: int) -> Tensor | None:
+        """Return how likely the target is to accept what follows from the states just scored, `[rows]`.
+
+        None where the draft's own probabilities say so. Not asked for where passes are recorded.
+        """
+        return None
 
     def score_at(self, places: Tensor) -> Tensor:
         """Return float32 logits `[n, V]` of states, by int64 `[n]` level times `MOST_ROWS` plus row."""

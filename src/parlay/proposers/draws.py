@@ -78,13 +78,16 @@ class Draws:
             kernels.law(logits, noise[0], self._kept(logits.shape[1])[step, :rows], filters)
         _choose(kernels, logits, noise, tokens, probs, filters, ids)
 
-    def draw_at(self, kernels: Kernels, places: Tensor, logits: Tensor, *children: int) -> tuple[Tensor, Tensor]:
+    def draw_at(
+        self, kernels: Kernels, places: Tensor, logits: Tensor, ids: Tensor | None = None, *children: int
+    ) -> tuple[Tensor, Tensor]:
         """Draw nodes of several steps at once.
 
         Args:
             kernels: to run with.
             places: int64 `[n]`, of each node its step times the `rows` there is room for, plus its request's row.
-            logits: float32 `[n, V]`.
+            logits: float32 `[n, D]`.
+            ids: as in `draw`.
             children: how many nodes each row has; one if left out.
 
         Returns:
@@ -101,7 +104,7 @@ class Draws:
             self._kept(logits.shape[1])[places // self._rows, rows] = distributions
         shape = len(places), *children
         tokens, probs = torch.empty(shape, dtype=torch.int64), torch.empty(shape)
-        _choose(kernels, logits, noise, tokens, probs, filters)
+        _choose(kernels, logits, noise, tokens, probs, filters, ids)
         return tokens, probs
 
     def distribution(self, step: int, row: int, ids: Tensor | None = None) -> Distribution:

@@ -77,7 +77,11 @@ class Expander:
             width, sampled = start.width, start.span.params.temperature > 0
             kind = 1 if start.span.request_id in self._processors else width, self._keep_distributions and sampled
             alike.setdefault(kind, []).append(start)
-        turns = [(*kind, turn) for kind, own in alike.items() for turn in _turns(own, MOST_ROWS // kind[0])]
+        turns = [
+            (*kind, turn)
+            for kind, own in alike.items()
+            for turn in _turns(own, MOST_ROWS // max(kind[0], self._head.rows))
+        ]
         if len(turns) > 1:  # the passes of one may overwrite the states
             states = states.clone()
         for width, private, turn in turns:
@@ -155,6 +159,9 @@ class Expander:
         rows = len(logits)
         tokens, likely = self.tokens[level + 1, :rows], self.likely[level, :rows]
         self._draws.draw(self._kernels, level, logits, tokens, likely, self._head.ids)
+        trust = self._head.confidence(level, rows)
+        if trust is not None:
+            likely.copy_(trust)
 
     def _draw_at_once(self, counts: Sequence[int]) -> None:
         """Draw the nodes of all levels, of which the i-th has `counts[i]`."""
@@ -162,7 +169,7 @@ class Expander:
         tokens, likely = self.tokens[1:].view(-1), self.likely.view(-1)
         for places in torch.split(made, MOST_ROWS):
             logits = self._head.score_at(places)
-            tokens[places], likely[places] = self._draws.draw_at(self._kernels, places, logits)
+            tokens[places], likely[places] = self._draws.draw_at(self._kernels, places, logits, self._head.ids)
 
     # ---------------------------------------------------------------------------------------------- processors
 

@@ -29,6 +29,12 @@ def output_layer(model: CausalModel, rows: int) -> Callable[[Tensor], Tensor]:
     return lambda states: model.logits(states, memory[: len(states)])
 
 
+def rescaled_output(model: CausalModel, divisor: float, cap: float) -> Callable[[Tensor], Tensor]:
+    """Return a function for logits of a decoder's output layer, whose own divisor and cap do not count."""
+    assert isinstance(model, Decoder)
+    return lambda states: model.head.rescaled(divisor, cap)(states)
+
+
 def reduced_output(config: ModelConfig, dtype: torch.dtype, kernels: Kernels, ids: Tensor) -> OutputLayer:
     """Return a target's output layer with the rows of some tokens alone, int64 `[D]`, read from its files.
 

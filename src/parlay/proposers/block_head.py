@@ -1,0 +1,308 @@
+"""What block drafters share: a whole block of tokens is drafted in one pass over the newest token and masks.
+
+Idea: DFlash (Chen et al. 2026, arXiv 2602.06036). Such a head reads states of the target after several of its layers,
+side by side. What it makes of them is the context: keys and values of each of its layers, which lie in the head's
+slots as those of pairs do (`feature_head`). A block is the newest token and masks behind it; its rows see the context
+and each other, and each mask's row predicts the token that stands in its place.
+
+A block always has as many rows as it had in training: what a row predicts depends on the others, so that a short
+draft is the beginning of a long one. Blocks of several requests run together, as many as recorded passes have rows.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from parlay.checkpoints.loader import Checkpoint, TensorReader, is_finite
+from parlay.checkpoints.pickled import plain, read_pickled
+from parlay.errors import ModelError, shown
+from parlay.models.context import ForwardContext
+from parlay.models.decoder import attention_shapes, mlp_shapes
+from parlay.models.heads import layer_config
+from parlay.models.layers import OutputLayer, SplitLinear
+from parlay.models.rotary import cos_sin_table
+from parlay.models.select import exposes_hidden_states
+from parlay.proposers.base import Runtime
+from parlay.proposers.block_config import BlockConfig, check_taps, read_block_config
+from parlay.proposers.block_layers import AFTER, BEFORE, Around, BlockLayer, Plain
+from parlay.proposers.block_slots import BlockSlots
+from parlay.proposers.draft_head import Start
+from parlay.proposers.feature_head import FeatureHead
+from parlay.proposers.head_layers import side_by_side
+from parlay.proposers.shared_passes import shared
+from parlay.proposers.target_layers import rescaled_output
+from parlay.proposers.vocabulary import fitted, ids_of
+from parlay.runner.batch import Batch, trimmed
+from parlay.runner.graphs import MOST_ROWS
+from parlay.types.progress import OnRead, ignore
+
+EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"  # its own, where the target's are not used
+OFFSETS, KNOWN = "d2t", "t2d"  # of a reduced vocabulary: from its ids to the target's, and which of these there are
+FUSE, CONTEXT_NORM, NORM = "fc.weight", "hidden_norm.weight", "norm.weight"
+SINKS = "self_attn.attention_sink_bias"  # of a layer, named `self_attn.sinks` elsewhere
+_OWN_MASK = "mask_embedding.pt"  # beside the weights: what stands for a mask in place of its token's embedding
+_RENAMED = {FUSE: "encoder.fc.weight", CONTEXT_NORM: "encoder.output_norm_enc.weight"}
+
+
+class BlockHead(FeatureHead):
+    """A proposer with such a head.
+
+    A subclass scores the rows of a block that predict tokens. `describe` is done here; `further` adds tensors.
+
+    Attributes:
+        blocks: what its config says.
+        first_predicts: whether the first row of a block predicts a token, where a config does not say.
+        logit_rows: most rows of logits at a time.
+        columns: of logits.
+    """
+
+    runs_ends = True
+    first_predicts: ClassVar[bool] = False
+    logit_rows: ClassVar[int] = MOST_ROWS
+    blocks: BlockConfig
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def open(self, on_read: OnRead = ignore) -> Checkpoint:  # noqa: D102
+        return Checkpoint(
+            self.head.path, head=True, storage=self._storage, on_read=on_read, renamed={**_RENAMED, **_first_layer()}
+        )
+
+    def describe(self, weights: Checkpoint) -> None:  # noqa: D102
+        head, target = self.head, self._target
+        self.blocks = blocks = read_block_config(head, anchored=self.first_predicts)
+        config = layer_config(head, blocks.layers, "layers.0.", weights.names)
+        sinks = f"layers.0.{SINKS}" in weights.names
+        self.config = replace(config, style=replace(config.style, interleaved=blocks.interleaved, sinks=sinks))
+        if not exposes_hidden_states(target.config):
+            raise ModelError(
+                f"the draft head {head.path} reads states between the layers of its target, but the architecture of "
+                f"{target.config.path} exposes none; take another method"
+            )
+        self.taps = blocks.taps
+        inner = self._inner_width(weights)
+        head.check_target(target.config, hidden=inner, vocab=config.vocab_size)
+        check_taps(head, self.taps, target.config.num_layers)
+        self.default_length, self.deepest = blocks.length, blocks.drafted
+        self.longest, self.rows = blocks.drafted, blocks.block
+        shapes = {**self._shapes(weights), **self.further(weights)}
+        weights.expect(shapes, (".rotary_emb.inv_freq", KNOWN))
+        read = {name: shape for name, shape in shapes.items() if name != OFFSETS}
+        self.weight_bytes = weights.size(read, target.dtype) + (self.logit_rows * 4 + 8) * self._vocab
+
+    def _inner_width(self, weights: Checkpoint) -> int:
+        """Return the width of the states that the head reads, which its tensors tell if its config does not."""
+        inner, count = self._target.config.hidden_size, len(self.taps)
+        fused = weights.shape(FUSE) if FUSE in weights.names else ()
+        if len(fused) == 2 and fused[1] % count == 0:
+            inner = fused[1] // count
+        return self.blocks.settings.count("target_hidden_size", inner)
+
+    def _shapes(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all tensors that every such head has, and note which there are."""
+        config, target, names, width = self.config, self._target.config, weights.names, self.config.hidden_size
+        self._vocab = self.blocks.settings.count("draft_vocab_size", config.vocab_size)
+        shapes: dict[str, tuple[int, ...]] = {
+            FUSE: (width, len(self.taps) * target.hidden_size),
+            CONTEXT_NORM: (width,),
+            NORM: (width,),
+        }
+        if self.needs_embedding(weights):
+            self.head.check_target(target, hidden=width)
+        else:
+            shapes[EMBEDDING] = (config.vocab_size, width)
+        reduced = self._vocab != config.vocab_size
+        self._own_output = OUTPUT in names or reduced or width != target.hidden_size
+        if self._own_output:
+            shapes[OUTPUT] = (self._vocab, width)
+        self._mapped = OFFSETS in names or reduced
+        if self._mapped:
+            shapes[OFFSETS] = (self._vocab,)
+        for i in range(config.num_layers):
+            own = {**attention_shapes(config), **mlp_shapes(config, i), BEFORE: (width,), AFTER: (width,)}
+            if config.style.sinks:
+                own[SINKS] = own.pop("self_attn.sinks")
+            shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
+        return shapes
+
+    def further(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of tensors that only this kind of head has.
+
+        Raises:
+            ModelError: keys of the config are missing or hold what is not served.
+        """
+        return {}
+
+    def around(self, weights: Checkpoint, layer: int, runtime: Runtime) -> tuple[Around, Around]:
+        """Return what is around attention and the feed-forward network of a layer."""
+        return Plain(), Plain()
+
+    def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
+        dtype, kernels, group, config = self._target.dtype, runtime.kernels, runtime.group, self.config
+        self._embedding = self.read_embedding(weights, runtime)
+        self._mask = self._read_mask(weights)
+        self._fuse = SplitLinear(kernels, weights.read_weight(FUSE, dtype), group)
+        self._context_norm, self._norm = weights.read(CONTEXT_NORM, dtype), weights.read(NORM, dtype)
+        cos_sin = cos_sin_table(config, self._target.max_model_len)
+        scale = self.blocks.value_scale
+        self._layers = []
+        for i in range(config.num_layers):
+            read = TensorReader(weights, dtype, f"layers.{i}.", {"self_attn.sinks": SINKS})
+            around = self.around(weights, i, runtime)
+            self._layers.append(BlockLayer(config, read, kernels, group, cos_sin, scale, around))
+        multiplier, cap = self.blocks.logit_scale, self.blocks.logit_cap
+        self._output: OutputLayer | None = None
+        if self._own_output:
+            output = fitted(weights.read_weight(OUTPUT, dtype), self.columns)
+            self._output = OutputLayer(kernels, output, 1 / multiplier, cap, group)
+        else:
+            self._target_logits = rescaled_output(runtime.target, 1 / multiplier, cap)
+        if self._mapped:
+            self.ids = self._read_ids(weights)
+        elif self._own_output:
+            self.ids = ids_of(self._vocab, self._target.config.vocab_size)
+
+    @property
+    def columns(self) -> int:
+        """How many tokens it has logits for."""
+        target = self._target.config
+        if self._mapped:
+            return self._vocab
+        return min(self._vocab, target.vocab_size) if self._own_output else target.tokens
+
+    def _read_ids(self, weights: Checkpoint) -> Tensor:
+        ids = torch.arange(self._vocab) + weights.read(OFFSETS, torch.int64)
+        vocab = self._target.config.vocab_size
+        if not bool(((ids >= 0) & (ids < vocab)).all()):
+            raise ModelError(f"{self.head.path}: {OFFSETS} leads to tokens beyond the target's {vocab}")
+        return ids
+
+    def _read_mask(self, weights: Checkpoint) -> Tensor | None:
+        """Return what stands for a mask, `[d]`, where it is not what the embedding has of its token."""
+        dtype, mask, tokens = self._target.dtype, self.blocks.mask, self._target.config.tokens
+        file = self.head.path / _OWN_MASK
+        if self.head.path.is_dir() and file.is_file():
+            return _own_mask(file, mask, self.config.hidden_size).to(dtype)
+        if mask < tokens:
+            return None
+        if EMBEDDING in weights.names and mask < weights.shape(EMBEDDING)[0]:
+            return weights.read(EMBEDDING, dtype)[mask].clone()
+        raise ModelError(
+            f"{self.head.path}: the mask {mask} is beyond the target's {tokens} tokens, and there is no {_OWN_MASK}; "
+            "the head was made for another target"
+        )
+
+    def load(self, runtime: Runtime) -> None:  # noqa: D102
+        super().load(runtime)
+        block, sights, longest = self.blocks.block, self.blocks.sights, self._target.max_model_len
+        dtype, width = self._target.dtype, self.config.hidden_size
+        self._kinds = list(dict.fromkeys(sights))
+        self._kind_of = [self._kinds.index(sight) for sight in sights]
+        self._block_states = torch.zeros((MOST_ROWS, width), dtype=dtype)
+        # The embeddings of a block's rows, and behind them what stands for a mask, if that is apart.
+        self._entries = torch.zeros((MOST_ROWS + 1, width), dtype=dtype)
+        self._order = torch.arange(MOST_ROWS)
+        if self._mask is not None:
+            self._entries[MOST_ROWS] = self._mask
+            self._order[self._order % block != 0] = MOST_ROWS
+        if runtime.group.rank:  # which does not draft
+            return
+        mask = self.blocks.mask if self._mask is None else 0
+        sizes = runtime.num_blocks, runtime.block_size
+        self._block_slots = BlockSlots(sights, block, mask, longest, *sizes)
+
+    # ----------------------------------------------------------------------------------------------------- contexts
+
+    def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:
+        """Write contexts `[rows, d]` of the target's states."""
+        states = context.buffers("states", parts.shape[0] * parts.shape[2])
+        side_by_side(parts, context.kernels, states)
+        self._fuse(states, state)
+        context.kernels.rms_norm(state, self._context_norm, self.config.rms_norm_eps, state)
+
+    def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
+        """Store what every layer keeps of contexts, which do not depend on the tokens after them."""
+        for i, layer in enumerate(self._layers):
+            layer.keep(state, context, context.keys(i))
+
+    # ------------------------------------------------------------------------------------------------------- blocks
+
+    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return nothing: draft tokens have no keys and values of their own."""
+        return None, None, None
+
+    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        self._block_slots.prepare(turn)
+
+    def advance(self, level: int, rows: int, width: int = 1) -> None:
+        """Run whole blocks of so many requests at level 0; the others are computed with it."""
+        if level:
+            return
+        batches = [self._block_slots.batch(kind, rows) for kind in self._kinds]
+        if not self._recorded:
+            batches = [trimmed(batch, self._block_size) for batch in batches]
+        self._run_blocks(*batches)
+
+    @shared
+    def _run_blocks(self, *batches: Batch) -> None:
+        """Run the rows of blocks, given as each kind of layers sees them; their normed states are kept."""
+        contexts = [self._context(batch) for batch in batches]
+        first, tokens = contexts[0], batches[0].tokens
+        kernels, rows, width, eps = first.kernels, len(tokens), self.config.hidden_size, self.config.rms_norm_eps
+        residual = first.buffers("residual", width)
+        self._embedding(tokens, self._entries[:rows])
+        kernels.embed(self._entries, self._order[:rows], residual)
+        if self.blocks.embedding_scale != 1:
+            kernels.scale(residual, self.blocks.embedding_scale)
+        delta: Tensor | None = None
+        for i, (layer, kind) in enumerate(zip(self._layers, self._kind_of, strict=True)):
+            delta = layer(residual, delta, contexts[kind], first.keys(i))
+        assert delta is not None
+        kernels.add_rms_norm(residual, delta, self._norm, eps, self._block_states[:rows])
+
+    def rows_at(self, places: Tensor) -> Tensor:
+        """Return which rows of the blocks predict tokens, given as `DraftHead.score_at` gives them."""
+        level, request = places // MOST_ROWS, places % MOST_ROWS
+        return request * self.blocks.block + level + (not self.blocks.anchored)
+
+    def logits(self, state: Tensor) -> Tensor:
+        """Return float32 logits `[rows, D]` of normed states `[rows, d]` of blocks."""
+        return self._target_logits(state) if self._output is None else self._own_logits(state)
+
+    @shared
+    def _own_logits(self, state: Tensor) -> Tensor:
+        assert self._output is not None
+        return self._output(state)
+
+    @abstractmethod
+    def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
+        ...
+
+
+def _own_mask(file: Path, mask: int, width: int) -> Tensor:
+    """Return a mask's embedding from a file beside the weights, `[width]`: alone, or with the mask's token."""
+    content = read_pickled(file)
+    if isinstance(content, dict):
+        token = content.get("mask_token_id", mask)
+        if token != mask:
+            raise ModelError(f"{file} is of the mask's token {shown(token)}, but the config says {mask}")
+        content = content.get("embedding")
+    if not isinstance(content, Tensor) or not plain(content) or content.numel() != width:
+        raise ModelError(f"{file} must hold the {width} numbers of a mask's embedding")
+    if not content.is_floating_point() or not is_finite(content):
+        raise ModelError(f"{file} holds values that are infinite or not numbers; the checkpoint is damaged")
+    return content.reshape(width)
+
+
+def _first_layer() -> dict[str, str]:
+    """Return the other names that the first layer's tensors may have."""
+    projections = (f"self_attn.{part}_proj.{kind}" for part in "qkvo" for kind in ("weight", "bias"))
+    norms = (f"self_attn.{part}_norm.weight" for part in "qk")
+    network = (f"mlp.{part}_proj.{kind}" for part in ("gate", "up", "down") for kind in ("weight", "bias"))
+    names = (*projections, *norms, *network, BEFORE, AFTER, SINKS)
+    return {f"layers.0.{name}": f"midlayer.{name}" for name in names}

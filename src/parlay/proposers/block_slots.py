@@ -1,0 +1,85 @@
+"""Positions, slots and views of the rows of blocks, for proposers that draft a whole block in one pass.
+
+Rows of a block stand behind the known tokens and lie in scratch slots behind the pool, one range for each request of
+a pass. Each row lists those of its own block that it sees: all of them, or those up to itself. So a block may be
+longer than what is left of the request's blocks, and the pool holds what follows from known tokens alone.
+
+As everywhere in `feature_head`, what the head keeps of a state lies in the slot of the token after it: a row's
+position is one before its place.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from parlay.kernels.base import AttentionView
+from parlay.proposers.block_config import Sight
+from parlay.proposers.draft_head import Start
+from parlay.runner.batch import Batch, table_array
+from parlay.runner.graphs import MOST_ROWS
+
+
+class BlockSlots:
+    """The rows of the blocks of at most `MOST_ROWS // block` requests, in memory that recordings may keep."""
+
+    def __init__(
+        self, sights: Sequence[Sight], block: int, mask: int, longest: int, num_blocks: int, block_size: int
+    ) -> None:
+        """Allocate.
+
+        Args:
+            sights: of the layers.
+            block: rows of a block.
+            mask: the token of all rows but the first.
+            longest: positions from here on do not exist; rows beyond them stand at the last one.
+            num_blocks: of the pool; scratch slots come after them.
+            block_size: tokens a block of the pool.
+        """
+        requests = MOST_ROWS // block
+        rows = requests * block
+        self._block, self._longest = block, longest
+        self._tokens = torch.full((rows,), mask)
+        self._positions, self._last = torch.zeros((2, rows), dtype=torch.int32)
+        self._slots = num_blocks * block_size + torch.arange(rows)
+        self._tables = torch.empty((requests, num_blocks), dtype=torch.int32)  # of which little is ever touched
+        self._owner = torch.arange(requests, dtype=torch.int32).repeat_interleave(block)
+        self._first = {sight.window: torch.zeros(rows, dtype=torch.int32) for sight in sights}
+        own = self._slots.int().view(requests, 1, block).expand(-1, block, -1)
+        seen = torch.ones(block, block, dtype=torch.bool)
+        self._extra = {}
+        for causal in {sight.causal for sight in sights}:
+            shown = (seen.tril() if causal else seen).expand(requests, -1, -1)
+            offsets = torch.zeros(rows + 1, dtype=torch.int32)
+            offsets[1:] = shown.sum(-1).view(-1).cumsum(0)
+            self._extra[causal] = offsets, own[shown].contiguous()
+
+    def prepare(self, turn: Sequence[Start]) -> None:
+        """Set which requests draft."""
+        rows, block = len(turn) * self._block, self._block
+        tables = table_array([start.span.blocks for start in turn])
+        self._tables[: len(turn), : tables.shape[1]] = torch.from_numpy(tables)
+        known = np.array([start.position for start in turn]).repeat(block)
+        places = known + np.tile(np.arange(block), len(turn))
+        self._tokens[:rows:block] = torch.tensor([start.emitted[-1] for start in turn])
+        self._positions[:rows] = torch.from_numpy(np.minimum(places - 1, self._longest - 1))
+        self._last[:rows] = torch.from_numpy(known)
+        least = np.array([start.first for start in turn]).repeat(block)
+        for window, first in self._first.items():
+            seen = np.maximum(places + 1 - window, least) if window else least
+            first[:rows] = torch.from_numpy(seen)
+
+    def batch(self, sight: Sight, requests: int) -> Batch:
+        """Return the rows of the leading requests, as layers of one kind see them."""
+        rows = requests * self._block
+        offsets, slots = self._extra[sight.causal]
+        offsets = offsets[: rows + 1]
+        view = AttentionView(
+            tables=self._tables[:requests],
+            row_request=self._owner[:rows],
+            first=self._first[sight.window][:rows],
+            last=self._last[:rows],
+            extra_offsets=offsets,
+            extra_slots=slots[: int(offsets[-1])],
+        )
+        return Batch(self._tokens[:rows], self._positions[:rows], self._slots[:rows], view, ())

@@ -1,0 +1,29 @@
+"""DSpark's checkpoints: names of tensors and detection. What is common to block drafters is not repeated here.
+
+The layout of its authors (`Qwen3DSparkModel`, also for LFM2) and that of the `speculators` library.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from parlay.checkpoints.files import class_names
+
+_PREFIX = "markov_head."
+BEFORE, BIAS = f"{_PREFIX}markov_w1.weight", f"{_PREFIX}markov_w2.weight"  # of the token before; to logits
+GATE, JOINT = f"{_PREFIX}gate_proj", f"{_PREFIX}joint_proj"  # of the kinds that are told so
+CONFIDENCE, CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
+
+# Keys of the config.
+RANK, KIND = "markov_rank", "markov_head_type"
+
+_CLASSES = ("qwen3dsparkmodel", "dsparkdraftmodel", "dsparkspeculator", "lfm2dsparkdraftmodel")
+
+
+def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a checkpoint is such a head.
+
+    Args:
+        config: its `config.json`.
+        shapes: of its tensors; empty while only the config is looked at.
+    """
+    return any(name.lower() in _CLASSES for name in class_names(config))
