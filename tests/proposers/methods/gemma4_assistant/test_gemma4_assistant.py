@@ -234,9 +234,12 @@ def test_lengths_chosen_at_random(
     target, assistant = pair("shared-keys")
     spec = {"model": str(assistant)}
     llm = LLM(str(target), dtype="float32", max_model_len=128, block_size=8, speculative_config=spec)
+    watch = Watch().over(llm)
     for _ in range(3):
-        assert_same(run(llm, asks()), plainly("gemma4-inputs"))
-    assert llm.engine._worker._proposer.cache is None  # type: ignore[union-attr]
+        assert_same(run(llm, asks(), watch), plainly("gemma4-inputs"))
+    given = [span.catch_up for plan in watch.plans for span in plan.spans]
+    assert {ask.budget > 0 for ask in given} == {True, False}
+    assert not any(ask.follow or ask.unseen or ask.rerun for ask in given)
 
 
 @pytest.mark.soak
