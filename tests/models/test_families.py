@@ -113,7 +113,7 @@ ONE_EACH += (
     "ernie4_5",
 )
 ONE_EACH += ("glm", "glm4", "exaone4-windows", "ministral3")
-ONE_EACH += ("gemma4", "gemma4-inputs", "gemma4-experts")
+ONE_EACH += ("gemma4", "gemma4-inputs", "gemma4-experts", "gemma4unified")
 ONE_EACH += ("olmo3", "olmoe", "minimaxm2", "arcee", "hunyuan", "cohere2")
 ONE_EACH += ("deepseekv3", "deepseekv2", "glm4moelite")
 ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gptoss")

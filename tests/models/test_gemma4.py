@@ -23,7 +23,7 @@ from gguf_files import (
     write_dequantised,
 )
 from pieces import logits_of
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
@@ -120,6 +120,22 @@ def test_what_the_cache_keeps(checkpoint: Callable[[str], Path]) -> None:
     assert spec.heads == ((2, 16), (2, 32), (2, 16), (2, 32), (2, 0), (2, 0))
     assert spec.sources == (-1, -1, -1, -1, 2, 3)
     assert spec.bytes_per_token == 2 * 4 * (2 * 16 + 2 * 32) * 2
+
+
+@pytest.mark.parametrize("gguf_file", [False, True], ids=["directory", "gguf"])
+def test_keys_that_nothing_reads(tmp_path: Path, *, gguf_file: bool) -> None:
+    """Published files have them in all layers, and say how tokens of images see each other."""
+    model = write_family(tmp_path / "model", "gemma4-inputs")
+    expected = logits_of(model)
+    config, tensors = json.loads((model / "config.json").read_text()), load_file(model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps(config | {"use_bidirectional_attention": "vision"}))
+    for name in [name for name in tensors if ".layers.2.self_attn." in name]:
+        tensors.setdefault(name.replace("layers.2.", "layers.4."), tensors[name].clone())
+    assert "model.layers.4.self_attn.k_norm.weight" in tensors
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    if gguf_file:
+        convert(model, tmp_path / "model.gguf", "F32")
+    assert torch.equal(logits_of(tmp_path / "model.gguf" if gguf_file else model), expected)
 
 
 def test_refusals(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

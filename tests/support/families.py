@@ -231,6 +231,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"] * 3,
         },
     ),
+    "gemma4unified": (  # as 12B
+        "Gemma4UnifiedText",
+        {
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "sliding_window": 13,
+            "final_logit_softcapping": 8.0,
+            "tie_word_embeddings": True,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "gemma4-experts": (  # as 26B-A4B
         "Gemma4Text",
         {

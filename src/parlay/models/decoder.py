@@ -76,6 +76,13 @@ def further_tensors(config: ModelConfig) -> tuple[str, ...]:
     return (*(f"model.layers.{i}." for i in layers), "model.mtp_", "model.mtp.", "mtp.")
 
 
+def _unread_keys(config: ModelConfig) -> tuple[str, ...]:
+    """Return the names of tensors that layers which read another one's keys and values may have all the same."""
+    readers = [i for i, heads in enumerate(config.style.heads) if heads.source >= 0]
+    parts = "k_proj", "v_proj", "k_norm"
+    return tuple(f"model.layers.{i}.self_attn.{part}.weight" for i in readers for part in parts)
+
+
 def _norm_names(config: ModelConfig) -> tuple[str, ...]:
     """Return the names of a layer's norms: before attention and the MLP, and after each, as far as it has them."""
     style = config.style
@@ -512,7 +519,8 @@ class Decoder:
             ModelError: they do not fit.
         """
         head = ("lm_head.weight",) if config.tie_embeddings else ()
-        return weights.expect(weight_shapes(config), cls.ignorable + head, further_tensors(config))
+        unused = cls.ignorable + head + _unread_keys(config)
+        return weights.expect(weight_shapes(config), unused, further_tensors(config))
 
     def __init__(
         self,
@@ -546,7 +554,7 @@ class Decoder:
                 read = TensorReader(weights, dtype, f"model.layers.{i}.")
                 self._layers.append(DecoderLayer(config, i, read, kernels, group, tables[i]))
             self._inputs = None
-            if style.layer_inputs:
+            if style.layer_inputs and self._layers:
                 self._inputs = TokenInputs.read(config, weights, dtype, kernels, group, (self._first, end))
             if not group.pipeline.first:
                 return  # the first stage has both ends

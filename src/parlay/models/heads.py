@@ -1,12 +1,13 @@
-"""Checkpoints of draft heads: a `config.json` of a few keys, and tensors that mean nothing without their target."""
+"""Checkpoints of draft heads: a config of a few keys, and tensors that mean nothing without their target."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from parlay.checkpoints.files import read_json
+from parlay.checkpoints.files import config_file, read_json
 from parlay.checkpoints.find import find_model
+from parlay.checkpoints.gguf.config import read_gguf_config
 from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig, parse_config
@@ -19,7 +20,7 @@ _PADDING, _SHARE = 128, 100  # rows by which padded vocabularies may differ, or 
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """Where a draft head lies, and its `config.json`."""
+    """Where a draft head lies, and its `config.json`, or what stands for it in a GGUF file."""
 
     path: Path
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -33,10 +34,10 @@ class HeadConfig:
         value = self.raw.get(key)
         value = default if value is None else value
         if value is None:
-            raise ModelError(f"{self.path / 'config.json'} lacks the key {key!r}")
+            raise ModelError(f"{config_file(self.path)} lacks the key {key!r}")
         if type(value) is not int or not least <= value <= _MOST:
             raise ModelError(
-                f"{self.path / 'config.json'}: {key} must be a whole number of at least {least}, not {shown(value)}"
+                f"{config_file(self.path)}: {key} must be a whole number of at least {least}, not {shown(value)}"
             )
         return value
 
@@ -63,7 +64,7 @@ class HeadConfig:
         value = self.raw.get(key)
         value = default if value is None else value
         if not isinstance(value, bool):
-            raise ModelError(f"{self.path / 'config.json'}: {key} must be true or false, not {shown(value)}")
+            raise ModelError(f"{config_file(self.path)}: {key} must be true or false, not {shown(value)}")
         return value
 
     def check_target(self, target: ModelConfig, *, hidden: int | None = None, vocab: int | None = None) -> None:
@@ -96,14 +97,14 @@ def pads(size: int, target: int) -> bool:
 
 
 def read_head(name: str, hub: Hub = DEFAULT) -> HeadConfig:
-    """Find a draft head by directory or by its name on the hub, reading no weights.
+    """Find a draft head by directory, GGUF file or name on the hub, reading no weights.
 
     Raises:
-        ModelError: there is none, or its `config.json` cannot be read.
+        ModelError: there is none, or its config cannot be read.
         ConfigError: a revision of what is not on the hub.
     """
     path = find_model(name, hub)
-    return HeadConfig(path, read_json(path / "config.json"))
+    return HeadConfig(path, read_gguf_config(path) if path.is_file() else read_json(path / "config.json"))
 
 
 def layer_config(head: HeadConfig, raw: dict[str, Any], first: str, names: Collection[str]) -> ModelConfig:

@@ -80,7 +80,7 @@ class Runtime:
         num_blocks, block_size: the pool that its cache layers share with the target's.
         max_rows: most rows it may run in one step to catch up.
         target: the target, whose embedding and output layer a proposer may run; whole even if ranks share its layers.
-        cache: the target's cache layers, for proposers that borrow them.
+        cache: the target's cache layers, for proposers that read or borrow them.
         room: for states, of a target with recurrent layers.
         on_read: called with every tensor of the proposer that was read.
         keep_distributions: whether sampled requests' nodes are drawn with private noise, each with a handle on the

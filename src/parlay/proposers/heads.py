@@ -21,7 +21,7 @@ from parlay.models.heads import HeadConfig, read_head
 from parlay.models.select import stored_kinds
 from parlay.proposers.base import Runtime, Share, TargetInfo, draft_length
 from parlay.proposers.draft_head import DraftHead, Start
-from parlay.proposers.expander import Expander
+from parlay.proposers.expander import MOST_LEVELS, Expander
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, Span, Verdict
 from parlay.types.progress import OnRead, ignore
@@ -141,8 +141,8 @@ class CheckpointHead(DraftHead):
 class HeadProposer(CheckpointHead):
     """A proposer whose every draft follows from one hidden state and one token.
 
-    A subclass computes one level at a time of `_hidden`, from the initial states and the tokens before. Its
-    `describe` also sets `default_length` and `deepest` to how many tokens it can draft in a row.
+    A subclass computes one level at a time of `_hidden`, from the initial states and the tokens before. If there is a
+    limit to how many tokens it can draft in a row, its `describe` also sets `default_length` and `deepest` to that.
     """
 
     def load(self, runtime: Runtime) -> None:
@@ -150,8 +150,9 @@ class HeadProposer(CheckpointHead):
         config = self._target.config
         self._hidden = torch.zeros((MOST_ROWS, config.hidden_size), dtype=self._target.dtype)
         super().load(runtime)
+        self._most = MOST_LEVELS if self.deepest is None else self.deepest
         if not runtime.group.rank:  # the others do not draft
-            self._expander = Expander(self, runtime, self.default_length, config.vocab_size)
+            self._expander = Expander(self, runtime, self._most, config.vocab_size)
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._kernels.embed(states, torch.tensor([start.row for start in turn]), self._hidden[: len(turn)])
@@ -161,6 +162,6 @@ class HeadProposer(CheckpointHead):
     ) -> list[Proposal]:
         """Draft for each request that is to draft."""
         proposals = [NO_PROPOSAL] * len(spans)
-        for start, draft in self._expander.expand([*starts(spans, verdicts, self.default_length)], hidden):
+        for start, draft in self._expander.expand([*starts(spans, verdicts, self._most)], hidden):
             proposals[start.index] = Proposal(draft, start.span.catch_up.state)
         return proposals

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
-from parlay.checkpoints.detect import DRAFT_MODEL, detect
+from parlay.checkpoints.detect import DRAFT_MODEL, detect, formats
 from parlay.checkpoints.find import ASSETS, find_model, target_of
 from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.config import SpeculativeConfig, build
@@ -178,6 +178,8 @@ def resolve_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> Speculative
         )
     if config.method is None:
         return replace(config, method=found or DRAFT_MODEL)
+    if found is not None and config.method == _also(found):
+        return replace(config, method=found)
     whole = found == DRAFT_MODEL and not _needs_checkpoint(config.method)  # a target that is named once more
     if found not in (None, config.method) and not whole:
         raise ConfigError(
@@ -208,6 +210,11 @@ def explain_if_draft_head(model: str, path: Path) -> Iterator[None]:
             f"{shown(model)} is a draft head for the method {shown(found)}, no model by itself; give its target as "
             'the model, and this as speculative_config {"model": ...}'
         ) from None
+
+
+def _also(method: str) -> str | None:
+    """Return what a method is called too, by those who also give its checkpoint."""
+    return getattr(formats.load(method), "ALSO", None) if method in formats.names() else None
 
 
 def _reads_checkpoint(method: str) -> bool:

@@ -73,7 +73,8 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         elif not varied and size_of(file, f"{name}.attention.value_length", head_dim) != head_dim:
             raise ModelError(f"{path}: heads whose values are not as wide as their keys are not served")
         options = _options(file, name, family, head_dim)
-        layers -= file.integer(f"{name}.nextn_predict_layers", 0)
+        further = file.integer(f"{name}.nextn_predict_layers", 0)
+        layers -= further if further < layers else 0  # an assistant has no others
         if family.recurrent:
             options |= _recurrent(file, name, family, layers)
         if family.wide_layers:

@@ -25,6 +25,12 @@ _SOFTCAPS = {
 }
 _GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 
+_GEMMA4 = _WINDOW | {
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_FIXED4 = {"hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0}
+_SCALAR = {"layer_output_scale.weight": "layer_scalar"}
 _WINDOWS = _WINDOW | {"attention.sliding_window_pattern": "sliding_window_pattern"}
 _QWEN_MOE = mixture(feed_forward_length="moe_intermediate_size", weights_norm="norm_topk_prob")
 
@@ -155,20 +161,12 @@ FAMILIES = {
             "proj": "per_layer_projection",
             "post_norm": "post_per_layer_input_norm",
         },
-        options=_WINDOW
+        options=_GEMMA4
         | mixture("num_experts", "top_k_experts", feed_forward_length="moe_intermediate_size")
-        | {
-            "attention.shared_kv_layers": "num_kv_shared_layers",
-            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
-            "final_logit_softcapping": "final_logit_softcapping",
-        },
-        fixed={"hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0},
+        | {"attention.shared_kv_layers": "num_kv_shared_layers"},
+        fixed=_FIXED4,
         varied=True,
-        whole={
-            "layer_output_scale.weight": "layer_scalar",
-            "ffn_gate_inp.scale": "router.scale",
-            "ffn_down_exps.scale": "router.per_expert_scale",
-        },
+        whole=_SCALAR | {"ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale"},
         outer={
             "per_layer_token_embd": "model.embed_tokens_per_layer",
             "per_layer_model_proj": "model.per_layer_model_projection",
@@ -176,6 +174,15 @@ FAMILIES = {
         },
         pieces="gemma4",
         joined_experts=True,
+    ),
+    "gemma4-assistant": Family(
+        "Gemma4AssistantForCausalLM",
+        _GEMMA,
+        options=_GEMMA4 | {"embedding_length_out": "backbone_hidden_size"},
+        fixed=_FIXED4,
+        varied=True,
+        whole=_SCALAR,
+        outer={f"nextn.{name}_projection": f"{name}_projection" for name in ("pre", "post")},
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM",

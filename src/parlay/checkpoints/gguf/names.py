@@ -68,7 +68,7 @@ def names_of(stored: TensorInfo, family: Family, heads: tuple[int, int]) -> dict
         r"blk\.(0|[1-9][0-9]{0,5})\.((?:nextn\.|shortconv\.)?[a-z_0-9]+)\.(weight|bias)", stored.name
     )
     if not layer:
-        part, _, kind = stored.name.partition(".")
+        part, _, kind = stored.name.rpartition(".")
         outer = _OUTER | family.outer
         return {f"{outer[part]}.{kind}" if part in outer else stored.name: Place(stored.name)}
     index, part, kind = layer.groups()

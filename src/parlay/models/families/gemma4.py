@@ -35,11 +35,9 @@ def describe(config: ModelConfig) -> ModelConfig:
     Raises:
         ModelError: an option that is not served.
     """
-    config.only(
-        attention_bias=False,
-        hidden_activation="gelu_pytorch_tanh",
-        use_bidirectional_attention=None,
-    )
+    config.only(attention_bias=False, hidden_activation="gelu_pytorch_tanh")
+    if config.raw.get("use_bidirectional_attention") != "vision":  # which is of images' tokens
+        config.only(use_bidirectional_attention=None)
     windows = config.windows(lambda layer: (layer + 1) % 6 != 0, default=512)
     shared = config.count("num_kv_shared_layers", None) if config.raw.get("num_kv_shared_layers") else 0
     heads = _heads(config, windows, shared)
