@@ -17,15 +17,17 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter
 from random_mixture import VOCAB, add_tokens, blocks
 
-_KINDS = {"q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "bf16": Type.BF16}
+# Q4_K_M is a mix of kinds.
+_KINDS = {"q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "bf16": Type.BF16, "q4_k_m": None}
 
 
 class Hybrid:
     """A file that is being written."""
 
-    def __init__(self, path: Path, arch: str, kind: Type, vocab: int = VOCAB) -> None:
-        """Begin it; matrices are stored as `kind`."""
+    def __init__(self, path: Path, arch: str, kind: Type | None, vocab: int = VOCAB) -> None:
+        """Begin it; matrices are stored as `kind`, or as llama.cpp mixes kinds in Q4_K_M."""
         self._rng, self._kind, self._arch, self.vocab = np.random.default_rng(0), kind, arch, vocab
+        self.layers = 0
         self._writer = GGUFWriter(path, arch)
         add_tokens(self._writer, arch, vocab)
 
@@ -40,12 +42,24 @@ class Hybrid:
 
     def matrix(self, name: str, *sizes: int) -> None:
         """Add a random weight, or a stack of them, that rows are multiplied with."""
-        if self._kind == Type.BF16:
+        kind = self._kind or self._mixed(name)
+        if kind == Type.BF16:
             upper = self._random(0.02, *sizes).view(np.uint32) >> 16
             made = upper.astype(np.uint16).view(np.uint8)
         else:
-            made = blocks(self._rng, self._kind, *sizes)
-        self._writer.add_tensor(f"{name}.weight", made, raw_dtype=self._kind)
+            made = blocks(self._rng, kind, *sizes)
+        self._writer.add_tensor(f"{name}.weight", made, raw_dtype=kind)
+
+    def _mixed(self, name: str) -> Type:
+        """Return a matrix's kind in Q4_K_M: more bits for what counts most, in the outer layers and every third."""
+        if name == "token_embd":
+            return Type.Q6_K
+        _, layer, part = name.split(".", 2)
+        if part == "attn_qkv":
+            return Type.Q5_K
+        outer, index = self.layers // 8, int(layer)
+        more = index < outer or index >= 7 * self.layers // 8 or (index - outer) % 3 == 2
+        return Type.Q6_K if more and part.startswith(("attn_v", "ffn_down")) else Type.Q4_K
 
     def plain(self, name: str, *sizes: int, spread: float = 0.02, around: float = 0.0) -> None:
         """Add random numbers in float32."""
@@ -83,6 +97,7 @@ class Shape:
 
     def sizes(self, file: Hybrid, layers: int) -> None:
         """Add what all architectures have."""
+        file.layers = layers
         file.number("block_count", layers)
         file.number("context_length", 4096)
         file.number("embedding_length", self.hidden)

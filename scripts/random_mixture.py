@@ -93,10 +93,19 @@ def blocks(rng: np.random.Generator, kind: Type, *shape: int) -> np.ndarray:
     made = rng.integers(0, 256, (*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
     if kind == Type.MXFP4:
         made[..., 0] = 119  # 2^-8
+    elif kind == Type.Q6_K:
+        made[..., -2:] = _half(2e-5)
     else:
-        scale = {Type.Q4_0: 0.004, Type.Q8_0: 0.0003}[kind]
-        made[..., :2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+        scale = {Type.Q4_0: 0.004, Type.Q8_0: 0.0003, Type.Q4_K: 0.00015, Type.Q5_K: 0.00007}[kind]
+        made[..., :2] = _half(scale)
+        if kind in (Type.Q4_K, Type.Q5_K):  # what is subtracted, as much as numbers have on average
+            made[..., 2:4] = _half(scale * (7.5 if kind == Type.Q4_K else 15.5))
     return made.reshape(*shape[:-1], -1)
+
+
+def _half(value: float) -> np.ndarray:
+    """Return the bytes of a float16."""
+    return np.frombuffer(np.float16(value).tobytes(), np.uint8)
 
 
 def add_tokens(writer: GGUFWriter, arch: str, count: int = VOCAB) -> None:
