@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
 
-from benchmarks.timed_kernels import TimedKernels
+from benchmarks.timed_kernels import PARTS, TimedKernels
 from parlay.bench.workloads import load_prefixes
 from parlay.config import EngineConfig
 from parlay.drafting.drafting import Drafting
@@ -14,6 +14,7 @@ from parlay.engine.scheduler import Scheduler
 from parlay.engine.step import Worker
 from parlay.explain.work import Work, linear_names, widths, work_of
 from parlay.kv.pool import BlockPool
+from parlay.kv.states import StatePool, begin_on
 from parlay.kv.table import BlockTable
 from parlay.models.select import CausalModel
 from parlay.proposers.base import DeviceProposer, Proposer, Runtime
@@ -22,6 +23,7 @@ from parlay.proposers.methods import none
 from parlay.runner.runner import ModelRunner
 from parlay.text.detokenizer import Detokenizer
 from parlay.text.tokenizer import TextCodec
+from parlay.types.cache import NO_ROOM, StateRoom
 from parlay.types.draft import Draft
 from parlay.types.params import SamplingParams
 
@@ -97,12 +99,15 @@ class Rig:
         blocks = batch * -(-(context + room + length + 2) // config.block_size)
         max_rows = config.max_num_batched_tokens + batch
         spare = scratch_blocks(config.block_size) if proposer.borrows else 0
-        runner = ModelRunner(model, kernels.kernels, blocks + spare, config.block_size)
-        proposer.load(Runtime(kernels.inner, blocks, config.block_size, max_rows, model, runner.cache))
+        places = 2 * batch * max(length, 1)
+        room_for = StateRoom(2 * batch, places) if model.config.style.recurrent is not None else NO_ROOM
+        states = StatePool(room_for) if room_for.slots else None
+        runner = ModelRunner(model, kernels.kernels, blocks + spare, config.block_size, room=room_for)
+        proposer.load(Runtime(kernels.inner, blocks, config.block_size, max_rows, model, runner.cache, room_for))
         self._model, self._kernels = model, kernels
         methods = [Method("method", proposer, length)] if length else []
         drafting = Drafting(methods, share_prefixes=False)
-        self._scheduler = Scheduler(config, BlockPool(blocks, config.block_size), drafting)
+        self._scheduler = Scheduler(config, BlockPool(blocks, config.block_size), drafting, states=states)
         self._worker = Worker(kernels.kernels, runner, proposer if isinstance(proposer, DeviceProposer) else None)
         self._length, self._batch, self._context, self._room = length, batch, context, room
         self._params = SamplingParams(temperature=temperature)
@@ -151,7 +156,7 @@ class Rig:
             seed=number,
             max_tokens=self._room,
             stop_ids=frozenset(),
-            table=BlockTable(self._scheduler.pool, ""),
+            table=BlockTable(self._scheduler.pool, "", begin_on(self._scheduler.states)),
             detokenizer=Detokenizer(self._codec, self._params),
         )
 
@@ -168,8 +173,9 @@ class Rig:
         times, kernels = output.times, self._kernels.take()
         drafting = self._scheduler.drafting.seconds - asked
         config = self._model.config
-        floored = (*linear_names(config).values(), "head", "attention")
-        seconds = {name: kernels.pop(name, 0.0) for name in floored}
+        further = (PARTS, "states") if self._scheduler.states is not None else ()
+        apart = (*linear_names(config).values(), "head", "attention", *further)
+        seconds = {name: kernels.pop(name, 0.0) for name in apart}
         seconds["norms etc."] = sum(kernels[name] for name in kernels if name not in _IN_SAMPLING)
         seconds["sampling"] = times.verify
         seconds["drafting"] = times.propose + drafting

@@ -31,14 +31,20 @@ _COMPONENTS = {
     "grow": "draw",
     "gumbel": "draw",
     "copy_slots": "copy",
+    "causal_conv": "states",
+    "gated_delta": "states",
+    "state_space": "states",
+    "gated_norm": "norm",
 }
+PARTS = "parts of linear layers"
 _NOT_TIMED = frozenset({"careful", "set_threads", "prefetch", "pack_linear", "pack_head"})
 
 
 class TimedKernels:
     """`Kernels` that pass everything on and add up seconds by component; a call costs a microsecond more.
 
-    Linear layers are told apart by their shapes.
+    Linear layers are told apart by their shapes; those of other shapes, such as parts of a recurrent layer's, are
+    a component together.
     """
 
     def __init__(self, inner: Kernels, linears: Mapping[tuple[int, int], str]) -> None:
@@ -88,7 +94,7 @@ class TimedKernels:
         if operation not in ("linear", "expert_linear"):
             return _COMPONENTS.get(operation, operation)
         weight = given[1] if operation == "linear" else given[2][0]
-        return self._linears[weight.outputs, weight.inputs]
+        return self._linears.get((weight.outputs, weight.inputs), PARTS)
 
     def _run(self, component: str, run: Callable[[], None]) -> None:
         if self._tape is not None:

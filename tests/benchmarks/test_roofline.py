@@ -3,9 +3,11 @@
 import dataclasses
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from families import write_family
 
 from benchmarks.machine import Machine, Rates
 from benchmarks.rig import RandomDrafts, Rig
@@ -214,3 +216,12 @@ def test_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("parlay.kernels._native", raising=False)
     with pytest.raises(ConfigError, match="need the native kernels"):
         Machine(size=1)
+
+
+def test_recurrent_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What states take is a component of its own."""
+    path = write_family(tmp_path / "model", "qwen3_5")
+    assert main(["--model", str(path), "--rounds", "1", "--context", "16", "--prompt", "64"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert all(row["components"]["states"]["ms"] > 0 for row in rows)
+    assert all(row["components"]["parts of linear layers"]["ms"] > 0 for row in rows)
