@@ -76,6 +76,11 @@ def test_llamas_of_every_shape(tmp_path: Path, shape: str) -> None:
     assert_as_transformers(make_runner(path), path)
 
 
+def test_biases_beside_experts(tmp_path: Path) -> None:
+    path = write_family(tmp_path, "nemotronh-latents", mlp_bias=True)
+    assert_as_transformers(make_runner(path), path)
+
+
 # In the others torch computes products and hyperbolic tangents, which may or may not be exact on a machine.
 EXACT = (*FAMILIES, *(name for name in OTHERS if name not in ("flexolmo", "vaultgemma")))
 

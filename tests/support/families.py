@@ -594,6 +594,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    "nemotronh-latents": (  # as Nemotron 3 Super
+        "NemotronH",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            **SPACES,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "moe_latent_size": 48,
+            "moe_shared_expert_intermediate_size": 56,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "head_dim": None, "tie_word_embeddings": True}),
     "qwen3moe-weights-as-they-are": (
         "Qwen3Moe",

@@ -88,6 +88,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "granite4-h-experts": {},
     "nemotronh": {},
     "nemotronh-experts": {"n_group": 1, "topk_group": 1},
+    "nemotronh-latents": {},
     "kimilinear": {},
     "gemma4": {},
     "gemma4-inputs": {},

@@ -44,6 +44,7 @@ MODELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "deepseekv3": (DEEPSEEK, {"num_nextn_predict_layers": 1}),
     "deepseekv3-yarn": (DEEPSEEK, {"num_nextn_predict_layers": 1}),
     "nemotronh-experts": (NEMOTRON, {"num_nextn_predict_layers": 1}),
+    "nemotronh-latents": (NEMOTRON, {"num_nextn_predict_layers": 1}),
     "mellum": (DEEPSEEK, {"num_nextn_predict_layers": 1}),
 }
 

@@ -229,9 +229,9 @@ class ModelConfig:
             ]
             products = [product for product in products if product[-1]]
 
-        def network(name: str, inner: int, times: int) -> list[tuple[str, tuple[int, int], int]]:
-            up = ("gate up", (2 * inner, hidden)) if self.style.gated else ("up", (inner, hidden))
-            return [(name + up[0], up[1], times), (f"{name}down", (hidden, inner), times)] if times else []
+        def network(name: str, inner: int, times: int, outer: int = hidden) -> list[tuple[str, tuple[int, int], int]]:
+            up = ("gate up", (2 * inner, outer)) if self.style.gated else ("up", (inner, outer))
+            return [(name + up[0], up[1], times), (f"{name}down", (outer, inner), times)] if times else []
 
         if self.style.widths:
             for width in dict.fromkeys(self.style.widths):
@@ -250,7 +250,9 @@ class ModelConfig:
         if experts is None:
             return [Product(*product, product[-1]) for product in products]
         products += network("shared ", experts.shared, sparse if experts.shared else 0)
-        chosen = network("experts' ", experts.width, sparse * experts.chosen)
+        if width := experts.latent:
+            products += [("experts' latents", (width, hidden), sparse), ("experts' sum", (hidden, width), sparse)]
+        chosen = network("experts' ", experts.width, sparse * experts.chosen, experts.latent or hidden)
         return [Product(*product, product[-1]) for product in products] + [
             Product(*product, sparse * experts.count) for product in chosen
         ]

@@ -27,6 +27,7 @@ from parlay.models.layers import (
     OutputLayer,
     PlainMLP,
     ScaledMLP,
+    SplitLinear,
     whole_linear,
 )
 from parlay.models.moe import ExpertBiases, ExpertsBeside, MixtureOfExperts
@@ -153,6 +154,10 @@ def mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
             shapes[f"{name}{part}.weight"] = outputs, inputs
             if experts.biases:
                 shapes[f"{name}{part}.bias"] = (outputs,)
+    for part, shape in _latent_shapes(config, experts).items():
+        shapes[f"mlp.{part}.weight"] = shape
+        if config.style.mlp_bias:
+            shapes[f"mlp.{part}.bias"] = shape[:1]
     if experts.shared:
         shapes |= _network_shapes(config, "mlp.shared_expert", experts.shared)
     if experts.shared_gate:
@@ -161,8 +166,16 @@ def mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
 
 
 def _expert_shapes(config: ModelConfig, experts: Experts) -> dict[str, tuple[int, int]]:
-    up, down = (experts.width, config.hidden_size), (config.hidden_size, experts.width)
+    outer = experts.latent or config.hidden_size
+    up, down = (experts.width, outer), (outer, experts.width)
     return {**({"gate_proj": up} if config.style.gated else {}), "up_proj": up, "down_proj": down}
+
+
+def _latent_shapes(config: ModelConfig, experts: Experts) -> dict[str, tuple[int, int]]:
+    """Return what projects to the experts' inputs and back, where these are not the hidden state."""
+    if not experts.latent:
+        return {}
+    return {"latent_in": (experts.latent, config.hidden_size), "latent_out": (config.hidden_size, experts.latent)}
 
 
 def _network_shapes(config: ModelConfig, prefix: str, inner: int) -> dict[str, tuple[int, ...]]:
@@ -336,6 +349,15 @@ def _experts(
             for name in ("gate_proj", "up_proj", "down_proj")
         )
         biases = ExpertBiases(read.exact("mlp.gate.bias"), of_gates, of_ups, of_downs)
+    latent = [
+        SplitLinear(
+            kernels,
+            read.weight(f"mlp.{part}.weight"),
+            group,
+            read(f"mlp.{part}.bias") if config.style.mlp_bias else None,
+        )
+        for part in _latent_shapes(config, experts)
+    ]
     return MixtureOfExperts(
         kernels,
         experts,
@@ -350,6 +372,7 @@ def _experts(
         shared=shared,
         shared_gate=shared_gate,
         scales=read.exact("router.per_expert_scale") if experts.beside else None,
+        latent=(latent[0], latent[1]) if latent else None,
     )
 
 

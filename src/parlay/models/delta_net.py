@@ -218,7 +218,7 @@ class DeltaNets:
         shares = pairwise(group.bounds(self.key_heads))
         order = torch.cat([self._value_heads(begin, end) for begin, end in shares])
         linear = SplitLinear(kernels, weight, group)
-        return ReorderedLinear(kernels, linear, group, bounds, order.argsort(), weight.shape[0])
+        return ReorderedLinear(kernels, linear, group, bounds, order.argsort())
 
     def _projections(self, read: TensorReader) -> list[Weight]:
         """Return what projects to queries, keys, values, output gates, and the gates of writing and of decay."""
@@ -248,7 +248,6 @@ class ReorderedLinear:
         linear: of their outputs.
         group, bounds: the ranks, and whose columns are whose.
         order: which of the ranks' heads comes first, second and so on.
-        hidden: outputs.
     """
 
     kernels: Kernels
@@ -256,7 +255,6 @@ class ReorderedLinear:
     group: Group
     bounds: tuple[int, ...]
     order: Tensor
-    hidden: int
 
     def __call__(self, x: Tensor, buffers: Buffers, role: str) -> Tensor:
         """Return `[rows, hidden]` for this rank's heads `x`, in the buffer of `role`."""
@@ -265,7 +263,7 @@ class ReorderedLinear:
         self.group.gather(x, gathered, self.bounds)
         each = (torch.arange(len(x))[:, None] * heads + self.order).reshape(-1)
         self.kernels.embed(gathered.view(len(each), -1), each, ordered.view(len(each), -1))
-        out = buffers(role, self.hidden)
+        out = buffers(role, self.linear.outputs)
         self.linear(ordered, out, buffers(f"{role}, own share", self.linear.width))
         return out
 

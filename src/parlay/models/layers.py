@@ -44,12 +44,13 @@ class SplitLinear:
     Each rank computes its share of the outputs, with the bits of one rank.
 
     Attributes:
+        outputs: of all ranks.
         width: of this rank's share.
     """
 
     def __init__(self, kernels: Kernels, weight: Weight, group: Group, bias: Tensor | None = None) -> None:
         """Keep this rank's share of a weight `[out, in]` and of its bias `[out]`."""
-        self._group, self._bounds = group, group.output_bounds(weight.shape[0])
+        self._group, self.outputs, self._bounds = group, weight.shape[0], group.output_bounds(weight.shape[0])
         begin, end = group.share(self._bounds)
         self.width = end - begin
         self._linear: Linear | None = None

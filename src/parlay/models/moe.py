@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Activation, Kernels
 from parlay.models.context import Buffers, ForwardContext
-from parlay.models.layers import Network
+from parlay.models.layers import Network, SplitLinear
 from parlay.models.style import Experts
 from parlay.parallel.group import ALONE, Group
 from parlay.weights.weight import Weight
@@ -49,6 +49,7 @@ class MixtureOfExperts:
         shared: Network | None = None,
         shared_gate: Weight | None = None,
         scales: Tensor | None = None,
+        latent: tuple[SplitLinear, SplitLinear] | None = None,
     ) -> None:
         """Pack this rank's share of every expert: a step of few rows would leave ranks with whole ones idle.
 
@@ -65,6 +66,8 @@ class MixtureOfExperts:
             shared: what all rows go to.
             shared_gate: `[1, hidden]`, see `Kernels.mix_experts`.
             scales: float32 `[experts]`, see `Kernels.route`.
+            latent: what projects to the experts' inputs, and what projects their sum back; `hidden` above is then the
+                width between.
         """
         hidden, width = down[0].shape
         self._group, self._widths, self._outputs = group, group.output_bounds(width), group.output_bounds(hidden)
@@ -83,7 +86,7 @@ class MixtureOfExperts:
             self._biases = biases.router, gate_up, biases.down[:, slice(*outer)].contiguous()
         self._experts, self._selection_bias, self._activation = experts, selection_bias, activation
         self._scales = scales
-        self._shared = shared
+        self._shared, self._latent, self._width = shared, latent, hidden
         self._shared_gate = None if shared_gate is None else kernels.pack_head(shared_gate)
 
     def __call__(self, x: Tensor, context: ForwardContext, routed: Tensor | None = None) -> Tensor:
@@ -91,22 +94,43 @@ class MixtureOfExperts:
         kernels, buffers, chosen = context.kernels, context.buffers, self._experts.chosen
         rows, hidden = x.shape
         experts, weights = self._route(x if routed is None else routed, context)
-        product = self._inside(x, experts, context)
+        product = self._inside(self._read(x, buffers), experts, context)
         answers = buffers("own answers", chosen * self._outer).view(rows * chosen, self._outer)
         if self._outer:
             kernels.expert_linear(product, experts, self._down, answers)
             if self._biases is not None:
                 kernels.add_embedding(answers, self._biases[2], experts)
-        answers = self._whole(answers, self._outputs, "answers", buffers).view(rows, chosen, hidden)
+        answers = self._whole(answers, self._outputs, "answers", buffers).view(rows, chosen, self._width)
         shared = gate = None
         if self._shared is not None:
             shared = self._shared(x, context)
         if self._shared_gate is not None:
             gate = buffers("shared gate", 1, torch.float32)
             kernels.logits(x, self._shared_gate, gate)
+        if self._latent is not None:
+            return self._back(answers, weights, shared, context)
         out = buffers("mlp", hidden)
         kernels.mix_experts(answers, weights, out, shared, gate)
         return out
+
+    def _back(self, answers: Tensor, weights: Tensor, shared: Tensor | None, context: ForwardContext) -> Tensor:
+        """Return `[rows, hidden]` of experts whose answers are latents, `[rows, chosen, latent]`."""
+        assert self._latent is not None
+        kernels, buffers, back = context.kernels, context.buffers, self._latent[1]
+        mixed, out = buffers("mixed latents", self._width), buffers("experts' sum", back.outputs)
+        kernels.mix_experts(answers, weights, mixed, None, None)
+        back(mixed, out, buffers("own part of experts' sum", back.width))
+        if shared is not None:
+            kernels.add_embedding(out, shared, torch.arange(len(out), dtype=torch.int32))
+        return out
+
+    def _read(self, x: Tensor, buffers: Buffers) -> Tensor:
+        """Return what experts read of rows."""
+        if self._latent is None:
+            return x
+        into, latents = self._latent[0], buffers("experts' latents", self._width)
+        into(x, latents, buffers("own part of latents", into.width))
+        return latents
 
     def _route(self, x: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
         """Return the experts that rows go to, `[rows * chosen]`, and their weights, `[rows, chosen]`."""

@@ -62,6 +62,7 @@ class Experts:
         shared: inner width of an expert that all rows go to; 0 is none.
         shared_gate: its answer is multiplied with the sigmoid of a score of its own.
         biases: the router and the experts have biases.
+        latent: columns of what experts read and give, between two projections; 0 where that is the hidden state.
         beside: they are added to the layer's feed-forward network instead of replacing it, see `ExpertsBeside`.
     """
 
@@ -78,6 +79,7 @@ class Experts:
     shared: int = 0
     shared_gate: bool = False
     biases: bool = False
+    latent: int = 0
     beside: bool = False
 
 

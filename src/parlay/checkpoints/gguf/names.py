@@ -32,6 +32,8 @@ _INNER = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_inp_shexp": "mlp.shared_expert.gate",
+    "ffn_latent_down": "mlp.latent_in",
+    "ffn_latent_up": "mlp.latent_out",
     **{f"ffn_{x}_shexp": f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")},
 }
 # A layer's tensors that are stacked, one an expert; `{}` stands for its number.

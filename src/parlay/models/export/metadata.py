@@ -210,6 +210,7 @@ def _mixture(experts: Experts) -> dict[str, Any]:
         "num_dense_layers": dense,
         "top_k_experts": experts.chosen,
         "moe_shared_expert_intermediate_size": shared,
+        "moe_latent_size": experts.latent or None,
     }
 
 

@@ -22,8 +22,17 @@ _NAMES = {
     "input_layernorm.weight": "norm.weight",
     **{f"self_attn.{x}_proj.{kind}": f"mixer.{x}_proj.{kind}" for x in "qkvo" for kind in ("weight", "bias")},
     **{f"mlp.{x}_proj.{kind}": f"mixer.{x}_proj.{kind}" for x in ("up", "down") for kind in ("weight", "bias")},
-    **{f"mlp.shared_expert.{x}_proj.weight": f"mixer.shared_experts.{x}_proj.weight" for x in ("up", "down")},
+    **{
+        f"mlp.shared_expert.{x}_proj.{kind}": f"mixer.shared_experts.{x}_proj.{kind}"
+        for x in ("up", "down")
+        for kind in ("weight", "bias")
+    },
     **{f"mlp.experts.{{}}.{x}_proj.weight": f"mixer.experts.{{}}.{x}_proj.weight" for x in ("up", "down")},
+    **{
+        f"mlp.latent_{way}.{kind}": f"mixer.{own}_latent_proj.{kind}"
+        for way, own in (("in", "fc1"), ("out", "fc2"))
+        for kind in ("weight", "bias")
+    },
     "mlp.gate.weight": "mixer.gate.weight",
     "mlp.gate.e_score_correction_bias": "mixer.gate.e_score_correction_bias",
     **{f"mamba.{name}": f"mixer.{name}" for name in ("A_log", "D", "dt_bias", "norm.weight")},
@@ -66,7 +75,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     Raises:
         ModelError: an option that is not served.
     """
-    config.only(mlp_hidden_act="relu2", mamba_hidden_act="silu", moe_latent_size=None, sliding_window=None)
+    config.only(mlp_hidden_act="relu2", mamba_hidden_act="silu", sliding_window=None)
     kinds = _kinds(config.raw)
     if len(kinds) != config.num_layers or {*kinds} - {*_LETTERS.values()}:
         raise ModelError(
@@ -115,6 +124,7 @@ def _experts(config: ModelConfig, sparse: tuple[bool, ...]) -> Experts:
         kept_groups=config.count("topk_group", 1),
         factor=config.number("routed_scaling_factor", 1.0),
         shared=config.count("moe_shared_expert_intermediate_size", 7688),
+        latent=config.count("moe_latent_size", None) if config.raw.get("moe_latent_size") else 0,
     )
     config.check_experts(found)
     return found
