@@ -38,6 +38,9 @@ class MTPNames:
         inner: what the files call tensors in the layer, where it is not as in the model's own layers; `{}` in these
             stands for the number of each expert.
         window: whether it is like a layer with a window, if the model has windows.
+        dense: whether it has a feed-forward network, if the model has experts.
+        state_first: whether the projection reads the state before the embedding.
+        unnormed: whether the state that it reads is the model's before its final norm; its own is normed in any case.
     """
 
     layer: str
@@ -47,6 +50,9 @@ class MTPNames:
     norm: str
     inner: Mapping[str, str] = field(default_factory=dict)
     window: bool = False
+    dense: bool = False
+    state_first: bool = False
+    unnormed: bool = False
 
     def of(self, number: int, before: str = "") -> "MTPNames":
         """Return the names of the layer with a number, which some exporters put something `before`."""
@@ -142,7 +148,7 @@ def plan_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer:
 def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:
     index = _alike(config, names)
     style, kept, prefix = config.style, slice(index, index + 1), f"model.layers.{index}."
-    experts = style.experts
+    experts = None if names.dense else style.experts
     if experts is not None:
         experts = replace(experts, sparse=(True,))
     style = replace(
