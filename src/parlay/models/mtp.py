@@ -142,6 +142,8 @@ def plan_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer:
     Raises:
         ModelError: the model has no layer that it could be like.
     """
+    if config.style.heads or config.style.layer_inputs:
+        raise ModelError(f"the layers of {config.path} read what others keep; none can predict further tokens")
     return _layer(config, known.of(config.num_layers))
 
 
@@ -173,16 +175,15 @@ def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:
 def _alike(config: ModelConfig, names: MTPNames) -> int:
     """Return the number of the last of the model's layers that it is like."""
     style = config.style
-    alike = [
+    attends = [
         i
         for i in range(config.num_layers)
-        if not (style.recurrent and style.recurrent.layers[i])
-        and not (style.networks and style.networks[i])
-        and not (style.windows and bool(style.windows[i]) != names.window)
+        if not (style.recurrent and style.recurrent.layers[i]) and not (style.networks and style.networks[i])
     ]
-    if not alike:
+    if not attends:
         raise ModelError(f"{config.path} has no layer of attention alone, and no layer can predict further tokens")
-    return alike[-1]
+    alike = [i for i in attends if not style.windows or bool(style.windows[i]) == names.window]
+    return (alike or attends)[-1]
 
 
 def _moved(own: str | Piece, name: str, prefix: str, to: str) -> str | Piece:
