@@ -33,6 +33,19 @@ NEMOTRON = {
     "final_layernorm.weight": "mtp.layers.1.final_layernorm.weight",
     "blocks.": "mtp.layers.",
 }
+ERNIE = {
+    "enorm.weight": "model.mtp_emb_norm.0.weight",
+    "hnorm.weight": "model.mtp_hidden_norm.0.weight",
+    "eh_proj.weight": "model.mtp_linear_proj.0.weight",
+    "block.": "model.mtp_block.0.",
+}
+MIMO = {
+    "enorm.weight": "model.mtp_layers.0.token_layernorm.weight",
+    "hnorm.weight": "model.mtp_layers.0.hidden_layernorm.weight",
+    "eh_proj.weight": "model.mtp_layers.0.input_proj.weight",
+    "norm.weight": "model.mtp_layers.0.final_layernorm.weight",
+    "block.": "model.mtp_layers.0.",
+}
 # By families of `families.FAMILIES`: the names, and what the config says of the layer.
 MODELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "qwen3_5": (QWEN, {"mtp_num_hidden_layers": 1}),
@@ -46,6 +59,8 @@ MODELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "nemotronh-experts": (NEMOTRON, {"num_nextn_predict_layers": 1}),
     "nemotronh-latents": (NEMOTRON, {"num_nextn_predict_layers": 1}),
     "mellum": (DEEPSEEK, {"num_nextn_predict_layers": 1}),
+    "ernie4_5_moe": (ERNIE, {"num_nextn_predict_layers": 1}),
+    "qwen2": (MIMO, {"num_nextn_predict_layers": 1, "architectures": ["MiMoForCausalLM"], "model_type": "mimo"}),
 }
 
 
@@ -73,6 +88,7 @@ def load(path: Path) -> Any:
     import transformers
 
     architecture = json.loads((path / "config.json").read_text())["architectures"][0]
+    architecture = architecture.replace("MiMo", "Qwen2")  # which it is
     return getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32).eval()
 
 
@@ -137,6 +153,40 @@ class OfTwoBlocks(torch.nn.Module):
         return out
 
 
+class ByFormula(torch.nn.Module):
+    """Those of models that transformers has without: formulas of their authors' code, around one of its layers.
+
+    Sources: PaddlePaddle's FastDeploy, `Ernie4_5_MTPModel`; XiaomiMiMo/MiMo-7B-Base, `modeling_mimo.py`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        from transformers.models.ernie4_5.modeling_ernie4_5 import Ernie4_5DecoderLayer
+        from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+
+        config, body = model.config, model.get_decoder()
+        ernie, width = type(model).__name__.startswith("Ernie"), config.hidden_size
+        norm = type(body.norm)
+        self.enorm, self.hnorm = (norm(width, eps=config.rms_norm_eps) for _ in range(2))
+        self.eh_proj = torch.nn.Linear(2 * width, width, bias=False)
+        self.block = (Ernie4_5DecoderLayer if ernie else Qwen2DecoderLayer)(config, 0)
+        if not ernie:
+            self.norm = norm(width, eps=config.rms_norm_eps)
+        self._last, self._state_first = [body.norm if ernie else self.norm], not ernie
+        self._body = [body]  # in lists: no part of its state
+        self.float().eval()
+
+    def forward(self, ids: Tensor, hidden: Tensor) -> Tensor:
+        body = self._body[0]
+        pair = [self.enorm(body.embed_tokens(ids)), self.hnorm(hidden)]
+        x = self.eh_proj(torch.cat(pair[::-1] if self._state_first else pair, dim=-1))
+        positions = torch.arange(ids.shape[1])[None]
+        later = torch.full((ids.shape[1],) * 2, -torch.inf).triu(1)[None, None]
+        x = self.block(x, position_embeddings=body.rotary_emb(x, positions), attention_mask=later)
+        out: Tensor = self._last[0](x)
+        return out
+
+
 class OfOne(torch.nn.Module):
     """Everyone else's."""
 
@@ -157,8 +207,11 @@ class OfOne(torch.nn.Module):
         return out
 
 
-def _layer_of(model: Any) -> OfOne | OfTwoBlocks:
-    return (OfTwoBlocks if "NemotronH" in type(model).__name__ else OfOne)(model)
+def _layer_of(model: Any) -> OfOne | OfTwoBlocks | ByFormula:
+    kind = type(model).__name__
+    if kind.startswith(("Ernie", "Qwen2")):
+        return ByFormula(model)
+    return (OfTwoBlocks if "NemotronH" in kind else OfOne)(model)
 
 
 class Reference:
@@ -167,6 +220,7 @@ class Reference:
     def __init__(self, path: Path) -> None:
         """Load a checkpoint that `write_mtp` has written."""
         self.model = load(path)
+        self.unnormed = "MiMo" in (path / "config.json").read_text()
         self.layer = _layer_of(self.model)
         self.layer.load_state_dict(load_file(_kept(path)))
 
@@ -176,7 +230,7 @@ class Reference:
 
         The third are the target's states of the others, `[tokens - 1, hidden]`.
         """
-        first = hidden = self.model.get_decoder()(torch.tensor([tokens[:-1]])).last_hidden_state
+        first = hidden = self._states(torch.tensor([tokens[:-1]]))
         text, logits = list(tokens), []
         for _ in range(count):
             out = self.layer(torch.tensor([text[1:]]), hidden)[:, -1:]
@@ -184,3 +238,13 @@ class Reference:
             text.append(int(logits[-1].argmax()))
             hidden = torch.cat((hidden, out), dim=1)
         return text[len(tokens) :], torch.stack(logits), first[0]
+
+    def _states(self, tokens: Tensor) -> Tensor:
+        """Return the states of tokens that the layer reads, `[1, tokens, hidden]`."""
+        body, seen = self.model.get_decoder(), list[Tensor]()
+        hook = body.register_forward_pre_hook(lambda *given: None)
+        if self.unnormed:
+            hook = body.norm.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+        last: Tensor = body(tokens).last_hidden_state
+        hook.remove()
+        return seen[0] if seen else last

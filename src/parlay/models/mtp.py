@@ -38,6 +38,9 @@ class MTPNames:
         inner: what the files call tensors in the layer, where it is not as in the model's own layers; `{}` in these
             stands for the number of each expert.
         window: whether it is like a layer with a window, if the model has windows.
+        dense: whether it has a feed-forward network, if the model has experts.
+        state_first: whether the projection reads the state before the embedding.
+        unnormed: whether the state that it reads is the model's before its final norm; its own is normed in any case.
     """
 
     layer: str
@@ -47,6 +50,9 @@ class MTPNames:
     norm: str
     inner: Mapping[str, str] = field(default_factory=dict)
     window: bool = False
+    dense: bool = False
+    state_first: bool = False
+    unnormed: bool = False
 
     def of(self, number: int, before: str = "") -> "MTPNames":
         """Return the names of the layer with a number, which some exporters put something `before`."""
@@ -136,13 +142,15 @@ def plan_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer:
     Raises:
         ModelError: the model has no layer that it could be like.
     """
+    if config.style.heads or config.style.layer_inputs:
+        raise ModelError(f"the layers of {config.path} read what others keep; none can predict further tokens")
     return _layer(config, known.of(config.num_layers))
 
 
 def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:
     index = _alike(config, names)
     style, kept, prefix = config.style, slice(index, index + 1), f"model.layers.{index}."
-    experts = style.experts
+    experts = None if names.dense else style.experts
     if experts is not None:
         experts = replace(experts, sparse=(True,))
     style = replace(
@@ -167,16 +175,15 @@ def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:
 def _alike(config: ModelConfig, names: MTPNames) -> int:
     """Return the number of the last of the model's layers that it is like."""
     style = config.style
-    alike = [
+    attends = [
         i
         for i in range(config.num_layers)
-        if not (style.recurrent and style.recurrent.layers[i])
-        and not (style.networks and style.networks[i])
-        and not (style.windows and bool(style.windows[i]) != names.window)
+        if not (style.recurrent and style.recurrent.layers[i]) and not (style.networks and style.networks[i])
     ]
-    if not alike:
+    if not attends:
         raise ModelError(f"{config.path} has no layer of attention alone, and no layer can predict further tokens")
-    return alike[-1]
+    alike = [i for i in attends if not style.windows or bool(style.windows[i]) == names.window]
+    return (alike or attends)[-1]
 
 
 def _moved(own: str | Piece, name: str, prefix: str, to: str) -> str | Piece:

@@ -83,7 +83,7 @@ def rollout_context(config: ModelConfig, rollout: Rollout, rows: int) -> Forward
     return ForwardContext(
         kernels=DifferentiableKernels(rollout, origins),
         positions=(origins + len(rollout.keys)).reshape(-1),
-        slots=nothing,
+        slots=torch.arange(rows, device=starts.device),
         view=AttentionView(*(nothing,) * 6),
         cache=(LayerCache(shape, shape),),
         buffers=FreshBuffers(rows, starts.device),
@@ -167,7 +167,7 @@ class DifferentiableKernels(ReferenceKernels):
         if q_norm is not None and k_norm is not None:
             q, k = _rms(q, q_norm, eps), _rms(k, k_norm, eps)
         q_out.copy_(q)
-        if kv_heads:  # otherwise queries alone turn once more
+        if slots[0] >= 0:
             self._keep(k, v)
 
     def latent_store(  # noqa: D102

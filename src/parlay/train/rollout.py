@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 
 from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
@@ -88,10 +88,11 @@ class Rollout:
         if window:
             hidden = hidden | (each <= origins + node - window)
             own = [k for m, k in enumerate(own, start=1) if m > node - window]
-        scores = (grouped @ first.transpose(-1, -2)).float().masked_fill(hidden, -torch.inf)
+        scores = (grouped @ first.transpose(-1, -2)).float()
         scores = torch.cat([scores, *((grouped * k).sum(-1, keepdim=True).float() for k in own)], -1)
         if cap:
             scores = cap * torch.tanh(scores / cap)
+        scores = scores.masked_fill(pad(hidden, (0, len(own))), -torch.inf)
         if sinks is not None:
             sink = sinks.view(1, scores.shape[1], -1, 1, 1).expand(*scores.shape[:-1], 1)
             scores = torch.cat([scores, sink], -1)

@@ -10,6 +10,7 @@ from parlay.checkpoints.pieces import Piece
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.families import ernie4_5
+from parlay.models.mtp import MTPNames
 from parlay.models.style import Experts
 
 _NAMES = {
@@ -17,6 +18,15 @@ _NAMES = {
     for name in ("gate", "up", "down")
     for kind in ("weight", "bias")
 }
+# Its layer for further tokens ends with the model's own norm.
+MTP = MTPNames(
+    layer="model.mtp_block.0.",
+    join="model.mtp_linear_proj.0.weight",
+    token_norm="model.mtp_emb_norm.0.weight",
+    state_norm="model.mtp_hidden_norm.0.weight",
+    norm="model.norm.weight",
+    dense=True,
+)
 _BIAS = {"mlp.gate.e_score_correction_bias": Piece("mlp.moe_statics.e_score_correction_bias", 0, 1)}
 
 

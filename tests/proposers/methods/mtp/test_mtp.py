@@ -64,13 +64,13 @@ def test_drafts_are_those_of_transformers(
         blocks, params = tuple(range(BLOCKS)), Params(temperature=0)
         span = Span(0, tuple(before), 0, blocks, 0, params, sample=True, remaining=99, catch_up=ask)
         scored.clear()
-        (proposal,) = head.propose([span], [Verdict((newest,))], hidden)
+        (proposal,) = head.propose([span], [Verdict((newest,))], hidden, hidden[None] if head.taps else None)
         assert list(proposal.draft.tokens) == chain
         if not recorded:
             torch.testing.assert_close(torch.cat(scored), logits, **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5moe", "glm4moelite", "mellum"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5moe", "glm4moelite", "mellum", "qwen2"])
 def test_same_tokens(model: Callable[[str], Path], name: str) -> None:
     given: dict[str, Any] = {"max_tokens": 24, "logprobs": 1, "ignore_eos": True}
     asks = [

@@ -6,7 +6,7 @@ Names of tensors are those of `parlay.models.mtp`.
 from collections.abc import Mapping
 from typing import Any
 
-_JOINS = (".eh_proj.weight", "mtp.fc.weight")
+_JOINS = (".eh_proj.weight", "mtp.fc.weight", ".mtp_linear_proj.0.weight", ".mtp_layers.0.input_proj.weight")
 _TRUNK = (".layers.0.mlp.down_proj.weight", "blk.0.attn_norm.weight", ".layers.0.input_layernorm.weight")
 
 

@@ -38,6 +38,7 @@ class FurtherLayer:
             group: the ranks that share it.
         """
         names = layer.names
+        self._token_at, self._state_at = (1, 0) if names.state_first else (0, 1)
         self._norm = norm_of(layer.config)
         self._join = SplitLinear(kernels, weights.read_weight(names.join, dtype), group)
         self._token_norm, self._state_norm, self._last_norm = (
@@ -54,8 +55,8 @@ class FurtherLayer:
             context: where the rows stand and what they see.
         """
         kernels, width = context.kernels, state.shape[1]
-        self._norm(kernels, pair[0], None, self._token_norm, pair[0])
-        self._norm(kernels, state, None, self._state_norm, pair[1])
+        self._norm(kernels, pair[0], None, self._token_norm, pair[self._token_at])
+        self._norm(kernels, state, None, self._state_norm, pair[self._state_at])
         joined = context.buffers("joined", 2 * width)
         side_by_side(pair, kernels, joined)
         residual = context.buffers("residual", width)

@@ -91,6 +91,8 @@ class Proposer(FeatureHead):
                 "leave the method out, or take one that needs no weights, such as 'suffix'"
             )
         self._layer, self.config = layer, layer.config
+        if layer.names.unnormed:
+            self.taps = (config.num_layers,)
         if options.quantization == "auto":
             self._storage = config.storage  # as the other layers
         return HeadConfig(path, config.raw)
@@ -112,8 +114,8 @@ class Proposer(FeatureHead):
         self._further = FurtherLayer(self._layer, weights, dtype, tables, kernels, group)
 
     def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
-        """Return the state after the final norm."""
-        return hidden[None]
+        """Return the state after the final norm, or the one before it."""
+        return super().sources(hidden, tapped) if self.taps else hidden[None]
 
     def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         context.kernels.embed(parts[0], torch.arange(len(state)), state)

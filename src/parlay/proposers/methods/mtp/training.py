@@ -36,6 +36,8 @@ class Trainee(RolloutTrainee):
     def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
         self._layer, self._output = possible_mtp_layer(self.config), teacher.output()
+        if self._layer.names.unnormed:
+            teacher.tap((self.config.num_layers,))
         self._tables = layer_tables(self._layer.config, teacher.longest)[0]
         first = _first_weights(self.config, self._layer)
         self._names = tuple(first)
@@ -47,7 +49,7 @@ class Trainee(RolloutTrainee):
         possible_mtp_layer(target)
 
     def begin(self, lesson: Lesson) -> Tensor:  # noqa: D102
-        return lesson.hidden
+        return lesson.tapped[0] if self._layer.names.unnormed else lesson.hidden
 
     def draft(self, lesson: Lesson) -> Iterator[DraftStep]:  # noqa: D102
         yield from super().draft(lesson)

@@ -1,0 +1,15 @@
+"""MiMo-7B (Xiaomi LLM-Core team 2025, arXiv 2505.07608): a Qwen2 with a layer for further tokens."""
+
+from parlay.models.families import qwen2
+from parlay.models.mtp import MTPNames
+
+describe = qwen2.describe
+MTP = MTPNames(
+    layer="model.mtp_layers.0.",
+    join="model.mtp_layers.0.input_proj.weight",
+    token_norm="model.mtp_layers.0.token_layernorm.weight",
+    state_norm="model.mtp_layers.0.hidden_layernorm.weight",
+    norm="model.mtp_layers.0.final_layernorm.weight",
+    state_first=True,
+    unnormed=True,
+)
