@@ -88,7 +88,10 @@ KINDS: dict[str, list[tuple[dict[str, Any], dict[str, Tensor], str]]] = {
         ({"architectures": ["MuseGlimmerAssistantModel"]}, {}, ""),
         ({"speculators_model_type": "dflash", "architectures": ["DFlashSpeculator"]}, {}, ""),
     ],
-    "dflash2": [({"architectures": ["DFlash2DraftModel"]}, {}, "")],
+    "dflash2": [
+        ({"architectures": ["DFlash2DraftModel"]}, {}, ""),
+        ({"speculators_model_type": "dflash2"}, {}, ""),
+    ],
     "dspark": [
         ({"architectures": ["Qwen3DSparkModel"]}, {}, ""),
         ({"speculators_model_type": "dspark"}, {}, ""),
@@ -102,7 +105,7 @@ KINDS: dict[str, list[tuple[dict[str, Any], dict[str, Tensor], str]]] = {
     ],
 }
 CASES = [(kind, i) for kind, cases in KINDS.items() for i in range(len(cases))]
-SERVED = {"dflash", "dspark", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"}
+SERVED = {"dflash", "dflash2", "dspark", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"}
 
 
 @pytest.mark.parametrize(("kind", "number"), CASES)

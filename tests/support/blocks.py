@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,16 @@ class BlockTwin:
     def _layer(self, i: int, rows: Tensor, context: Tensor) -> Tensor:
         part = f"layers.{i}."
         x = rms(rows, self.tensors[f"{part}input_layernorm.weight"], self.eps)
-        rows = rows + self._attention(i, x, context)
+        rows = rows + self.around(f"{part}attention_conv.", x, lambda y: self._attention(i, y, context))
         x = rms(rows, self.tensors[f"{part}post_attention_layernorm.weight"], self.eps)
         gate, up, down = (self.tensors[f"{part}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-        return rows + linear(silu(linear(x, gate)) * linear(x, up), down)
+        return rows + self.around(
+            f"{part}mlp_conv.", x, lambda y: linear(silu(linear(y, gate)) * linear(y, up), down)
+        )
+
+    def around(self, name: str, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what a part of a layer makes of a block's rows, and of what may be around it."""
+        return part(x)
 
     def _heads(self, layer: int, letter: str, x: Tensor, positions: Tensor) -> Tensor:
         raw, name = self.layers, f"layers.{layer}.self_attn.{letter}_"
@@ -205,6 +211,43 @@ class SparkTwin(BlockTwin):
         return linear(read, weight, self.tensors["confidence_head.proj.bias"]).sigmoid()
 
 
+class WalkTwin(BlockTwin):
+    """A head with convolutions along a block, which walks along the likeliest tokens of each place."""
+
+    def around(self, name: str, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        base, weight = self.tensors[f"{name}base_kernel"], self.tensors[f"{name}kernel_projection.weight"]
+        own = linear(x, weight).view(len(x), 2, base.shape[1], -1)
+        return self.convolve(part(self.convolve(x, own[:, 0], base[0])), own[:, 1], base[1])
+
+    def convolve(self, x: Tensor, own: Tensor, base: Tensor) -> Tensor:
+        """Return a block's rows with coefficients that they share, `[taps, d]`, and their own, `[rows, taps, g]`."""
+        out = torch.zeros_like(x)
+        for row in range(len(x)):
+            for tap in range(min(len(base), row % self.block + 1)):
+                shared = own[row, tap].repeat_interleave(x.shape[1] // own.shape[2])
+                out[row] += (base[tap] + shared) * x[row - tap]
+        return out
+
+    def chain(
+        self, tokens: Sequence[int], known: Tensor, length: int, choose: Any = likeliest
+    ) -> tuple[list[int], list[Tensor]]:
+        guesses, scores, before = [], [], tokens[-1]
+        for i, state in enumerate(self.predicting(tokens, known)[:length]):
+            scores.append(self.walked(self.logits(state), state, before))
+            before = self.token(choose(scores[-1], len(tokens) + i, self.ids))
+            guesses.append(before)
+        return guesses, scores
+
+    def walked(self, logits: Tensor, state: Tensor, before: int) -> Tensor:
+        """Return a row's scores `[D]` after a token: minus infinity but for the candidates."""
+        t, name = self.tensors, "candidate_selector."
+        gate = t[f"{name}predecessor_codebook"][before] * linear(state, t[f"{name}hidden_projection.weight"])
+        out = torch.full_like(logits, -math.inf)
+        for place in logits.argsort(descending=True)[: self.raw["selector_top_k"]].tolist():
+            out[place] = logits[place] + t[f"{name}successor_codebook"][self.token(place)] @ gate
+        return out
+
+
 def assert_right(llm: LLM, twin: BlockTwin, drafts: dict[Known, Noted], most: int = 40) -> None:
     """Compare drafts, by the known tokens that each follows, with the twin's; a spread of them if they are many."""
     head, own = head_of(llm), llm.engine._worker._runner
@@ -295,6 +338,27 @@ def markov_tensors(kind: str, hidden: int, rank: int, vocab: int, drafted: int, 
         name: torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if "_w" not in name else 1.0)
         for name, shape in shapes.items()
     }
+
+
+def walk_tensors(
+    hidden: int, vocab: int, *, layers: int = 2, taps: int = 2, group: int = 8, rank: int = 6, seed: int = 8
+) -> Tensors:
+    """Return random tensors of convolutions along a block, and of what scores its candidates."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "candidate_selector.predecessor_codebook": (vocab, rank),
+        "candidate_selector.successor_codebook": (vocab, rank),
+        "candidate_selector.hidden_projection.weight": (rank, hidden),
+    }
+    for i in range(layers):
+        for name in ("attention_conv", "mlp_conv"):
+            shapes[f"layers.{i}.{name}.base_kernel"] = (2, taps, hidden)
+            shapes[f"layers.{i}.{name}.kernel_projection.weight"] = (2 * taps * (hidden // group), hidden)
+    generator = torch.Generator().manual_seed(seed)
+    found = {name: torch.randn(shape, generator=generator) * shape[-1] ** -0.5 for name, shape in shapes.items()}
+    for name, tensor in found.items():
+        if name.endswith("base_kernel"):
+            tensor[:, 0] += 1  # little but the rows themselves
+    return found
 
 
 def near_sighted(config: dict[str, Any], *, seed: int = 0) -> Tensors:

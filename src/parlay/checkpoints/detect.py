@@ -15,7 +15,6 @@ from parlay.registry import Registry
 
 # Heads that are not supported, by a lower-case part of their architecture or model type; the first match counts.
 _OTHERS = {
-    "dflash2": "dflash2",
     "arcticmlp": "arctic",
     "arcticlstm": "arctic",
     "mlpvariantspeculator": "arctic",

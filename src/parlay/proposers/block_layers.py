@@ -121,11 +121,11 @@ def _norm(letter: str, config: ModelConfig, read: TensorReader) -> Tensor | None
 class Around(Protocol):
     """What is done to a block's rows before a part of a layer reads them, and to what that part makes of them."""
 
-    def before(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """Return what the part reads, for normalised rows `[rows, hidden]`."""
+    def before(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what the part reads, for normalised rows `[rows, hidden]`, and what `after` needs of them."""
         ...
 
-    def after(self, out: Tensor, context: ForwardContext) -> Tensor:
+    def after(self, out: Tensor, needed: Tensor | None) -> Tensor:
         """Return what joins the residual stream, for the part's output `[rows, hidden]`."""
         ...
 
@@ -133,10 +133,10 @@ class Around(Protocol):
 class Plain:
     """Nothing is done."""
 
-    def before(self, x: Tensor, context: ForwardContext) -> Tensor:  # noqa: D102
-        return x
+    def before(self, x: Tensor) -> tuple[Tensor, Tensor | None]:  # noqa: D102
+        return x, None
 
-    def after(self, out: Tensor, context: ForwardContext) -> Tensor:  # noqa: D102
+    def after(self, out: Tensor, needed: Tensor | None) -> Tensor:  # noqa: D102
         return out
 
 
@@ -182,6 +182,8 @@ class BlockLayer:
             kernels.rms_norm(residual, self._before, self._eps, x)
         else:
             kernels.add_rms_norm(residual, delta, self._before, self._eps, x)
-        mixed = attention.after(self._attention(attention.before(x, context), context, cache), context)
+        read, needed = attention.before(x)
+        mixed = attention.after(self._attention(read, context, cache), needed)
         kernels.add_rms_norm(residual, mixed, self._after, self._eps, x)
-        return network.after(self._mlp(network.before(x, context), context), context)
+        read, needed = network.before(x)
+        return network.after(self._mlp(read, context), needed)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -126,9 +127,11 @@ class FeatureHead(CheckpointHead):
     Attributes:
         config: of the head's layers.
         output: the target's output layer, for a head without one.
+        records: whether all that its layers compute is kernels'.
     """
 
     pairs = True
+    records: ClassVar[bool] = True
     config: ModelConfig
     output: DraftOutput | None = None
 
@@ -201,13 +204,14 @@ class FeatureHead(CheckpointHead):
             before = [allocate_states(spec, runtime.room, dtype) for _ in range(count)]
             self._before = _Before(runtime.kernels, before, spec.channels, dtype)
         self._memory = Buffers(MOST_ROWS, dtype)  # shared by all recordings, of which one runs at a time
-        self._recorded = group.size == 1
+        self._recorded = group.size == 1 and self.records
         if group.rank:  # which does not draft
             return
         self._passes: dict[tuple[int, int], _RecordedPass] = {}
         self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of the requests that draft
         self._spare, self._every = torch.zeros_like(self._state), torch.arange(MOST_ROWS)
-        self._expander = Expander(self, runtime, MOST_LEVELS, self._target.config.vocab_size)
+        vocab_size = self._target.config.vocab_size
+        self._expander = Expander(self, runtime, MOST_LEVELS, vocab_size, records=self.records)
         self._slots = DraftSlots(self._expander.tokens, runtime.num_blocks, runtime.block_size, pairs=True)
 
     # ------------------------------------------------------------------------------------------------- proposing

@@ -8,7 +8,7 @@ the next token; belief, budgets and lengths go by that instead of the draft's ow
 Loses where the target's output layer is most of a draft's cost, as in small models with large vocabularies.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,8 +18,7 @@ from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError, shown
 from parlay.models.layers import OutputLayer
 from parlay.proposers.base import Runtime
-from parlay.proposers.block_head import BlockHead
-from parlay.proposers.draft_head import Start
+from parlay.proposers.block_walk import BlockWalk
 from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.dspark import format as form
 from parlay.proposers.methods.dspark.markov import KINDS, Inner, Markov
@@ -31,13 +30,11 @@ __all__ = ["EMBEDDED", "Options", "Proposer"]
 EMBEDDED: Mapping[str, Any] | None = None
 
 
-class Proposer(BlockHead):
+class Proposer(BlockWalk):
     """Drafts the tokens of a block one after another, from states that are computed at once."""
 
     source = "dspark"
-    recordable = False  # what follows the pass over the block
     first_predicts = True
-    logit_rows = 3 * MOST_ROWS
 
     def further(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:  # noqa: D102
         head, settings, names = self.head, self.blocks.settings, weights.names
@@ -87,49 +84,31 @@ class Proposer(BlockHead):
             offset = form.CONFIDENCE_BIAS in weights.names
             added = weights.read(form.CONFIDENCE_BIAS, torch.float32) if offset else torch.zeros(1)
             self._confidence = Inner(weights.read(form.CONFIDENCE, torch.float32), added)
-        self._base, self._logits = torch.zeros((2, MOST_ROWS, self.columns))
         self._along, self._spare_along = torch.zeros((2, MOST_ROWS, self._rank))
         self._trust = torch.zeros(MOST_ROWS)
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        super().begin(turn, states, width)
-        self._width, self._levels = width, turn[0].length
+    def enter_blocks(self, requests: int, before: Tensor) -> None:  # noqa: D102
+        self._along[:requests] = 0
+        if self._markov is not None and self._kind == "rnn" and not self.blocks.anchored:
+            # It was trained along all rows, of which the first then predicts nothing.
+            first = self._block_states[torch.arange(requests) * self.blocks.block]
+            self._markov.step(self._markov.entries(before), first, self._along[:requests])
 
     def gather(self, level: int, origin: Tensor) -> None:  # noqa: D102
         self._spare_along[: len(origin)] = self._along[origin]
         self._along[: len(origin)] = self._spare_along[: len(origin)]
 
-    def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
-        request = torch.arange(rows) // (self._width if level else 1)
-        if level == 0:
-            self._begin_blocks(rows)
-        places = request * self._levels + level
-        hidden = self._block_states[self.rows_at(level * MOST_ROWS + request)]
-        logits: Tensor = self._logits[:rows]
+    def revise(self, before: Tensor, hidden: Tensor, base: Tensor, out: Tensor) -> None:  # noqa: D102
+        rows, entries = len(before), hidden[:, :0]
         if self._markov is None:
-            logits.copy_(self._base[places])
-            before = hidden[:, :0]
+            out.copy_(base)
         else:
-            before = self._markov.entries(self._expander.tokens[level, :rows])
-            self._markov.bias(before, hidden, self._along[:rows], logits)
-            logits += self._base[places]
+            entries = self._markov.entries(before)
+            self._markov.bias(entries, hidden, self._along[:rows], out)
+            out += base
         if self._confidence is not None:
-            read = (hidden, before) if self._with_before else (hidden,)
+            read = (hidden, entries) if self._with_before else (hidden,)
             self._trust[:rows] = self._confidence(*read).view(-1).sigmoid()
-        return logits
-
-    def _begin_blocks(self, requests: int) -> None:
-        """Compute the logits of all rows that are drafted from, and where a recurrent network begins."""
-        levels = torch.arange(self._levels)[None] * MOST_ROWS
-        places = (levels + torch.arange(requests)[:, None]).view(-1)
-        states = self._block_states[self.rows_at(places)]
-        self._base[: len(places)] = self.logits(states)
-        self._along[:requests] = 0
-        if self._markov is not None and self._kind == "rnn" and not self.blocks.anchored:
-            # It was trained along all rows, of which the first then predicts nothing.
-            first = self._block_states[torch.arange(requests) * self.blocks.block]
-            before = self._markov.entries(self._expander.tokens[0, :requests])
-            self._markov.step(before, first, self._along[:requests])
 
     def confidence(self, level: int, rows: int) -> Tensor | None:  # noqa: D102
         return None if self._confidence is None else self._trust[:rows]
