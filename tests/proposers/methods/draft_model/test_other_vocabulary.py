@@ -9,6 +9,7 @@ import pytest
 from asking import CODE, accepted, assert_same, preempt_every_third_step, run, with_params
 from checkpoints import write_llama
 from conftest import DTYPES, MakeLLM, Pair, Plain
+from families import write_family
 from gguf_files import write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -373,6 +374,12 @@ def test_no_token_in_common(make_llm: MakeLLM, tmp_path: Path, way: str) -> None
     (draft / "tokenizer.json").write_text(json.dumps(raw))
     with pytest.raises(ModelError, match="shares none of its tokens; take a draft model whose tokenizer"):
         make_llm(speculative_config=config(draft, way))
+
+
+def test_recurrent_layers(make_llm: MakeLLM, tmp_path: Path) -> None:
+    draft = write_family(tmp_path / "draft", "lfm2", vocab_size=400)
+    with pytest.raises(ModelError, match=r"400 tokens but .* its recurrent layers cannot go back"):
+        make_llm(speculative_config=config(draft, "auto"))
 
 
 def test_the_tokenizer_that_the_engine_is_given(make_llm: MakeLLM, models: dict[str, Pair], tmp_path: Path) -> None:
