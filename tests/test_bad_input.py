@@ -124,7 +124,7 @@ def test_good_speculation() -> None:
 def test_a_draft_of_another_vocabulary(weightless: str, tmp_path: Path) -> None:
     draft = write_llama(tmp_path / "draft", vocab_size=100)
     with pytest.raises(ModelError, match=r"100 tokens but the target .* has 257; .* must share"):
-        LLM(weightless, speculative_config={"model": str(draft)})
+        LLM(weightless, speculative_config={"model": str(draft), "vocabulary": "same"})
 
 
 def test_a_missing_draft(weightless: str) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from families import VOCAB
 from mtp_layers import write_mtp
+from vocabularies import shortened
 
-from benchmarks import draft_vocabulary, ranks, ratios, sampling, startup, structured
+from benchmarks import draft_vocabulary, ranks, ratios, sampling, startup, structured, vocabularies
+from parlay.checkpoints.find import ASSETS
 
 
 def result(main: Callable[[Sequence[str]], int], flags: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Any:
@@ -34,6 +36,16 @@ def test_draft_vocabulary(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 def test_startup(capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = result(startup.main, ["--repetitions", "1"], capsys)["rows"]
     assert row["seconds_to_first_token"] > 0
+
+
+def test_vocabularies(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    draft = shortened(ASSETS / "tiny-code-draft", tmp_path / "draft", 2000)
+    flags = ["tiny-code", "--draft", str(draft), "--count", "2", "--max-tokens", "12", "--json"]
+    rows = result(vocabularies.main, flags, capsys)["rows"]
+    assert [(row["vocabulary"], row["temperature"]) for row in rows] == [
+        (way, temperature) for way in vocabularies.WAYS for temperature in vocabularies.TEMPERATURES
+    ]
+    assert all(0 < row["acceptance_rate"] < 1 < row["acceptance_length"] for row in rows)
 
 
 def test_ranks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

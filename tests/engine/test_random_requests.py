@@ -7,6 +7,7 @@ import random
 import string
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from asking import essence, random_seed
 from conftest import DTYPES, MakeLLM, Pair, drafts, proposer_options
 from switching import choose_at_random, every_method
+from vocabularies import with_merges
 
 from parlay import LLM, CompletionOutput, RequestError, SamplingParams
 from parlay.engine.request import Request
@@ -241,6 +243,47 @@ def test_two_thousand_random_requests_drafting_on_several_ranks(
     config = {"method": method, "num_speculative_tokens": 5, **proposer_options(method, models[dtype])}
     config["draft_tensor_parallel_size"] = drafters
     _check_random_requests(make_llm, 2_000, method, dtype, config, ranks)
+
+
+def test_some_random_requests_of_a_draft_model_with_another_vocabulary(
+    make_llm: MakeLLM, models: dict[str, Pair], tmp_path: Path
+) -> None:
+    _check_another_vocabulary(make_llm, models, tmp_path, 100, "text", "float32")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("switching", [False, True], ids=["alone", "switching"])
+@pytest.mark.parametrize("way", ["intersection", "text"])
+def test_ten_thousand_random_requests_of_a_draft_model_with_another_vocabulary(
+    make_llm: MakeLLM,
+    models: dict[str, Pair],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    switching: bool,
+    dtype: str,
+) -> None:
+    if switching:
+        choose_at_random(monkeypatch, random.Random(random_seed()))
+    _check_another_vocabulary(make_llm, models, tmp_path, 10_000, way, dtype, switching=switching)
+
+
+def _check_another_vocabulary(
+    make_llm: MakeLLM,
+    models: dict[str, Pair],
+    folder: Path,
+    count: int,
+    way: str,
+    dtype: str,
+    *,
+    switching: bool = False,
+) -> None:
+    draft = with_merges(models[dtype].draft, folder / "draft")
+    own = {"method": "draft_model", "model": str(draft), "vocabulary": way}
+    every = every_method(models[dtype], lengths="goodput")
+    config: Any = [*every, own] if switching else {**own, "num_speculative_tokens": 5}
+    _check_random_requests(make_llm, count, "draft_model", dtype, config)
 
 
 @pytest.mark.soak

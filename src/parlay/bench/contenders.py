@@ -52,7 +52,7 @@ def contenders(
         if name not in known:
             raise ConfigError(f"unknown method {shown(name)}{nearest(name, known)}")
     config = describe_model(model)
-    target = TargetInfo(config, resolve_dtype("auto", config), config.max_position)
+    target = TargetInfo(config, resolve_dtype("auto", config), config.max_position, tokenizer=config.path)
     path = find_model(model)
     heads = path / FOLDER
     found = embedded_configs(length, heads)

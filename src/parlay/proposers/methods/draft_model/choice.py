@@ -29,7 +29,7 @@ def choose(draft: ModelConfig, target: TargetInfo, wish: Vocabulary) -> tuple[Vo
     Raises:
         ModelError: the vocabularies differ, and must not, or cannot be compared, or have nothing in common.
     """
-    if wish in WAYS and target.tokenizer is None:
+    if wish != "auto" and target.tokenizer is None:
         return wish, None
     differs = difference(draft, target.config, target.tokenizer)
     if wish == "same" or differs is None:

@@ -237,8 +237,8 @@ def _word(parts: Sequence[bytes], last: int) -> int:
     Tokenizers split texts there, so that what comes before decides nothing behind.
     """
     for place in range(min(last, len(parts) - 1), 0, -1):
-        part, before = parts[place], parts[place - 1]
-        if part[:1] == b" " and part[1:2].strip() and not before[-1:].isspace():
+        before, begins = parts[place - 1], b"".join(parts[place : place + 2])
+        if begins[:1] == b" " and begins[1:2].strip() and not before[-1:].isspace():
             return place
     return 0
 
