@@ -385,7 +385,7 @@ def test_files_with_a_decay_for_each_channel(tmp_path: Path) -> None:
 
 
 WRITTEN: dict[str, tuple[str, dict[str, Any]]] = FILES | {
-    "falconh1": ("falcon-h1", {"mamba_norm_before_gate": False}),
+    "falconh1": ("falcon-h1", {}),
     "kimilinear": ("kimi-linear", {"mlp_layer_types": ["dense"] * 4}),
 }
 
@@ -431,7 +431,8 @@ NOT_WRITTEN: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("lfm2-biases", {}, "biases of convolutions, which llama.cpp does not read"),
     ("qwen3_5", {}, "linear attention whose values are not as wide as its keys, which llama.cpp"),
     ("falconh1-norm", {}, "convolutions without a bias, which llama.cpp"),
-    ("falconh1", {}, "gate_first=False"),
+    ("falconh1-norm", {"mamba_conv_bias": True, "mamba_norm_before_gate": True}, "gate_first=False"),
+    ("lfm2moe", {}, "factor="),
     ("kimilinear", {"linear_num_heads": 2}, "num_heads="),
     (
         "nemotronh-experts",

@@ -81,7 +81,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
 _ALIKE = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {},
-    "lfm2moe": {},
+    "lfm2moe": {"routed_scaling_factor": 1.0},
     "qwen3_5-alike": {"linear_key_head_dim": 48},
     "qwen3next": {**_ALIKE, "mlp_only_layers": []},
     "granite4-h": {},
@@ -93,12 +93,13 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "gemma4": {},
     "gemma4-inputs": {},
     "gemma4-experts": {},
+    "gemma4unified": {},
 }
 # Whose numbers are converted, or summed in another order.
 CONVERTED: dict[str, dict[str, Any]] = {
     "qwen3_5": _ALIKE,
     "qwen3_5moe": _ALIKE,
-    "falconh1": {"mamba_norm_before_gate": False},
+    "falconh1": {},
     "falconh1-norm": {"mamba_conv_bias": True},
 }
 _KEYS = {

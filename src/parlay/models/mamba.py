@@ -123,7 +123,8 @@ class MambaLayers:
 
     def filed(self, layout: Mapping[str, Any]) -> MambaLayers:
         """Return the layers as a GGUF file has them, with factors in the weights."""
-        return replace(self, rates=True, scales=(1.0,) * 5, output_scale=1.0)
+        first = self.gate_first or not self.normed  # without a norm it is the same
+        return replace(self, rates=True, scales=(1.0,) * 5, output_scale=1.0, gate_first=first)
 
     def origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
         """Return what the tensors of a layer are made of in a GGUF file."""

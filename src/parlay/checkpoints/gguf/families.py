@@ -172,6 +172,7 @@ FAMILIES = {
             "per_layer_model_proj": "model.per_layer_model_projection",
             "per_layer_proj_norm": "model.per_layer_projection_norm",
         },
+        also=("Gemma4UnifiedForCausalLM",),
         pieces="gemma4",
         joined_experts=True,
     ),
@@ -183,6 +184,7 @@ FAMILIES = {
         varied=True,
         whole=_SCALAR,
         outer={f"nextn.{name}_projection": f"{name}_projection" for name in ("pre", "post")},
+        written=False,
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM",
@@ -222,7 +224,7 @@ _MIXTRAL = Family("MixtralForCausalLM", interleaved=True, options=_WINDOW | mixt
 
 
 def family_for(architecture: str, *, recurrent: bool = False, experts: bool = False) -> tuple[str, Family] | None:
-    """Return what files call a class of Hugging Face's, and what is known of it, if they have it.
+    """Return what files call a class of Hugging Face's, and what is known of it, if they are written.
 
     Args:
         architecture: the class's name.
@@ -234,6 +236,7 @@ def family_for(architecture: str, *, recurrent: bool = False, experts: bool = Fa
         (name, family)
         for name, family in families
         if architecture in (family.architecture, *family.also)
+        and family.written
         and (recurrent or not family.recurrent)
         and ("expert_count" in family.options or not experts)
     )

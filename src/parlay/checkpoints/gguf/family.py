@@ -47,6 +47,7 @@ class Family:
         marks: key of a list that tells recurrent layers from others.
         sections: parts of the turning columns, by which coordinate of an image they turn with.
         pieces: what files call tokenizers of pieces.
+        written: whether `export` writes it.
         joined_experts: the gate and the up of experts are stored behind one another.
     """
 
@@ -75,6 +76,7 @@ class Family:
     marks: str = "attention.head_count_kv"
     sections: tuple[int, ...] = ()
     pieces: str = "llama"
+    written: bool = True
     joined_experts: bool = False
 
     def offset(self, name: str) -> float:

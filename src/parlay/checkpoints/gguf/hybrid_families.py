@@ -163,8 +163,7 @@ HYBRIDS = {
     "lfm2": _convolutions("Lfm2ForCausalLM", {}),
     "lfm2moe": _convolutions(
         "Lfm2MoeForCausalLM",
-        mixture(feed_forward_length="moe_intermediate_size", weights_scale="routed_scaling_factor")
-        | {"leading_dense_block_count": "num_dense_layers"},
+        mixture(feed_forward_length="moe_intermediate_size") | {"leading_dense_block_count": "num_dense_layers"},
     ),
     "qwen35": _delta_nets("Qwen3_5ForCausalLM", {}, _SECTIONS, linear_heads_tiled=True),
     "qwen35moe": _delta_nets(

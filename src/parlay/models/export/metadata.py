@@ -33,7 +33,8 @@ def family_to_write(config: ModelConfig) -> tuple[str, Family]:
         has = {"recurrent": style.recurrent is not None, "experts": style.experts is not None}
         found = family_for(config.architecture, **has)
     if found is None:
-        known = ", ".join(dict.fromkeys(name for f in FAMILIES.values() for name in (f.architecture, *f.also)))
+        written = (family for family in FAMILIES.values() if family.written)
+        known = ", ".join(dict.fromkeys(name for f in written for name in (f.architecture, *f.also)))
         raise ModelError(
             f"{config.path}: parlay writes no GGUF files of {config.architecture}; it does of {known}, "
             "MistralForCausalLM, MixtralForCausalLM and Olmo3ForCausalLM"
