@@ -73,10 +73,13 @@ def _may_be_gguf(file: Path) -> bool:
 
 
 def _of_gguf(path: Path) -> str | None:
+    from parlay.checkpoints.gguf.drafters import drafter_class, is_drafter
     from parlay.checkpoints.gguf.reader import GGUFFile
 
     try:
         with GGUFFile(path) as file:
+            if is_drafter(file):
+                return announced({"architectures": [drafter_class(file)]})
             return _matching({}, {name: tuple(stored.shape) for name, stored in file.tensors.items()})
     except ModelError:
         return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from parlay.checkpoints.files import config_file, read_json
 from parlay.checkpoints.find import find_model
-from parlay.checkpoints.gguf.config import read_gguf_config
+from parlay.checkpoints.gguf.drafters import read_gguf_head
 from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig, parse_config
@@ -25,6 +25,11 @@ class HeadConfig:
     path: Path
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def file(self) -> Path:
+        """The file that says so."""
+        return config_file(self.path)
+
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
         """Return a key that holds a whole number of at least `least`.
 
@@ -34,11 +39,9 @@ class HeadConfig:
         value = self.raw.get(key)
         value = default if value is None else value
         if value is None:
-            raise ModelError(f"{config_file(self.path)} lacks the key {key!r}")
+            raise ModelError(f"{self.file} lacks the key {key!r}")
         if type(value) is not int or not least <= value <= _MOST:
-            raise ModelError(
-                f"{config_file(self.path)}: {key} must be a whole number of at least {least}, not {shown(value)}"
-            )
+            raise ModelError(f"{self.file}: {key} must be a whole number of at least {least}, not {shown(value)}")
         return value
 
     def number(self, key: str, default: float, least: float = 1e-9) -> float:
@@ -50,9 +53,7 @@ class HeadConfig:
         value = self.raw.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < _LARGEST:
-            raise ModelError(
-                f"{self.path / 'config.json'}: {key} must be a number of at least {least}, not {shown(value)}"
-            )
+            raise ModelError(f"{self.file}: {key} must be a number of at least {least}, not {shown(value)}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -64,7 +65,7 @@ class HeadConfig:
         value = self.raw.get(key)
         value = default if value is None else value
         if not isinstance(value, bool):
-            raise ModelError(f"{config_file(self.path)}: {key} must be true or false, not {shown(value)}")
+            raise ModelError(f"{self.file}: {key} must be true or false, not {shown(value)}")
         return value
 
     def check_target(self, target: ModelConfig, *, hidden: int | None = None, vocab: int | None = None) -> None:
@@ -104,7 +105,7 @@ def read_head(name: str, hub: Hub = DEFAULT) -> HeadConfig:
         ConfigError: a revision of what is not on the hub.
     """
     path = find_model(name, hub)
-    return HeadConfig(path, read_gguf_config(path) if path.is_file() else read_json(path / "config.json"))
+    return HeadConfig(path, read_gguf_head(path) if path.is_file() else read_json(path / "config.json"))
 
 
 def layer_config(head: HeadConfig, raw: dict[str, Any], first: str, names: Collection[str]) -> ModelConfig:

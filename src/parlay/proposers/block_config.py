@@ -89,12 +89,12 @@ def read_block_config(head: HeadConfig, *, anchored: bool = False) -> BlockConfi
     settings = HeadConfig(head.path, {**layers, **own, **{k: v for k, v in inner.items() if v is not None}})
     if not settings.flag("use_aux_hidden_state", True):
         raise ModelError(
-            f"{head.path / 'config.json'}: use_aux_hidden_state=False is not served; only heads that read states "
+            f"{head.file}: use_aux_hidden_state=False is not served; only heads that read states "
             "between the target's layers are"
         )
     size = settings.count("block_size", _BLOCK, least=2)
     if size > MOST_ROWS:
-        raise ModelError(f"{head.path / 'config.json'}: block_size={size} is not served; at most {MOST_ROWS} is")
+        raise ModelError(f"{head.file}: block_size={size} is not served; at most {MOST_ROWS} is")
     anchored = settings.flag("sample_from_anchor", anchored and not nested and _COUNTED not in settings.raw)
     drafted = size - (not anchored)
     neox = settings.flag("is_neox_style", settings.flag("rope_is_neox_style", True))
@@ -131,7 +131,7 @@ def check_taps(head: HeadConfig, taps: tuple[int, ...], layers: int) -> None:
 def _object(head: HeadConfig, key: str) -> dict[str, Any]:
     value = head.raw.get(key) or {}
     if not isinstance(value, dict):
-        raise ModelError(f"{head.path / 'config.json'}: {key} must be an object, not {shown(value)}")
+        raise ModelError(f"{head.file}: {key} must be an object, not {shown(value)}")
     return value
 
 
@@ -141,8 +141,7 @@ def _taps(settings: HeadConfig) -> tuple[int, ...]:
     listed = settings.raw.get(key)
     if not isinstance(listed, list) or not _ascending(listed):
         raise ModelError(
-            f"{settings.path / 'config.json'}: {key} must list numbers of layers, each above the one before, not "
-            f"{shown(listed)}"
+            f"{settings.file}: {key} must list numbers of layers, each above the one before, not {shown(listed)}"
         )
     return tuple(i + inside for i in listed)
 
@@ -160,8 +159,7 @@ def _sights(head: HeadConfig, settings: HeadConfig, inner: dict[str, Any], block
         types = [_FULL] * layers
     if not isinstance(types, list) or len(types) != layers or not {*types} <= {_SLIDING, _FULL}:
         raise ModelError(
-            f"{head.path / 'config.json'}: layer_types must list {layers} times {_SLIDING!r} or {_FULL!r}, not "
-            f"{shown(types)}"
+            f"{head.file}: layer_types must list {layers} times {_SLIDING!r} or {_FULL!r}, not {shown(types)}"
         )
     if everywhere and _SLIDING not in types:
         types = [_SLIDING] * layers
@@ -169,7 +167,7 @@ def _sights(head: HeadConfig, settings: HeadConfig, inner: dict[str, Any], block
     told = head.raw.get("is_causal")
     told = inner.get("causal") if told is None else told
     if not isinstance(told, bool | None):
-        raise ModelError(f"{head.path / 'config.json'}: causal must be true or false, not {shown(told)}")
+        raise ModelError(f"{head.file}: causal must be true or false, not {shown(told)}")
     if told is None and (assistant or settings.flag("sliding_window_non_causal", False)):
         told = False
     window = 0
@@ -177,7 +175,7 @@ def _sights(head: HeadConfig, settings: HeadConfig, inner: dict[str, Any], block
         # The assistants' window is as many keys before a row, which comes on top.
         window = settings.count("swa_window_size", settings.raw.get("sliding_window")) + assistant
         if window < block:
-            raise ModelError(f"{head.path / 'config.json'}: a window of {window} keys is smaller than its block")
+            raise ModelError(f"{head.file}: a window of {window} keys is smaller than its block")
     return tuple(
         Sight(kind == _SLIDING if told is None else told, window if kind == _SLIDING else 0) for kind in types
     )

@@ -12,15 +12,14 @@ draft is the beginning of a long one. Blocks of several requests run together, a
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from parlay.checkpoints.loader import Checkpoint, TensorReader, is_finite
-from parlay.checkpoints.pickled import plain, read_pickled
-from parlay.errors import ModelError, shown
+from parlay.checkpoints.loader import Checkpoint, TensorReader
+from parlay.errors import ModelError
+from parlay.models.config import MOST_LAYERS
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import attention_shapes, mlp_shapes
 from parlay.models.heads import layer_config
@@ -29,7 +28,22 @@ from parlay.models.rotary import cos_sin_table
 from parlay.models.select import exposes_hidden_states
 from parlay.proposers.base import Runtime
 from parlay.proposers.block_config import BlockConfig, check_taps, read_block_config
-from parlay.proposers.block_layers import AFTER, BEFORE, Around, BlockLayer, Plain
+from parlay.proposers.block_files import (
+    AFTER,
+    BEFORE,
+    CONTEXT_NORM,
+    EMBEDDING,
+    FUSE,
+    KNOWN,
+    NORM,
+    OFFSETS,
+    OUTPUT,
+    OWN_MASK,
+    SINKS,
+    other_names,
+    read_mask,
+)
+from parlay.proposers.block_layers import Around, BlockLayer, Plain
 from parlay.proposers.block_slots import BlockSlots
 from parlay.proposers.draft_head import Start
 from parlay.proposers.feature_head import FeatureHead
@@ -40,13 +54,6 @@ from parlay.proposers.vocabulary import fitted, ids_of
 from parlay.runner.batch import Batch, trimmed
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.progress import OnRead, ignore
-
-EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"  # its own, where the target's are not used
-OFFSETS, KNOWN = "d2t", "t2d"  # of a reduced vocabulary: from its ids to the target's, and which of these there are
-FUSE, CONTEXT_NORM, NORM = "fc.weight", "hidden_norm.weight", "norm.weight"
-SINKS = "self_attn.attention_sink_bias"  # of a layer, named `self_attn.sinks` elsewhere
-_OWN_MASK = "mask_embedding.pt"  # beside the weights: what stands for a mask in place of its token's embedding
-_RENAMED = {FUSE: "encoder.fc.weight", CONTEXT_NORM: "encoder.output_norm_enc.weight"}
 
 
 class BlockHead(FeatureHead):
@@ -69,9 +76,8 @@ class BlockHead(FeatureHead):
     # ------------------------------------------------------------------------------------------------------ reading
 
     def open(self, on_read: OnRead = ignore) -> Checkpoint:  # noqa: D102
-        return Checkpoint(
-            self.head.path, head=True, storage=self._storage, on_read=on_read, renamed={**_RENAMED, **_first_layer()}
-        )
+        names = other_names(self.head.path, self.head.count("num_hidden_layers", MOST_LAYERS))
+        return Checkpoint(self.head.path, head=True, storage=self._storage, on_read=on_read, renamed=names)
 
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         head, target = self.head, self._target
@@ -176,7 +182,9 @@ class BlockHead(FeatureHead):
         return min(self._vocab, target.vocab_size) if self._own_output else target.tokens
 
     def _read_ids(self, weights: Checkpoint) -> Tensor:
-        ids = torch.arange(self._vocab) + weights.read(OFFSETS, torch.int64)
+        ids = weights.read(OFFSETS, torch.int64)
+        if self.head.path.is_dir():  # GGUF files have the ids themselves
+            ids += torch.arange(self._vocab)
         vocab = self._target.config.vocab_size
         if not bool(((ids >= 0) & (ids < vocab)).all()):
             raise ModelError(f"{self.head.path}: {OFFSETS} leads to tokens beyond the target's {vocab}")
@@ -185,15 +193,15 @@ class BlockHead(FeatureHead):
     def _read_mask(self, weights: Checkpoint) -> Tensor | None:
         """Return what stands for a mask, `[d]`, where it is not what the embedding has of its token."""
         dtype, mask, tokens = self._target.dtype, self.blocks.mask, self._target.config.tokens
-        file = self.head.path / _OWN_MASK
+        file = self.head.path / OWN_MASK
         if self.head.path.is_dir() and file.is_file():
-            return _own_mask(file, mask, self.config.hidden_size).to(dtype)
+            return read_mask(file, mask, self.config.hidden_size).to(dtype)
         if mask < tokens:
             return None
         if EMBEDDING in weights.names and mask < weights.shape(EMBEDDING)[0]:
             return weights.read(EMBEDDING, dtype)[mask].clone()
         raise ModelError(
-            f"{self.head.path}: the mask {mask} is beyond the target's {tokens} tokens, and there is no {_OWN_MASK}; "
+            f"{self.head.path}: the mask {mask} is beyond the target's {tokens} tokens, and there is no {OWN_MASK}; "
             "the head was made for another target"
         )
 
@@ -282,27 +290,3 @@ class BlockHead(FeatureHead):
     @abstractmethod
     def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
         ...
-
-
-def _own_mask(file: Path, mask: int, width: int) -> Tensor:
-    """Return a mask's embedding from a file beside the weights, `[width]`: alone, or with the mask's token."""
-    content = read_pickled(file)
-    if isinstance(content, dict):
-        token = content.get("mask_token_id", mask)
-        if token != mask:
-            raise ModelError(f"{file} is of the mask's token {shown(token)}, but the config says {mask}")
-        content = content.get("embedding")
-    if not isinstance(content, Tensor) or not plain(content) or content.numel() != width:
-        raise ModelError(f"{file} must hold the {width} numbers of a mask's embedding")
-    if not content.is_floating_point() or not is_finite(content):
-        raise ModelError(f"{file} holds values that are infinite or not numbers; the checkpoint is damaged")
-    return content.reshape(width)
-
-
-def _first_layer() -> dict[str, str]:
-    """Return the other names that the first layer's tensors may have."""
-    projections = (f"self_attn.{part}_proj.{kind}" for part in "qkvo" for kind in ("weight", "bias"))
-    norms = (f"self_attn.{part}_norm.weight" for part in "qk")
-    network = (f"mlp.{part}_proj.{kind}" for part in ("gate", "up", "down") for kind in ("weight", "bias"))
-    names = (*projections, *norms, *network, BEFORE, AFTER, SINKS)
-    return {f"layers.0.{name}": f"midlayer.{name}" for name in names}

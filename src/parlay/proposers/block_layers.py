@@ -13,8 +13,7 @@ from parlay.models.decoder import make_mlp, projections
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
 from parlay.models.rotary import halves
 from parlay.parallel.group import Group
-
-BEFORE, AFTER = "input_layernorm.weight", "post_attention_layernorm.weight"
+from parlay.proposers.block_files import AFTER, BEFORE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

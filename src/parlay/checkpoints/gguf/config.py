@@ -90,7 +90,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             "dtype": _dtype(file),
             "bos_token_id": file.integer(_BOS) if _BOS in file else None,
             "eos_token_id": end_tokens(file) or None,
-            **({} if varied else _rotary(file, name, family, head_dim)),
+            **({} if varied else read_rotary_keys(file, name, family, head_dim)),
             **family.fixed,
             **options,
             **varied,
@@ -265,7 +265,8 @@ def _dtype(file: GGUFFile) -> str:
     return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(kinds), "bfloat16")
 
 
-def _rotary(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:
+def read_rotary_keys(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:
+    """Return the keys of a config about the rotary embedding."""
     theta = file.number(f"{name}.rope.freq_base", 10000.0)
     if not 0 < theta < math.inf:
         raise ModelError(f"{file.path}: {name}.rope.freq_base must be above 0 and finite, not {theta}")

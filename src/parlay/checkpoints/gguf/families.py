@@ -217,6 +217,10 @@ FAMILIES = {
 }
 _SOFTMAX = 1  # a router's, among the values of `expert_gating_func`
 
+# What is no model by itself.
+DRAFTER = "dflash"
+DRAFTERS = {DRAFTER: Family("DFlashDraftModel", partial=True)}
+
 # Three more under names that others have too; they are known by what they have beside.
 _OLMO3 = Family("Olmo3ForCausalLM", _LAST_NORMS, options=_WINDOWS, listed=True)
 _MISTRAL = Family("MistralForCausalLM", interleaved=True, options=_WINDOW)
@@ -246,6 +250,8 @@ def family_for(architecture: str, *, recurrent: bool = False, experts: bool = Fa
 def family_of(file: GGUFFile) -> tuple[str, Family]:
     """Return what the file calls its model's architecture, and what is known of it."""
     name = file.text("general.architecture")
+    if name in DRAFTERS:
+        return name, DRAFTERS[name]
     if name not in FAMILIES:
         raise ModelError(f"{file.path}: the architecture {name!r} is not served; {', '.join(FAMILIES)} are")
     if name == "llama" and size_of(file, "llama.expert_count", 0):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from parlay.weights.weight import Weight
 
-_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # torch's names
+_PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}  # torch's names
 
 # What a metadata value may be: number in the file, and struct's letter.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -178,7 +178,7 @@ class GGUFFile:
         return isinstance(self._metadata.get(key), _List)
 
     def read(self, name: str, index: int | None = None) -> Tensor:
-        """Return a tensor: floats as they are stored, everything else dequantised to float32.
+        """Return a tensor: plain numbers as they are stored, everything else dequantised to float32.
 
         Args:
             name: of the tensor.
@@ -190,7 +190,7 @@ class GGUFFile:
         if kind in READ_AS:
             return self.read_blocks(name, index).numbers()
         raw, shape = self.raw(name, index)
-        out = torch.empty(shape, dtype=getattr(torch, _FLOATS.get(kind.name, "float32")))
+        out = torch.empty(shape, dtype=getattr(torch, _PLAIN.get(kind.name, "float32")))
         if kind.block == 1:
             out.view(-1).view(torch.uint8).numpy()[:] = raw
             return out

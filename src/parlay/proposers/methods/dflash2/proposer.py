@@ -40,9 +40,7 @@ class Proposer(BlockWalk):
             settings.count(key) for key in (form.TAPS, form.GROUP, form.RANK, form.CANDIDATES)
         )
         if width % group:
-            raise ModelError(
-                f"{settings.path / 'config.json'}: {form.GROUP}={group} does not divide the width {width}"
-            )
+            raise ModelError(f"{settings.file}: {form.GROUP}={group} does not divide the width {width}")
         shapes: dict[str, tuple[int, ...]] = {
             form.BEFORE: (vocab, rank),
             form.AFTER: (vocab, rank),
