@@ -272,9 +272,10 @@ def test_two_ranks(pair: Pairs, plainly: Callable[[str], list[Any]], name: str) 
     assert found[0] == found[1]
 
 
-def test_in_few_bits(pair: Pairs) -> None:
+@pytest.mark.parametrize("name", ["plain", "ordered"])
+def test_in_few_bits(pair: Pairs, name: str) -> None:
     sizes = {}
-    target, assistant = pair("plain")
+    target, assistant = pair(name)
     for kind in (None, "int8", "int4"):
         spec = {"model": str(assistant), "quantization": kind, **FIXED}
         llm = LLM(str(target), dtype="bfloat16", speculative_config=spec)
