@@ -2,14 +2,16 @@
 
 import json
 import logging
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from asking import CODE, accepted, assert_same, preempt_every_third_step, run, with_params
 from checkpoints import write_llama
 from conftest import DTYPES, MakeLLM, Pair, Plain
-from families import write_family
 from gguf_files import write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +22,11 @@ from word_tokenizers import llama
 from parlay import LLM, CompletionOutput, ConfigError, ModelError, SamplingParams
 from parlay.checkpoints.find import ASSETS
 from parlay.kv.pool import BlockPool
+from parlay.models.select import describe_model
+from parlay.proposers.base import TargetInfo
 from parlay.proposers.draft_head import Start
 from parlay.proposers.methods.draft_model import translation
+from parlay.proposers.methods.draft_model.choice import choose
 from parlay.proposers.methods.draft_model.other_vocabulary import OtherVocabulary
 from parlay.proposers.methods.draft_model.progress import Gap
 from parlay.proposers.methods.draft_model.shared_tokens import SharedTokens
@@ -122,6 +127,22 @@ def test_files_of_another_format(
     llm = make_llm(model=str(paths["target"]), dtype="float32", speculative_config=config(paths["draft"], "auto"))
     answers = run(llm, asks(0.8))
     assert all_accepted(answers)
+
+
+def test_a_context_shorter_than_the_target_s(make_llm: MakeLLM, plain: Plain, other: Path, tmp_path: Path) -> None:
+    """Nothing is drafted behind a text that the draft model cannot read."""
+    short = tmp_path / "short"
+    shutil.copytree(other, short)
+    raw = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**raw, "max_position_embeddings": 44}))
+    for way in WAYS:
+        answers = run(make_llm(speculative_config=config(short, way)), asks())
+        assert_same(answers, plain("float32", asks()))
+        whole = run(make_llm(speculative_config=config(other, way)), asks())
+        assert [a.metrics.drafted == b.metrics.drafted for a, b in zip(answers[:4], whole[:4], strict=True)] == [
+            True
+        ] * 4
+        assert answers[-1].metrics.drafted < whole[-1].metrics.drafted
 
 
 @pytest.mark.usefixtures("forked_ranks")
@@ -376,10 +397,16 @@ def test_no_token_in_common(make_llm: MakeLLM, tmp_path: Path, way: str) -> None
         make_llm(speculative_config=config(draft, way))
 
 
-def test_recurrent_layers(make_llm: MakeLLM, tmp_path: Path) -> None:
-    draft = write_family(tmp_path / "draft", "lfm2", vocab_size=400)
+def test_recurrent_layers(models: dict[str, Pair], tmp_path: Path) -> None:
+    """They keep one state, of the newest token."""
+    target, draft = (
+        describe_model(str(path)) for path in (models["float32"].target, write_llama(tmp_path / "draft"))
+    )
+    recurrent: Any = object()
+    draft = replace(draft, vocab_size=400, style=replace(draft.style, recurrent=recurrent))
+    info = TargetInfo(target, torch.float32, 128, tokenizer=target.path)
     with pytest.raises(ModelError, match=r"400 tokens but .* its recurrent layers cannot go back"):
-        make_llm(speculative_config=config(draft, "auto"))
+        choose(draft, info, "auto")
 
 
 def test_the_tokenizer_that_the_engine_is_given(make_llm: MakeLLM, models: dict[str, Pair], tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ class Proposer(ModelHead):
         self._other: OtherVocabulary | None = None
         self._some: Callable[[Tensor], Tensor] | None = None  # its output layer, with the rows of some tokens alone
         own = replace(runtime, num_blocks=runtime.num_blocks * self._room)
-        longest = self._target.max_model_len * self._room
+        longest = self._target.max_model_len
+        if self.own_blocks:
+            longest = min(longest * self._room, self._config.max_position)
         blocks = own.num_blocks + scratch_blocks(runtime.block_size)
         target, translator = replace(self._target, max_model_len=longest), self._translator
         if translator is None:
@@ -106,7 +108,7 @@ class Proposer(ModelHead):
             self.load_model(self._config, blocks, target, own, room)
             return
         pool = BlockPool(own.num_blocks, runtime.block_size)
-        self._other = OtherVocabulary(translator, pool, min(longest, self._config.max_position))
+        self._other = OtherVocabulary(translator, pool, longest)
         self._gap = self._other.gap
         if not self.draws:
             own = replace(own, processors={})  # which know the target's tokens alone
