@@ -105,7 +105,7 @@ KINDS: dict[str, list[tuple[dict[str, Any], dict[str, Tensor], str]]] = {
     ],
 }
 CASES = [(kind, i) for kind, cases in KINDS.items() for i in range(len(cases))]
-SERVED = {"dflash", "dflash2", "dspark", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"}
+SERVED = {"dflash", "peagle", "dflash2", "dspark", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"}
 
 
 @pytest.mark.parametrize(("kind", "number"), CASES)

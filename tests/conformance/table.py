@@ -138,7 +138,8 @@ CONDITIONS = {
     "parameters": Condition(({"max_num_batched_tokens": 96},), parametrised),
     "three-threads": Condition(patch=lambda monkeypatch: monkeypatch.setenv("PARLAY_THREADS", "3")),
     "predicted": Condition(asks=predicted, arose=partial(were_foreseen, tokens=50)),
-    "predicted-small-steps": Condition((*SMALL, *CROWDED), predicted, arose=were_foreseen),
+    # Greedy answers that are foreseen leave a few tokens to draft, of which not every random head has one right.
+    "predicted-small-steps": Condition((*SMALL, *CROWDED), predicted, right=None, arose=were_foreseen),
     "predicted-preempted": Condition(BLOCKS_OF_8, predicted, meddle=preempt_in_turn, arose=were_preempted),
 }
 OF_DRAFTS = {

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from blocks import block_config, random_block
+from blocks import block_config, markov_tensors, random_block, walk_tensors
 from checkpoints import write_llama
 from eagles import eagle_config, random_eagle, random_eagle3, write
 from heads import mlp_config, random_medusa, random_mlp, write_head, write_medusa
@@ -61,9 +61,22 @@ def write_variant(path: Path, method: str, own: bool) -> Path:
             made = torch.randn((2, 257, 64), generator=torch.Generator().manual_seed(9))
             tensors["embed_tokens.weight"], tensors["lm_head.weight"] = made
         return write_head(path, raw, tensors)
+    if method in ("dspark", "dflash2"):
+        raw = block_config(block_size=8, markov_rank=8, num_key_value_heads=2)
+        raw["architectures"] = ["DSparkDraftModel" if method == "dspark" else "DFlash2DraftModel"]
+        raw["dflash_config"] |= {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 9}
+        more = markov_tensors("gated", 64, 8, 257, 257) if method == "dspark" else walk_tensors(64, 257)
+        raw["markov_head_type"] = "gated"
+        tensors = {**random_block(raw, bias=own), **more}
+        if own:
+            tensors["lm_head.weight"] = torch.randn((257, 64), generator=torch.Generator().manual_seed(9))
+        return write_head(path, raw, tensors)
     raw = eagle_config(num_hidden_layers=2 if method == "eagle" and own else 1)
     tensors = random_eagle(raw, bias=own, embedding=own) if method == "eagle" else random_eagle3(raw)
-    if method == "eagle3":
+    if method == "peagle":
+        raw |= {"architectures": ["PEagleSpeculator"], "mask_token_id": 250}
+        tensors["mask_hidden"] = torch.randn((1, 1, 192), generator=torch.Generator().manual_seed(4))
+    if method in ("eagle3", "peagle"):
         raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
         if own:
             tensors["embed_tokens.weight"] = torch.randn((257, 64), generator=torch.Generator().manual_seed(9))
@@ -157,7 +170,9 @@ def _matrices(value: Any) -> Iterator[int]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("own", [True, False], ids=["its own", "the target's"])
-@pytest.mark.parametrize("method", ["dflash", "eagle", "eagle3", "medusa", "mlp_speculator"])
+@pytest.mark.parametrize(
+    "method", ["dflash", "dspark", "dflash2", "peagle", "eagle", "eagle3", "medusa", "mlp_speculator"]
+)
 def test_the_bits_of_one_rank(
     tmp_path: Path, method: str, own: bool, size: int, dtype: str, quantization: str | None
 ) -> None:

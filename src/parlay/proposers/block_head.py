@@ -66,11 +66,13 @@ class BlockHead(FeatureHead):
         first_predicts: whether the first row of a block predicts a token, where a config does not say.
         logit_rows: most rows of logits at a time.
         columns: of logits.
+        plain: names of matrices that are read as plain numbers, whatever the others are stored as.
     """
 
     runs_ends = True
     first_predicts: ClassVar[bool] = False
     logit_rows: ClassVar[int] = MOST_ROWS
+    plain: ClassVar[tuple[str, ...]] = ()
     blocks: BlockConfig
 
     # ------------------------------------------------------------------------------------------------------ reading
@@ -99,7 +101,7 @@ class BlockHead(FeatureHead):
         shapes = {**self._shapes(weights), **self.further(weights)}
         weights.expect(shapes, (".rotary_emb.inv_freq", KNOWN))
         read = {name: shape for name, shape in shapes.items() if name != OFFSETS}
-        self.weight_bytes = weights.size(read, target.dtype) + (self.logit_rows * 4 + 8) * self._vocab
+        self.weight_bytes = weights.size(read, target.dtype, self.plain) + (self.logit_rows * 4 + 8) * self._vocab
 
     def _inner_width(self, weights: Checkpoint) -> int:
         """Return the width of the states that the head reads, which its tensors tell if its config does not."""

@@ -24,21 +24,30 @@ class BlockSlots:
     """The rows of the blocks of at most `MOST_ROWS // block` requests, in memory that recordings may keep."""
 
     def __init__(
-        self, sights: Sequence[Sight], block: int, mask: int, longest: int, num_blocks: int, block_size: int
+        self,
+        sights: Sequence[Sight],
+        block: int,
+        mask: int,
+        longest: int,
+        num_blocks: int,
+        block_size: int,
+        *,
+        newest: bool = True,
     ) -> None:
         """Allocate.
 
         Args:
             sights: of the layers.
             block: rows of a block.
-            mask: the token of all rows but the first.
+            mask: the token of all rows, but of the first where that has the `newest` token that is known.
             longest: positions from here on do not exist; rows beyond them stand at the last one.
             num_blocks: of the pool; scratch slots come after them.
             block_size: tokens a block of the pool.
+            newest: whether it has.
         """
         requests = MOST_ROWS // block
         rows = requests * block
-        self._block, self._longest = block, longest
+        self._block, self._longest, self._newest = block, longest, newest
         self._tokens = torch.full((rows,), mask)
         self._positions, self._last = torch.zeros((2, rows), dtype=torch.int32)
         self._slots = num_blocks * block_size + torch.arange(rows)
@@ -61,7 +70,8 @@ class BlockSlots:
         self._tables[: len(turn), : tables.shape[1]] = torch.from_numpy(tables)
         known = np.array([start.position for start in turn]).repeat(block)
         places = known + np.tile(np.arange(block), len(turn))
-        self._tokens[:rows:block] = torch.tensor([start.emitted[-1] for start in turn])
+        if self._newest:
+            self._tokens[:rows:block] = torch.tensor([start.emitted[-1] for start in turn])
         self._positions[:rows] = torch.from_numpy(np.minimum(places - 1, self._longest - 1))
         self._last[:rows] = torch.from_numpy(known)
         least = np.array([start.first for start in turn]).repeat(block)

@@ -33,6 +33,7 @@ class Proposer(BlockWalk):
 
     source = "dflash2"
     records = False  # convolutions are no kernels
+    plain = (form.BEFORE, form.AFTER)
 
     def further(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:  # noqa: D102
         settings, width, vocab = self.blocks.settings, self.config.hidden_size, self.config.vocab_size

@@ -1,0 +1,22 @@
+"""P-EAGLE's checkpoints: detection, and what they have beside an EAGLE-3 head's tensors and keys.
+
+The layout of the `speculators` library.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from parlay.checkpoints.files import class_names
+
+MASKED = "mask_hidden"  # what stands for the target's states where there are none yet, side by side
+MASK = "mask_token_id"  # key of the config: the token that stands for those not known yet
+
+
+def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a checkpoint is such a head.
+
+    Args:
+        config: its `config.json`.
+        shapes: of its tensors; empty while only the config is looked at.
+    """
+    return any("peagle" in name.lower() for name in class_names(config))

@@ -1,0 +1,102 @@
+"""P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass.
+
+Idea: P-EAGLE (2026), as the `speculators` library and vLLM implement it. The last pair with a state of the target's
+predicts the first token, as in EAGLE-3. Behind it stand pairs of a mask's token and of states that the head has
+learnt in place of the target's; each sees all pairs before it and predicts the next token.
+
+Loses where a token depends on the one before it, and further along than it was trained.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.checkpoints.loader import Checkpoint
+from parlay.errors import ModelError
+from parlay.proposers.base import Runtime
+from parlay.proposers.block_config import Sight
+from parlay.proposers.block_slots import BlockSlots
+from parlay.proposers.draft_head import Start
+from parlay.proposers.heads import CheckpointOptions as Options
+from parlay.proposers.methods.eagle3.proposer import Proposer as EagleProposer
+from parlay.proposers.methods.peagle import format as form
+from parlay.proposers.shared_passes import shared
+from parlay.runner.batch import Batch, trimmed
+from parlay.runner.graphs import MOST_ROWS
+
+__all__ = ["EMBEDDED", "Options", "Proposer"]
+
+EMBEDDED: Mapping[str, Any] | None = None
+_DEPTHS = 8  # that the library trains by default
+_SIGHT = Sight(causal=True)
+
+
+class Proposer(EagleProposer):
+    """Drafts from the last pair and masked ones behind it."""
+
+    source = "peagle"
+    path_free = True
+    at_once = True
+
+    def describe(self, weights: Checkpoint) -> None:  # noqa: D102
+        super().describe(weights)
+        self.longest = self.deepest = min(max(self.default_length, _DEPTHS), MOST_ROWS)
+        self.default_length = min(self.default_length, self.longest)
+        self.rows = self.longest - 1
+        self._mask, tokens = self.head.count(form.MASK, least=0), self._target.config.tokens
+        if self._mask >= tokens:
+            raise ModelError(
+                f"{self.head.path}: the mask {self._mask} is beyond the target's {tokens} tokens; the head was made "
+                "for another target"
+            )
+
+    def _shapes(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:
+        states = len(self.taps) * self._target.config.hidden_size
+        return {**super()._shapes(weights), form.MASKED: (1, 1, states)}
+
+    def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
+        super().read(weights, runtime)
+        self._masked = weights.read(form.MASKED, self._target.dtype).view(len(self.taps), 1, -1)
+
+    def load(self, runtime: Runtime) -> None:  # noqa: D102
+        super().load(runtime)
+        longest, sizes = self._target.max_model_len, (runtime.num_blocks, runtime.block_size)
+        self._masks = BlockSlots([_SIGHT], self.rows, self._mask, longest, *sizes, newest=False)
+        # States of the last pairs, and of the masked ones.
+        self._states = torch.zeros((2 * MOST_ROWS, self.config.hidden_size), dtype=self._target.dtype)
+        self._state, self._of_masks = self._states[:MOST_ROWS], self._states[MOST_ROWS:]
+        context = replace(self._context(self._masks.batch(_SIGHT, 1)), buffers=self._buffers(1))
+        self._absent = torch.zeros((1, self.config.hidden_size), dtype=self._target.dtype)
+        self.enter(self._masked.clone(), self._absent, context)
+
+    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        self._kernels.embed(states, torch.tensor([start.row for start in turn]), self._state[: len(turn)])
+        self._masks.prepare(turn)
+
+    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return nothing: draft tokens have no keys and values of their own."""
+        return None, None, None
+
+    def advance(self, level: int, rows: int, width: int = 1) -> None:
+        """Run the masked pairs of so many requests at level 0; the others are computed with it."""
+        if level == 0:
+            batch = self._masks.batch(_SIGHT, rows)
+            self._run_masks(batch if self._recorded else trimmed(batch, self._block_size))
+
+    @shared
+    def _run_masks(self, batch: Batch) -> None:
+        rows = len(batch.tokens)
+        state = self._of_masks[:rows]
+        self._kernels.embed(self._absent, torch.zeros(rows, dtype=torch.int64), state)
+        self.foresee(batch.tokens, state, self._context(batch))
+
+    def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
+        return self.score_at(level * MOST_ROWS + torch.arange(rows))
+
+    def score_at(self, places: Tensor) -> Tensor:  # noqa: D102
+        level, request = places // MOST_ROWS, places % MOST_ROWS
+        masked = MOST_ROWS + request * self.rows + level - 1
+        return self.logits(self._states.index_select(0, torch.where(level == 0, request, masked)))
