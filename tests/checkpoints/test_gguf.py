@@ -190,8 +190,9 @@ def test_a_draft_model_with_other_tokens_is_refused(tmp_path: Path, tiny_code: P
         pre="ufakzeka",
         tokenizer__ggml__tokens=ordered,
     )
+    drafts = {"lengths": "fixed", "method": "draft_model", "model": str(other), "vocabulary": "same"}
     with pytest.raises(ModelError, match="other ids to tokens"):
-        LLM(tiny_code, speculative_config={"lengths": "fixed", "method": "draft_model", "model": str(other)})
+        LLM(tiny_code, speculative_config=drafts)
 
 
 def test_a_digest_names_weights_and_shape(tmp_path: Path) -> None:
