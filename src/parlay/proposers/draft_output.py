@@ -1,22 +1,26 @@
-"""The target's output layer as a head uses it: whole, or the rows of the commonest tokens alone.
+"""An output layer as proposers use it, the target's or a draft model's: whole, or the rows of the commonest tokens.
 
 With large vocabularies a draft token reads more of the output layer than of the head: 248,320 rows are 16 % of a
 model of 4 billion weights. FR-Spec (Zhao et al. 2025, arXiv 2502.14856) drafts the commonest tokens alone; they are
-verified as ever. How many of a text's tokens are among them depends on the text, of which a head sees every token: it
-uses the shorter layer while enough of them are.
+verified as ever. How many of a text's tokens are among them depends on the text, of which a proposer sees every
+token: it uses the shorter layer while enough of them are.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
 from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.heads import CheckpointOptions
 from parlay.proposers.target_layers import output_layer, records_logits, reduced_output
 from parlay.proposers.vocabulary import frequent_ids
 from parlay.runner.footprint import end_bytes
 from parlay.runner.graphs import MOST_ROWS
+from parlay.types.plan import Span, Verdict
 
 COMMON = 32_768  # as in FR-Spec, where they are 97 % of a chat's tokens
 _ACCEPTANCE = 0.7  # of a draft token, usually: a high one has more to lose
@@ -24,18 +28,41 @@ _NODES = 3  # of a draft, for which both are compared
 _RECENT = 512  # tokens that a share of them is of
 
 
-def least_share(target: ModelConfig, head: ModelConfig, rows: int) -> float:
+@dataclass(frozen=True, slots=True)
+class OutputOptions(CheckpointOptions):
+    """Options of a checkpoint that drafts from a large output layer.
+
+    Attributes:
+        draft_vocab_size: draft only this many tokens, the commonest ones: a draft token then reads so many rows of
+            the output layer. None for 32,768 where that pays, and for all tokens where not.
+    """
+
+    draft_vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        CheckpointOptions.__post_init__(self)
+        if self.draft_vocab_size is not None and self.draft_vocab_size < 2:
+            raise ConfigError(f"draft_vocab_size must be at least 2, not {self.draft_vocab_size}")
+
+
+def least_share(target: ModelConfig, head: ModelConfig, owner: ModelConfig, rows: int) -> float:
     """Return which share of a text's tokens so many rows of the output layer must have for drafts of them to pay.
 
     A step, and each node, takes as long as the weights that it reads.
 
+    Args:
+        target: the target.
+        head: the layers of a node, besides the output layer.
+        owner: whose output layer it is.
+        rows: of it.
+
     Returns:
         More than 1 where they never pay.
     """
-    output = target.hidden_size * target.tokens
-    step, layer = _numbers(target) + output, _numbers(head)
+    output = owner.hidden_size * owner.tokens
+    step, layer = _numbers(target) + target.hidden_size * target.tokens, _numbers(head)
     whole = _tokens(1.0) / (step + _NODES * (layer + output))
-    short = step + _NODES * (layer + output * rows // target.tokens)
+    short = step + _NODES * (layer + output * rows // owner.tokens)
     return next((percent / 100 for percent in range(101) if _tokens(percent / 100) / short > whole), 2.0)
 
 
@@ -50,56 +77,74 @@ def _tokens(share: float) -> float:
 
 
 class DraftOutput:
-    """The output layer of a head.
+    """The output layer of a proposer.
 
     Attributes:
-        ids: int64 `[D]`, the tokens of the logits; None for all of the target's.
+        ids: int64 `[D]`, the tokens of the logits; None for all of the layer's.
         recordable: whether logits are computed by kernels alone.
     """
 
-    def __init__(self, target: TargetInfo, head: ModelConfig, size: int | None) -> None:
+    def __init__(
+        self, target: TargetInfo, head: ModelConfig, size: int | None, owner: ModelConfig | None = None
+    ) -> None:
         """Choose the rows.
 
         Args:
-            target: whose output layer it is.
+            target: what it drafts for.
             head: the layers that a node reads besides it.
             size: how many tokens to draft; None for as many as pay.
+            owner: whose output layer it is; None for the target's.
         """
-        self._target, tokens = target, target.config.tokens
-        self._least = least_share(target.config, head, COMMON) if size is None and tokens > COMMON else 0.0
+        self._owner, self._dtype = owner or target.config, target.dtype
+        tokens = self._owner.tokens
+        pays = size is None and tokens > COMMON
+        self._least = least_share(target.config, head, self._owner, COMMON) if pays else 0.0
         short = self._least <= 1 if size is None else size < tokens
         self._short = None
         if short and tokens > (size or COMMON):
             self._short = frequent_ids(tokens, size or COMMON, target.config.eos_token_ids)
-            self._has = torch.zeros(target.config.vocab_size, dtype=torch.bool)
+            self._has = torch.zeros(max(tokens, target.config.vocab_size), dtype=torch.bool)
             self._has[self._short] = True
         self.ids = self._short
         self._seen = self._common = 1.0
 
     @property
     def bytes(self) -> int:
-        """Memory of the rows and of the logits, besides the target's own."""
-        config = self._target.config
-        found = 4 * MOST_ROWS * config.vocab_size
-        if self._short is not None:
-            ends = end_bytes(config, self._target.dtype) // (1 if config.tie_embeddings else 2)
-            found += ends * len(self._short) // config.vocab_size + 4 * MOST_ROWS * len(self._short)
-        return found
+        """Memory of the rows and of their logits, besides the owner's own."""
+        if self._short is None:
+            return 0
+        config, count = self._owner, len(self._short)
+        ends = end_bytes(config, self._dtype) // (1 if config.tie_embeddings else 2)
+        return ends * count // config.vocab_size + 4 * MOST_ROWS * count
 
-    def load(self, runtime: Runtime) -> None:
-        """Read the rows; `runtime.target` has the whole layer."""
-        self._whole, self.recordable = output_layer(runtime.target, MOST_ROWS), records_logits(runtime.target)
+    def load(self, runtime: Runtime, whole: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Read the rows.
+
+        Args:
+            runtime: what it may use.
+            whole: returns the logits of the whole layer; None for that of `runtime.target`.
+        """
+        self._whole, self.recordable = whole or output_layer(runtime.target, MOST_ROWS), True
+        if whole is None:
+            self.recordable = records_logits(runtime.target)
         self._few: Callable[[Tensor], Tensor] | None = None
         if self._least and runtime.keep_distributions:  # which are of one length
             self.ids = self._short = None
         if self._short is None or runtime.group.rank:  # rank 0 alone drafts
             return
-        layer = reduced_output(self._target.config, self._target.dtype, runtime.kernels, self._short)
+        layer = reduced_output(self._owner, self._dtype, runtime.kernels, self._short)
         memory = torch.zeros((MOST_ROWS, len(self._short)))
         self._few = lambda states: layer(states, memory[: len(states)])
 
-    def observe(self, tokens: Iterable[int]) -> None:
-        """Choose the layer for the next drafts, now that a text goes on with these tokens."""
+    def observe(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> None:
+        """Choose the layer for the next drafts, now that texts go on as a step has found."""
+        if self._short is None or not self._least:
+            return
+        pairs = zip(spans, verdicts, strict=True)
+        self.read(token for span, verdict in pairs for token in (*span.tokens, *verdict.tokens[:-1]))
+
+    def read(self, tokens: Iterable[int]) -> None:
+        """Choose the layer, now that a text goes on with these tokens, at least one."""
         if self._short is None or not self._least:
             return
         own = torch.tensor([*tokens])

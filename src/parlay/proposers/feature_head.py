@@ -16,7 +16,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import ClassVar
 
 import torch
@@ -226,8 +225,7 @@ class FeatureHead(CheckpointHead):
         """Keep the pairs that the step has made known, then draft for each request that lacks none."""
         proposals = [NO_PROPOSAL] * len(spans)
         if self.output is not None:
-            known = ((*span.tokens, *verdict.tokens[:-1]) for span, verdict in zip(spans, verdicts, strict=True))
-            self.output.observe(chain.from_iterable(known))
+            self.output.observe(spans, verdicts)
             self.ids = self.output.ids
         sources = self.sources(hidden, tapped)
         before = self._before

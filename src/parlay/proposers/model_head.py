@@ -68,7 +68,7 @@ class ModelHead(DraftHead):
         if group.rank:  # which does not draft
             return
         vocab_size = target.config.vocab_size
-        self.ids = ids_of(config.vocab_size, vocab_size) if ids is None else ids
+        self.ids = self._all = ids_of(config.vocab_size, vocab_size) if ids is None else ids
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
         self._every = torch.arange(MOST_ROWS)
         self._states = DraftStates(room.places - DRAFT_PLACES, newest=newest) if runner.recurrent else None
@@ -80,9 +80,9 @@ class ModelHead(DraftHead):
 
     def embeddable(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Return tokens of the target's with another in place of each one that the model lacks."""
-        if self.ids is None:
+        if self._all is None:
             return tokens
-        most = len(self.ids) - 1
+        most = len(self._all) - 1
         return tuple(min(token, most) for token in tokens)
 
     @shared

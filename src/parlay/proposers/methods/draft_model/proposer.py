@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parlay.errors import ConfigError
 from parlay.kv.pool import BlockPool
 from parlay.models.decoder import Decoder
 from parlay.models.select import (
@@ -32,10 +33,11 @@ from parlay.models.select import (
 )
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
 from parlay.proposers.draft_head import Start
+from parlay.proposers.draft_output import DraftOutput, OutputOptions
 from parlay.proposers.draft_slots import scratch_blocks
 from parlay.proposers.draft_states import DRAFT_PLACES
 from parlay.proposers.expander import MOST_LEVELS
-from parlay.proposers.heads import CheckpointOptions, shape_of, share_of, storage_of
+from parlay.proposers.heads import shape_of, share_of, storage_of
 from parlay.proposers.methods.draft_model.choice import Vocabulary, choose
 from parlay.proposers.methods.draft_model.other_vocabulary import OtherVocabulary
 from parlay.proposers.methods.draft_model.progress import Gap, Gaps, SameVocabulary, last_slot
@@ -55,7 +57,7 @@ _OWN_TOKENS = 2  # of another vocabulary, for which there is room with each of t
 
 
 @dataclass(frozen=True, slots=True)
-class Options(CheckpointOptions):
+class Options(OutputOptions):
     """Options of a draft model.
 
     Attributes:
@@ -90,6 +92,16 @@ class Proposer(ModelHead):
         self.cache = replace(cache_spec(self._config, target.dtype), slots=self._room)
         self.recurrent = config.style.recurrent is not None
         self.weight_bytes = weight_bytes(self._config, target.dtype) + self._reduced_bytes()
+        self.output: DraftOutput | None = None
+        if way != "same" or config.foreign is not None:
+            if options.draft_vocab_size is not None:
+                raise ConfigError(
+                    f"draft_vocab_size is for draft models of parlay's own families with the target's vocabulary, "
+                    f"which {config.path} is not; leave it out"
+                )
+        else:
+            self.output = DraftOutput(target, self._config, options.draft_vocab_size, self._config)
+            self.weight_bytes += self.output.bytes
 
     def load(self, runtime: Runtime) -> None:
         """Read the draft model's weights and allocate its cache layers."""
@@ -106,6 +118,8 @@ class Proposer(ModelHead):
         if translator is None:
             room = StateRoom(runtime.room.slots, DRAFT_PLACES)
             self.load_model(self._config, blocks, target, own, room)
+            if self.output is not None:
+                self.output.load(runtime, self._own_logits)
             return
         pool = BlockPool(own.num_blocks, runtime.block_size)
         self._other = OtherVocabulary(translator, pool, longest)
@@ -152,6 +166,9 @@ class Proposer(ModelHead):
         rows_left = self._max_rows
         if self._other is not None:
             self._other.begin_step()
+        if self.output is not None:
+            self.output.observe(spans, verdicts)
+            self.ids = self._all if self.output.ids is None else self.output.ids
         for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
             if not span.catch_up.budget:
                 continue
@@ -192,4 +209,7 @@ class Proposer(ModelHead):
             self.run_level(level, rows, width)
 
     def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
-        return super().score(level, rows) if self._some is None else self._some(self._state[:rows])
+        states = self._state[:rows]
+        if self.output is not None:
+            return self.output(states)
+        return super().score(level, rows) if self._some is None else self._some(states)

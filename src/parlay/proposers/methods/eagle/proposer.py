@@ -21,12 +21,13 @@ from parlay.models.context import ForwardContext
 from parlay.models.decoder import attention_shapes, mlp_shapes
 from parlay.models.heads import layer_config
 from parlay.models.layers import SplitLinear
-from parlay.proposers.base import Runtime
+from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_output import DraftOutput
+from parlay.proposers.draft_output import OutputOptions as Options
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.head_layers import HeadLayers, side_by_side
-from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.eagle.format import AFTER, BEFORE, EMBEDDING, JOIN, JOIN_BIAS, layer
+from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -39,6 +40,10 @@ class Proposer(FeatureHead):
     source = "eagle"
     runs_ends = True
     output: DraftOutput
+
+    def __init__(self, options: Options, target: TargetInfo) -> None:
+        self._draft_vocab_size = options.draft_vocab_size
+        super().__init__(options, target)
 
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         head, target = self.head, self._target
@@ -64,8 +69,9 @@ class Proposer(FeatureHead):
                 own[BEFORE] = (width,)
             shapes |= {layer(i) + name: shape for name, shape in own.items()}
         weights.expect(shapes, (".rotary_emb.inv_freq",))
-        self.output = DraftOutput(target, config, None)
+        self.output = DraftOutput(target, config, self._draft_vocab_size)
         self.weight_bytes = weights.size(shapes, target.dtype) + self.output.bytes
+        self.weight_bytes += MOST_ROWS * 4 * target.config.vocab_size  # logits
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group = self._target.dtype, runtime.kernels, runtime.group

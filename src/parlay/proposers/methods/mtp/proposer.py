@@ -18,18 +18,19 @@ from torch import Tensor
 
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.loader import Checkpoint
-from parlay.errors import ConfigError, ModelError
+from parlay.errors import ModelError
 from parlay.models.context import ForwardContext
 from parlay.models.heads import HeadConfig
 from parlay.models.mtp import MTPLayer
 from parlay.models.rotary import layer_tables
 from parlay.models.select import mtp_layer
 from parlay.proposers.base import Runtime, TargetInfo
-from parlay.proposers.draft_output import DraftOutput
+from parlay.proposers.draft_output import DraftOutput, OutputOptions
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.heads import CheckpointOptions
 from parlay.proposers.methods.mtp.layer import FurtherLayer
 from parlay.proposers.target_layers import TargetEmbedding
+from parlay.runner.graphs import MOST_ROWS
 from parlay.types.progress import OnRead, ignore
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
@@ -38,22 +39,14 @@ EMBEDDED: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Options(CheckpointOptions):
+class Options(OutputOptions):
     """Options of the layer that a target has in its own files.
 
     Attributes:
         model: where the layer lies; empty for the target's own files.
-        draft_vocab_size: draft only this many tokens, the commonest ones: a draft token then reads so many rows of
-            the output layer. None for 32,768 where that pays, and for all tokens where not.
     """
 
     model: str = ""
-    draft_vocab_size: int | None = None
-
-    def __post_init__(self) -> None:
-        CheckpointOptions.__post_init__(self)
-        if self.draft_vocab_size is not None and self.draft_vocab_size < 2:
-            raise ConfigError(f"draft_vocab_size must be at least 2, not {self.draft_vocab_size}")
 
 
 class Proposer(FeatureHead):
@@ -104,6 +97,7 @@ class Proposer(FeatureHead):
         shapes = _check(self._layer, weights)
         self.output = DraftOutput(self._target, self.config, self._draft_vocab_size)
         self.weight_bytes = weights.size(shapes, self._target.dtype) + self.output.bytes
+        self.weight_bytes += MOST_ROWS * 4 * self._target.config.vocab_size  # logits
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group, config = self._target.dtype, runtime.kernels, runtime.group, self.config
