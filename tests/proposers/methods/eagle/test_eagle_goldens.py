@@ -19,7 +19,6 @@ from parlay.kernels.select import select_kernels
 from parlay.models.select import CausalModel, describe_model, load_model
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.feature_head import FeatureHead
-from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.eagle import proposer as eagle
 from parlay.proposers.methods.eagle3 import proposer as eagle3
 from parlay.runner.batch import Stretch, flatten
@@ -60,7 +59,7 @@ def models(path: Path) -> tuple[CausalModel, Kernels]:
 def loaded(case: Case) -> FeatureHead:
     model, kernels = models(case.target)
     module = eagle if case.golden["method"] == "eagle" else eagle3
-    head = module.Proposer(Options(str(case.draft)), TargetInfo(model.config, torch.float32, 512))
+    head = module.Proposer(module.Options(str(case.draft)), TargetInfo(model.config, torch.float32, 512))
     head.load(Runtime(kernels, BLOCKS, SIZE, 2048, model, ()))
     return head
 

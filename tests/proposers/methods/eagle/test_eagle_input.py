@@ -16,7 +16,6 @@ from parlay import ConfigError, ModelError
 from parlay.engine import load as module
 from parlay.models.select import describe_model
 from parlay.proposers.base import TargetInfo
-from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.eagle import proposer as eagle
 from parlay.proposers.methods.eagle3 import proposer as eagle3
 
@@ -143,14 +142,14 @@ def test_an_empty_list_of_layers_means_the_usual_ones(tmp_path: Path) -> None:
     target = describe_model(str(write_llama(tmp_path / "target", num_hidden_layers=8)))
     for i, given in enumerate(({}, {"eagle_aux_hidden_state_layer_ids": [], "use_aux_hidden_state": True})):
         head = write(tmp_path / str(i), *_eagle3(eagle_config=given))
-        assert eagle3.Proposer(Options(str(head)), TargetInfo(target, torch.float32, 128)).taps == (2, 4, 5)
+        assert eagle3.Proposer(eagle3.Options(str(head)), TargetInfo(target, torch.float32, 128)).taps == (2, 4, 5)
 
 
 def test_a_target_with_too_few_layers(tmp_path: Path) -> None:
     target = write_llama(tmp_path / "target", num_hidden_layers=2)
     head = write(tmp_path / "head", *_eagle3())
     with pytest.raises(ModelError, match="a target of 2 layers is too small"):
-        eagle3.Proposer(Options(str(head)), TargetInfo(describe_model(str(target)), torch.float32, 128))
+        eagle3.Proposer(eagle3.Options(str(head)), TargetInfo(describe_model(str(target)), torch.float32, 128))
 
 
 def test_targets_that_lend_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -159,10 +158,10 @@ def test_targets_that_lend_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         monkeypatch.setattr(f"parlay.proposers.{file}.exposes_hidden_states", lambda config: False)
     info = TargetInfo(describe_model(str(write_llama(tmp_path / "target"))), torch.float32, 128)
     with pytest.raises(ModelError, match="reads states between the layers of its target"):
-        eagle3.Proposer(Options(str(write(tmp_path / "three", *_eagle3()))), info)
+        eagle3.Proposer(eagle3.Options(str(write(tmp_path / "three", *_eagle3()))), info)
     with pytest.raises(
         ModelError, match=r"has no embed_tokens.weight, and the architecture of the target .* cannot share its own"
     ):
-        eagle.Proposer(Options(str(write(tmp_path / "one", *_eagle()))), info)
+        eagle.Proposer(eagle.Options(str(write(tmp_path / "one", *_eagle()))), info)
     own = write(tmp_path / "own", eagle_config(), random_eagle(eagle_config(), embedding=True))
-    assert eagle.Proposer(Options(str(own)), info).taps == ()
+    assert eagle.Proposer(eagle.Options(str(own)), info).taps == ()
