@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "alert.h"
 #include "table.h"
 
 namespace parlay {
@@ -39,11 +41,17 @@ class DefaultFloats {
 #endif
 };
 
-// Workers look for work this often before they sleep; a step's kernels follow each other within microseconds.
-constexpr int kSpins = 2000;
+// Workers look for work this long before they sleep. A step's kernels follow each other within microseconds, and the
+// passes that draft a token each within a tenth of a millisecond; waking a thread takes as long.
+constexpr std::chrono::microseconds kLinger{100};
+
+constexpr int kSpins = 64;       // between two looks at the clock
+constexpr int kPatience = 2000;  // looks before the caller, whose shares are done, offers its core to others
 
 // Shares are counted in sixteen bits; far fewer threads are ever of use.
 constexpr int64_t kMostThreads = 1024;
+
+using Clock = std::chrono::steady_clock;
 
 class Pool {
  public:
@@ -71,6 +79,11 @@ class Pool {
 
   int64_t threads() const { return threads_; }
 
+  void alert(bool on) {
+    alert_ += on ? 1 : -1;
+    if (on && sleepers_.load() > 0) rouse();
+  }
+
   void run(Job job, void* context, int64_t shares, bool wake) {
     const std::unique_lock<std::mutex> mine(users_, std::try_to_lock);
     if (!mine) return job(context, 0, 1);  // another thread of the process is using the workers
@@ -81,7 +94,7 @@ class Pool {
     while (take_share()) {
     }
     for (int spins = 0; done_.load(std::memory_order_acquire) < shares;)
-      if (++spins < kSpins)
+      if (++spins < kPatience)
         relax();
       else
         std::this_thread::yield();  // the machine may have fewer free cores than threads
@@ -111,15 +124,21 @@ class Pool {
 
   void work() {
     const DefaultFloats floats;  // a thread starts with its maker's
+    auto idle = Clock::now();
     for (int spins = 0; !stop_;) {
       if (take_share()) {
         spins = 0;
-      } else if (++spins < kSpins) {
+      } else if (++spins % kSpins) {
         relax();
-      } else {
+      } else if (alert_.load() > 0) {
+        std::this_thread::yield();
+        spins = 0;
+      } else if (spins == kSpins) {
+        idle = Clock::now();
+      } else if (Clock::now() - idle > kLinger) {
         std::unique_lock<std::mutex> lock(sleep_);
         ++sleepers_;
-        wake_.wait(lock, [&] { return stop_ || open(ticket_.load()); });
+        wake_.wait(lock, [&] { return stop_ || open(ticket_.load()) || alert_.load() > 0; });
         --sleepers_;
         spins = 0;
       }
@@ -131,7 +150,7 @@ class Pool {
   std::mutex users_, sleep_;
   std::condition_variable wake_;
   std::atomic<uint64_t> ticket_{0};
-  std::atomic<int64_t> done_{0}, sleepers_{0};
+  std::atomic<int64_t> done_{0}, sleepers_{0}, alert_{0};
   std::atomic<bool> stop_{false};
   uint32_t epoch_ = 0;
   Job job_ = nullptr;
@@ -178,6 +197,14 @@ void run(Job job, void* context, int64_t limit, bool wake) {
   if (limit <= 1 || wanted.load(std::memory_order_relaxed) == 1) return job(context, 0, 1);
   Pool* p = pool();
   p->run(job, context, limit < p->threads() ? limit : p->threads(), wake);
+}
+
+Alert::Alert(bool worth) : pool_(worth && wanted.load(std::memory_order_relaxed) > 1 ? pool() : nullptr) {
+  if (pool_) static_cast<Pool*>(pool_)->alert(true);
+}
+
+Alert::~Alert() {
+  if (pool_) static_cast<Pool*>(pool_)->alert(false);
 }
 
 void* scratch(size_t bytes) {

@@ -3,24 +3,34 @@
 
 #include <nanobind/nanobind.h>
 
+#include <chrono>
 #include <functional>
 #include <utility>
 #include <vector>
 
+#include "alert.h"
+
 namespace parlay {
+
+// Threads are woken for a recording that last took this long; each of its operations may take too little.
+inline constexpr std::chrono::microseconds kWorthWaking{100};
 
 class Tape {
  public:
   void push(std::function<void()> operation) { operations_.push_back(std::move(operation)); }
   void hold(nanobind::object tensor) { held_.push_back(std::move(tensor)); }
-  void run() const {
+  void run() {
+    const auto began = std::chrono::steady_clock::now();
+    const Alert alert(last_ >= kWorthWaking);
     for (const auto& operation : operations_) operation();
+    last_ = std::chrono::steady_clock::now() - began;
   }
   size_t size() const { return operations_.size(); }
 
  private:
   std::vector<std::function<void()>> operations_;
   std::vector<nanobind::object> held_;
+  std::chrono::nanoseconds last_{0};  // that it took
 };
 
 inline thread_local Tape* recording = nullptr;

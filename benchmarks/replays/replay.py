@@ -230,7 +230,7 @@ class Replay:
         if self._device is not None:
             drafting = factor * step.drafting_seconds(self._costs, self._setting.method)
         output = StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), StepTimes(own, 0.0, drafting))
-        moved = scheduler.commit(plan, output, 0.0, own + drafting)
+        moved = scheduler.commit(plan, output, 0.0, lambda: own + drafting)
         for request in moved:
             if request.finish_reason is not None:
                 self._ask()

@@ -22,7 +22,7 @@ from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.proposers.base import HostProposer
 from parlay.types.draft import Draft
-from parlay.types.plan import NO_PROPOSAL, Plan, Span, StepOutput, Verdict
+from parlay.types.plan import NO_PROPOSAL, Plan, Span, StepOutput, StepTimes, Verdict
 
 LENGTH = 8
 
@@ -409,6 +409,23 @@ def test_plain_steps_that_seem_dear_are_run_and_seen_to_be_cheap() -> None:
         policy.timed(8 + drafted, 0, 1.7 if not drafted else 2.5)
     assert dear < 1.1 < 1.3 < cost.table[12] / cost.table[8]
     assert not any(policy.choose([[0.3]] * 4, 8, 8, 0))
+
+
+@pytest.mark.parametrize(("seconds", "least"), [(0.001, 1.05), (0.02, 1.5)])
+def test_short_steps_between_drafts_do_not_make_plain_ones_seem_slow(seconds: float, least: float) -> None:
+    """Drafting evicts what weights the caches hold; those of a long step never were there."""
+    cost = StepCost(64)
+    cost.learn([(1, seconds), (4, 1.5 * seconds)])
+    policy = Policy(cost)
+    for step in range(400):
+        policy.begin(1, 1, 0)
+        rested = step % 4
+        policy.timed(1, 0, 1.7 * seconds, StepTimes(forward=1.6 * seconds, rested=rested), drafted=False)
+    assert least * seconds <= cost.pace * cost.table[1] <= (least + 0.25) * seconds
+    for _ in range(200):  # a long time without drafts tells what plain steps take
+        policy.begin(1, 1, 0)
+        policy.timed(1, 0, 1.3 * seconds, StepTimes(forward=1.2 * seconds), drafted=False)
+    assert cost.pace * cost.table[1] == pytest.approx(1.3 * seconds, rel=0.05)
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.001, False), (0.02, True)])

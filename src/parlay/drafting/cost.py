@@ -35,9 +35,11 @@ KNOTS: tuple[int, ...] = (
 )  # rows
 _PACE = 0.2  # weight of a new step in the pace
 _TABLE = 0.02  # and in the table, at a number of rows that is known
+_MEASURED = 0.2  # or this for a step that was run for that
 _AGED = 1 / 400  # or this for each step since the last of that number, if that is more: old observations are doubtful
 _RISE, _FALL = 0.2, 0.5  # weights in the table at a number of rows that is not known yet, upwards and downwards
 _TRUSTED = 16  # steps of a number of rows after which it is known
+_FEW = 8  # as many steps count for what an earlier run has learnt
 _MOST = 2.0  # factor beyond which a step's time is clipped: clocks jump, processes are stopped
 _FADES = 0.95  # weight of earlier drafts when one more was timed
 _LINE = 0.1  # square of the lengths' deviation from which on the slope of a draft's cost is the measured one
@@ -91,7 +93,7 @@ class StepCost:
         """Start from another run's times, with half the confidence in each."""
         for knot, (seconds, weight) in known.items():
             if knot in KNOTS and _LEAST < seconds < inf:
-                self._known[knot], self._weights[knot] = seconds, min(weight, _TRUSTED // 2)
+                self._known[knot], self._weights[knot] = seconds, min(weight, _FEW)
         if self._known:
             self._unfold()
 
@@ -105,8 +107,10 @@ class StepCost:
         if self._known:
             self._unfold()
 
-    def observe(self, rows: int, keys: int, seconds: float) -> float:
+    def observe(self, rows: int, keys: int, seconds: float, *, measured: bool = False) -> float:
         """Record a step of so many rows, which read so many keys and took `seconds`.
+
+        It counts for more if it is one of a few that were `measured` on purpose.
 
         Returns:
             By what factor it took longer than expected; 1 if nothing was known.
@@ -127,7 +131,7 @@ class StepCost:
             rate = most = _RISE if ratio > 1 else _FALL
             if self._weights[knot] >= _TRUSTED:
                 self.pace *= ratio**_PACE
-                rate = min(max(_TABLE, age * _AGED), most)
+                rate = min(max(_MEASURED if measured else _TABLE, age * _AGED), most)
             self._known[knot] *= ratio**rate
             self._news += 1
             if rate < _SOON and self._news < _EVERY:
@@ -140,6 +144,15 @@ class StepCost:
             self._known[knot], self._weights[knot] = seconds, 1
         self._unfold()
         return ratio
+
+    def observe_cold(self, rows: int, keys: int, seconds: float) -> None:
+        """Record how long a step took beyond its pass, for which the weights had to come from memory.
+
+        The pass is taken to be the one that was timed at start, until warm steps of as many rows are known.
+        """
+        knot = _knot(rows)
+        if knot in self._timed and self._weights[knot] < _FEW:
+            self.observe(rows, keys, seconds + self.pace * (self._timed[knot] + keys * self.key))
 
     @property
     def _extra(self) -> float:

@@ -6,7 +6,7 @@ the target has to run those tokens once more before the head can draft for that 
 For a trial it therefore follows a new request from its first token on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from parlay.drafting.hosts import Faults, Method, check_draft
@@ -109,10 +109,17 @@ class Device:
         """Whether the next length is chosen anew in this step."""
         return self._length > 0 or step % THINKS == 0
 
+    def rests(self, step: int, requests: Iterable[Drafted]) -> bool:
+        """Whether it is off in a step, and nothing of these requests waits for it or is its own."""
+        if self._length or self.next_length or self.thinks(step):
+            return False
+        states = (request.drafting for request in requests)
+        return not any(state.scout or state.pending.tokens or state.layers.speculated for state in states)
+
     def rerun(self, request: Drafted) -> int:
         """How many tokens the target is to run once more for their states: all that lack them, if that pays."""
         lacking = self._lacking(request)
-        if lacking <= 0 or not self._length or not (self._tried is None or request in self._tried):
+        if lacking <= 0 or not self._length or self._pauses or not (self._tried is None or request in self._tried):
             return 0
         return lacking if self._worth(request, self._saving or _LEFT) else 0
 
@@ -161,7 +168,7 @@ class Device:
             next_rows: most nodes of a draft in the next step.
         """
         state, budget, follow = request.drafting, 0, False
-        if limit > 0 and (state.scout or (self._length and not state.predicted and self._drafts_for(request))):
+        if limit > 0 and not self._pauses and (state.scout or self._begins(request)):
             tried = self._tried is None or request in self._tried
             budget = max(min(limit, self.next_length, next_rows), 0) if tried else 0
             follow = self._follows and (budget > 0 or (self._pairs and (tried or state.scout)))
@@ -262,6 +269,13 @@ class Device:
         if not self._may_draft_for(request):
             return False
         return self._policy is None or request in (self._tried or ()) or self._worth(request, self._saving)
+
+    def _begins(self, request: Drafted) -> bool:
+        return self._length > 0 and not request.drafting.predicted and self._drafts_for(request)
+
+    @property
+    def _pauses(self) -> bool:
+        return self._policy is not None and self._policy.pauses
 
     def _may_draft_for(self, request: Drafted) -> bool:
         """Whether it is loaded for a request, and no other draft is better."""

@@ -178,10 +178,11 @@ class Drafting:
             waiting: whether further requests are queued.
         """
         self._steps += 1
-        if self._rests(len(rows)):
+        if self._rests(rows):
             for request, _ in rows:
-                request.drafting.why = Why.PAUSED if request.drafting.hosts else Why.NOT_ALLOWED
-            return StepDrafts([PLAIN] * len(rows), timed=not self._steps % _TIMED)
+                state = request.drafting
+                state.why = Why.PAUSED if state.hosts or state.device else Why.NOT_ALLOWED
+            return StepDrafts([PLAIN] * len(rows), self._forgotten(), timed=not self._steps % _TIMED)
         try:
             return self._plan(rows, left, most, waiting=waiting)
         except Exception as error:
@@ -207,23 +208,25 @@ class Drafting:
         judged: Sequence[Sequence[tuple[float, bool]]] = [()] * len(outcomes)
         self._hit = False
         try:
-            if self._device is not None or step.active:
+            if step.active:
                 judged = [self._judge(step, one) for one in outcomes]
             self._time(step, plan, output, seconds)
         except Exception as error:
             self._recover(error, [one.request for one in outcomes if not one.ended])
         return judged
 
-    def _rests(self, count: int) -> bool:
-        """Whether a step for so many requests has nothing to draft from, as is usual where drafts do not pay."""
-        if self._device is not None or self._eager or self._hit:
+    def _rests(self, rows: Collection[tuple[Drafted, Rows]]) -> bool:
+        """Whether a step has nothing to draft from, as is usual where drafts do not pay."""
+        if self._eager or self._hit:
             return False
-        policy = self.policy
+        policy, device = self.policy, self._device
+        if device is not None and not device.rests(self._steps, (request for request, _ in rows)):
+            return False
         if policy is None or not self._hosts:
             return not self._hosts
         if not policy.plain or policy.measuring.left:
             return False
-        if policy.asking.affords(count):
+        if policy.asking.affords(len(rows)):
             return False
         policy.asking.save(policy.plain)
         return True
@@ -234,7 +237,7 @@ class Drafting:
         self._bound = self._most_nodes(emitting)
         limits = {request: self.limit(request) for request in emits}
         requests = [request for request, limit in limits.items() if limit > 0]
-        step = StepDrafts(emitting=emitting)
+        step = StepDrafts(emitting=emitting, active=self._device is not None)
         policy = self.policy
         for request in emits:
             state = request.drafting
@@ -416,7 +419,7 @@ class Drafting:
                 # Its time depends on levels: of a tree these are its passes, for any number of nodes.
                 count, length = count + 1, max(length, ask.budget)
         own, settled = output.times.propose, output.times.settled
-        policy.timed(rows, keys, seconds - own - step.asking, settled=settled)
+        policy.timed(rows, keys, seconds - own - step.asking, output.times, drafted=step.drafted)
         if count and steady and policy.ahead is not None:
             policy.ahead.timed(length, count, own, behind, settled=settled)
 

@@ -13,6 +13,7 @@ from parlay.drafting.belief import Belief
 from parlay.drafting.budget import Budget
 from parlay.drafting.cost import DraftCost, StepCost
 from parlay.drafting.goodput import best_draft, choose
+from parlay.types.plan import SETTLED, StepTimes
 
 # Factors in goodput for which drafting is begun, and continued: a smaller expected gain may as well be a loss, since
 # neither costs nor probabilities are known that exactly.
@@ -23,10 +24,11 @@ _HOPELESS = 0.95  # tokens: no draft token is that likely to be accepted
 # Seconds of a step without drafts below which drafts are chains of one proposer: joining several drafts and judging
 # every branch takes a tenth of a millisecond.
 _SHORT = 0.005
+_WARM = 8  # such steps without drafts until the target's weights are in the processor's caches again
 # Plain steps are run to learn their cost: after so many steps with drafts at first, and at last. A device proposer's
-# weights evict the target's from the processor's caches, so it pauses for several steps, the first of which does not
+# weights evict the target's from the processor's caches, so it pauses for several steps, of which the first do not
 # count, less often.
-_BUSY, _SELDOM, _PAUSE = 8, 128, 4
+_BUSY, _SELDOM, _PAUSE = 8, 128, 3
 _SURPRISE = 0.85  # of the expected seconds of such a step: if it took less, they are as frequent as at first again
 _ASKS = 256  # of a host proposer for one request: before anything is decided, and what is saved for
 _STEPS = 8  # plain steps: losses that drafts which have paid may cause before asking ends
@@ -288,7 +290,7 @@ class Policy:
         self.cost, self.belief, self.asking, self.ahead = cost, belief or Belief(), Asking(), ahead
         self.price = self.plain = 0.0
         self.requests = self.rows = 0
-        self.measuring = Measuring(1 if ahead is None else _PAUSE)
+        self.measuring = Measuring(1)
         self._fair, self._keep = fair, keep
         self._steps = 0
         self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
@@ -316,6 +318,17 @@ class Policy:
             slope = self._slopes[rows] = min((table[end] - table[rows]) / (end - rows) for end in ends)
         self.plain = table[min(requests, rows)] + keys * self.cost.key
         self.price = slope * requests / self.plain
+        self.measuring.length = 1 if self.ahead is None else _PAUSE + self._cold
+
+    @property
+    def _cold(self) -> int:
+        """Plain steps after a device proposer's that take longer than others."""
+        return _WARM if self.plain < _SHORT else 1
+
+    @property
+    def pauses(self) -> bool:
+        """Whether a device proposer may not run at all, so that the target's weights stay in the caches."""
+        return self.measuring.left > 1 and self.plain < _SHORT
 
     @property
     def hopeful(self) -> bool:
@@ -370,17 +383,25 @@ class Policy:
         self._verifies = self._drafted = any(chosen)
         return chosen
 
-    def timed(self, rows: int, keys: int, seconds: float, *, settled: bool = True) -> None:
+    def timed(
+        self, rows: int, keys: int, seconds: float, times: StepTimes = SETTLED, *, drafted: bool = True
+    ) -> None:
         """Learn what a step cost.
 
         Args:
             rows: number of rows that it ran.
             keys: number of keys that these read.
             seconds: of the whole step without a device proposer's part.
-            settled: whether `seconds` is typical of such steps; if not, they do not count.
+            times: where they went.
+            drafted: whether it verified drafts.
         """
-        if settled and self.cost.observe(rows, keys, seconds) < _SURPRISE and self.measuring.left:
-            self.measuring.surprise()
+        # Steps that verify are meant to be those after drafting, which evicts the target's weights from the caches.
+        if times.settled and (drafted or times.rested >= self._cold):
+            measured = self.measuring.left > 0 and self.ahead is not None
+            if self.cost.observe(rows, keys, seconds, measured=measured) < _SURPRISE and self.measuring.left:
+                self.measuring.surprise()
+        elif times.settled:
+            self.cost.observe_cold(rows, keys, seconds - times.forward)
         self._steps += 1
         if self._keep is not None and self._steps >= _KEPT and self._steps.bit_count() == 1:
             self._keep(self)

@@ -8,7 +8,7 @@ makes them.
 import itertools
 from bisect import insort_left, insort_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from parlay.config import EngineConfig
@@ -246,14 +246,16 @@ class Scheduler:
 
     # ----------------------------------------------------------------------------------------------- committing
 
-    def commit(self, plan: Plan, output: StepOutput, now: float, seconds: float = 0.0) -> list[Request]:
+    def commit(
+        self, plan: Plan, output: StepOutput, now: float, elapsed: Callable[[], float] = lambda: 0.0
+    ) -> list[Request]:
         """Turn a step's verdicts into progress.
 
         Args:
             plan: the step's.
             output: what came of it.
             now: the engine's clock.
-            seconds: that the step took.
+            elapsed: how many seconds the step has taken; asked when tokens are committed, which takes time too.
 
         Returns:
             The requests that emitted tokens or finished, in the plan's order.
@@ -283,7 +285,7 @@ class Scheduler:
                 break
             outcomes.append(Outcome(request, span, verdict, proposal, request.finish_reason is not None))
         self._half = None
-        judged = self.drafting.learn(drafts, plan, output, outcomes, seconds)
+        judged = self.drafting.learn(drafts, plan, output, outcomes, elapsed())
         for outcome, nodes in zip(outcomes, judged, strict=True):
             self.stats.reliability.judge(nodes)
             if outcome.span.sample and not outcome.ended:

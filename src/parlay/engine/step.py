@@ -24,6 +24,7 @@ from parlay.sampling.distribution import Distribution, separate
 from parlay.sampling.sampler import token_logprobs
 from parlay.types.plan import (
     NO_PROPOSAL,
+    SETTLED,
     Plan,
     Proposal,
     Span,
@@ -88,7 +89,7 @@ class Worker:
         self._stale = False  # whether passes may be under way of which no plan is left
         self._processing = False  # whether requests' processors are at work, or were when a step ended half-way
         self._failed = 0  # steps in a row in which drafting failed for no request's fault
-        self._cold = False  # drafting at the end of the last step evicted the target's weights from the caches
+        self._rested = SETTLED.rested  # steps since the proposer ran
         if proposer is not None:
             runner.tap(proposer.taps)
 
@@ -175,15 +176,15 @@ class Worker:
         self._runner.keep(spans, verdicts)
         verified = perf_counter()
         proposals = [NO_PROPOSAL] * len(spans)
-        # The time of steps that verify is meant to be that after drafting; of others it is not.
-        cold = self._cold and not any(s.draft.tokens for s in spans)
+        rested = self._rested
         if self._proposer is not None:
             proposals = self._propose(self._proposer, step, verdicts, hidden)
         self._processing = False
         forward = step.seconds + forwarded - began
         unsettled, self._unsettled = self._unsettled, self._runner.unsettled
-        settled = unsettled == self._unsettled and not cold
-        times = StepTimes(forward, verified - forwarded, perf_counter() - verified, settled)
+        times = StepTimes(
+            forward, verified - forwarded, perf_counter() - verified, unsettled == self._unsettled, rested
+        )
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
 
     def _propose(
@@ -195,7 +196,7 @@ class Worker:
         """
         spans = step.plan.spans
         drafts = [bool(s.catch_up.budget or s.catch_up.follow) for s in spans]
-        self._cold = any(drafts) and any(s.catch_up.budget for s in spans)
+        self._rested = 0 if any(drafts) else self._rested + 1
         try:
             if step.states is not None:
                 proposer.hold(step.states, hidden, self._runner.tapped)
@@ -261,8 +262,7 @@ def drive(scheduler: Scheduler, worker: Worker) -> tuple[list[Request], StepTime
         return expired, None
     with _taken_back_if_it_fails(oldest, scheduler, worker):
         output = worker.finish()
-        end = perf_counter()
-        moved = scheduler.commit(oldest, output, end, end - now)
+        moved = scheduler.commit(oldest, output, perf_counter(), lambda: perf_counter() - now)
     return expired + moved, output.times
 
 

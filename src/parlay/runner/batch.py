@@ -66,58 +66,85 @@ def flatten(stretches: Sequence[Stretch], block_size: int, *, recurrent: bool = 
         block_size: tokens a block.
         recurrent: whether the model has recurrent layers.
     """
-    tables = table_array([s.blocks for s in stretches])
     tokens: list[int] = []
     offsets = [0]
-    position_parts: list[NDArray[np.int64]] = []
-    slot_parts: list[NDArray[np.int64]] = []
-    last_parts: list[NDArray[np.int64]] = []
-    extra_counts = None if all(s.draft.is_chain for s in stretches) else np.zeros(0, dtype=np.int64)
-    extra_slots: list[int] = []
-    for table, stretch in zip(tables, stretches, strict=True):
-        known, nodes = len(stretch.tokens), len(stretch.draft)
-        tokens.extend(stretch.tokens)
-        tokens.extend(stretch.draft.tokens)
+    for stretch in stretches:
+        tokens += stretch.tokens
+        tokens += stretch.draft.tokens
         offsets.append(len(tokens))
-        index = np.arange(stretch.start, stretch.start + known + nodes)
-        slots = table[index // block_size].astype(np.int64) * block_size + index % block_size
-        positions, last = index, index + 1
-        if not stretch.draft.is_chain:
-            # A node sees all computed keys through the table and its ancestors, itself included, one by one.
-            end = stretch.start + known
-            positions = index.copy()
-            positions[known:] = np.asarray(depths(stretch.draft)) + end - 1
-            last[known:] = end
-        slot_parts.append(slots if stretch.stored else np.full_like(slots, -1))
-        position_parts.append(positions)
-        last_parts.append(last)
-        if extra_counts is not None:
-            own = [] if stretch.draft.is_chain else paths(stretch.draft)
-            counts = np.zeros(known + nodes, dtype=np.int64)
-            counts[known : known + len(own)] = [len(p) for p in own]
-            extra_counts = np.concatenate((extra_counts, counts))
-            extra_slots.extend(int(slots[known + node]) for p in own for node in p)
-    rows = len(tokens)
-    row_request = np.repeat(np.arange(len(stretches), dtype=np.int32), np.diff(offsets))
-    extra_offsets = np.zeros(rows + 1, dtype=np.int32)
-    if extra_counts is not None:
-        np.cumsum(extra_counts, out=extra_offsets[1:])
+    # All rows at once: for a few rows each operation takes longer to call than to run.
+    rows, tables = len(tokens), table_array([s.blocks for s in stretches])
+    index = np.arange(rows)
+    if len(stretches) == 1:
+        owner = np.zeros(rows, dtype=np.int32)
+        index += stretches[0].start
+    else:
+        owner = np.arange(len(stretches), dtype=np.int32).repeat(np.diff(offsets))
+        index += np.array([s.start - first for s, first in zip(stretches, offsets, strict=False)])[owner]
+    block, within = np.divmod(index, block_size)
+    slots = tables[owner, block] * np.int64(block_size) + within
+    positions = index.astype(np.int32)
+    last = positions + np.int32(1)
+    seen = np.zeros(rows, dtype=np.int32)
+    if any(s.first for s in stretches):
+        seen = np.array([s.first for s in stretches], dtype=np.int32)[owner]
+    extra_offsets, extra_slots = np.zeros(rows + 1, dtype=np.int32), list[int]()
+    if not all(s.draft.is_chain for s in stretches):
+        extra_slots = _branch(stretches, offsets, slots, positions, last, extra_offsets)
+    for stretch, begin, end in zip(stretches, offsets, offsets[1:], strict=False):
+        if not stretch.stored:
+            slots[begin:end] = -1
     view = AttentionView(
         tables=torch.from_numpy(tables),
-        row_request=torch.from_numpy(row_request),
-        first=torch.from_numpy(np.array([s.first for s in stretches], dtype=np.int32)[row_request]),
-        last=torch.from_numpy(np.concatenate(last_parts).astype(np.int32)),
+        row_request=torch.from_numpy(owner),
+        first=torch.from_numpy(seen),
+        last=torch.from_numpy(last),
         extra_offsets=torch.from_numpy(extra_offsets),
         extra_slots=torch.tensor(extra_slots, dtype=torch.int32),
     )
     return Batch(
         tokens=torch.tensor(tokens, dtype=torch.int64),
-        positions=torch.from_numpy(np.concatenate(position_parts).astype(np.int32)),
-        slots=torch.from_numpy(np.concatenate(slot_parts)),
+        positions=torch.from_numpy(positions),
+        slots=torch.from_numpy(slots),
         view=view,
         offsets=tuple(offsets),
         states=_states(stretches, offsets) if recurrent else None,
     )
+
+
+def _branch(
+    stretches: Sequence[Stretch],
+    offsets: Sequence[int],
+    slots: NDArray[np.int64],
+    positions: NDArray[np.int32],
+    last: NDArray[np.int32],
+    extra_offsets: NDArray[np.int32],
+) -> list[int]:
+    """Set what nodes of drafts with branches see: the tokens before the draft, and one by one those of their paths.
+
+    Args:
+        stretches: of requests.
+        offsets: the first row of each.
+        slots: `[rows]`.
+        positions, last: `[rows]`, changed.
+        extra_offsets: `[rows + 1]`, changed.
+
+    Returns:
+        The slots of the nodes' ancestors, each node's own last.
+    """
+    extra_slots: list[int] = []
+    counts = np.zeros(len(slots), dtype=np.int32)
+    for stretch, begin in zip(stretches, offsets, strict=False):
+        if not stretch.draft.is_chain:
+            root, end = begin + len(stretch.tokens), stretch.start + len(stretch.tokens)
+            own = paths(stretch.draft)
+            nodes = slice(root, root + len(own))
+            positions[nodes] = np.asarray(depths(stretch.draft)) + end - 1
+            last[nodes] = end
+            counts[nodes] = [len(path) for path in own]
+            extra_slots.extend(int(slots[root + node]) for path in own for node in path)
+    np.cumsum(counts, out=extra_offsets[1:])
+    return extra_slots
 
 
 def _states(stretches: Sequence[Stretch], offsets: Sequence[int]) -> StateView:

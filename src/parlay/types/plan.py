@@ -213,14 +213,18 @@ class StepTimes:
 
     Attributes:
         forward, verify, propose: by part.
-        settled: whether the target's pass took as long as such passes usually do: it was not recorded in this step,
-            and a plain one did not follow a device proposer's drafts, which evict its weights from caches.
+        settled: whether the target's pass was not recorded in this step, which takes several times as long.
+        rested: steps since a device proposer ran at the end of one, which evicts the target's weights from caches.
     """
 
     forward: float = 0.0
     verify: float = 0.0
     propose: float = 0.0
     settled: bool = True
+    rested: int = 1 << 30
+
+
+SETTLED = StepTimes()
 
 
 @dataclass(frozen=True, slots=True)
