@@ -128,7 +128,7 @@ class Simulation:
         parts = zip(self.requests, spans, verdicts, strict=True)
         outcomes = [Outcome(request, span, verdict, NO_PROPOSAL, False) for request, span, verdict in parts]
         output = StepOutput(0, tuple(verdicts), (NO_PROPOSAL,) * batch)
-        self.drafting.learn(drafts, Plan(0, tuple(spans)), output, outcomes, self.seconds - began)
+        self.drafting.learn(drafts, Plan(0, tuple(spans)), output, outcomes, lambda: self.seconds - began)
         return [len(span.draft) for span in spans]
 
     def rate(self, alpha: float, count: int, asking: float = 0.0) -> float:
@@ -241,7 +241,7 @@ def test_what_drafts_gain_is_counted_as_lengths_are_chosen(waiting: bool, latenc
         outcomes.append(Outcome(request, span, verdict, NO_PROPOSAL, False))
     plan = Plan(0, tuple(one.span for one in outcomes))
     output = StepOutput(0, tuple(one.verdict for one in outcomes), (NO_PROPOSAL,) * 2)
-    run.drafting.learn(drafts, plan, output, outcomes, 0.01)
+    run.drafting.learn(drafts, plan, output, outcomes, lambda: 0.01)
     n = len(outcomes[0].span.draft)
     assert n > 0
     assert found[-1] == pytest.approx(run.policy.plain * ((1 + n) ** 0.5 - 1 if fair else n / 2))

@@ -182,7 +182,11 @@ class Drafting:
             for request, _ in rows:
                 state = request.drafting
                 state.why = Why.PAUSED if state.hosts or state.device else Why.NOT_ALLOWED
-            return StepDrafts([PLAIN] * len(rows), self._forgotten(), timed=not self._steps % _TIMED)
+            # The next step may begin behind this one, or behind the end of a prompt.
+            near = self._device is not None and self._device.thinks(self._steps + 1)
+            rests = not near and all(part.known == 1 for _, part in rows)
+            timed = not self._steps % _TIMED
+            return StepDrafts([PLAIN] * len(rows), self._forgotten(), timed=timed, rests=rests)
         try:
             return self._plan(rows, left, most, waiting=waiting)
         except Exception as error:
@@ -190,7 +194,12 @@ class Drafting:
             return StepDrafts([PLAIN] * len(rows), self._forgotten())
 
     def learn(
-        self, step: StepDrafts, plan: Plan, output: StepOutput, outcomes: Sequence[Outcome], seconds: float
+        self,
+        step: StepDrafts,
+        plan: Plan,
+        output: StepOutput,
+        outcomes: Sequence[Outcome],
+        elapsed: Callable[[], float],
     ) -> Sequence[Sequence[tuple[float, bool]]]:
         """Learn what became of a step's drafts, also of those that were not verified, and what they cost.
 
@@ -199,7 +208,7 @@ class Drafting:
             plan: the step's.
             output: what came of it.
             outcomes: what became of its requests that had not ended before.
-            seconds: that it took in all.
+            elapsed: how many seconds it has taken; asked when the rest is done, which takes time too.
 
         Returns:
             For each outcome, of each verified node that the target judged: its probability, and whether it was
@@ -210,7 +219,7 @@ class Drafting:
         try:
             if step.active:
                 judged = [self._judge(step, one) for one in outcomes]
-            self._time(step, plan, output, seconds)
+            self._time(step, plan, output, elapsed())
         except Exception as error:
             self._recover(error, [one.request for one in outcomes if not one.ended])
         return judged

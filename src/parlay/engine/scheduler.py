@@ -140,7 +140,7 @@ class Scheduler:
         most = self._config.max_num_batched_tokens - (self._left - left)
         drafts = self.drafting.plan(rows.items(), left, most, waiting=bool(self._waiting))
         spans = tuple(map(self._span, rows, rows.values(), drafts.parts))
-        plan = Plan(next(self._plan_ids), spans, drafts.forgotten)
+        plan = Plan(next(self._plan_ids), spans, drafts.forgotten, drafts.rests)
         self._under_way |= {request.request_id: request for request in rows}
         self._drafts.append((plan, drafts))
         return plan
@@ -255,7 +255,7 @@ class Scheduler:
             plan: the step's.
             output: what came of it.
             now: the engine's clock.
-            elapsed: how many seconds the step has taken; asked when tokens are committed, which takes time too.
+            elapsed: how many seconds the step has taken; asked when all else is done, which takes time too.
 
         Returns:
             The requests that emitted tokens or finished, in the plan's order.
@@ -285,7 +285,7 @@ class Scheduler:
                 break
             outcomes.append(Outcome(request, span, verdict, proposal, request.finish_reason is not None))
         self._half = None
-        judged = self.drafting.learn(drafts, plan, output, outcomes, elapsed())
+        judged = self.drafting.learn(drafts, plan, output, outcomes, elapsed)
         for outcome, nodes in zip(outcomes, judged, strict=True):
             self.stats.reliability.judge(nodes)
             if outcome.span.sample and not outcome.ended:

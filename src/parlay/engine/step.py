@@ -198,7 +198,7 @@ class Worker:
         drafts = [bool(s.catch_up.budget or s.catch_up.follow) for s in spans]
         self._rested = 0 if any(drafts) else self._rested + 1
         try:
-            if step.states is not None:
+            if step.states is not None and not step.plan.rests:
                 proposer.hold(step.states, hidden, self._runner.tapped)
             if not any(drafts):
                 return [NO_PROPOSAL] * len(spans)

@@ -146,11 +146,13 @@ class Plan:
         plan_id: counts upward.
         spans: of the requests that take part.
         forgotten: requests whose draft distributions are to be dropped, since they have ended or cannot use them.
+        rests: whether a device proposer has nothing to do in this step, nor in the next.
     """
 
     plan_id: int
     spans: tuple[Span, ...]
     forgotten: tuple[int, ...] = ()
+    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True)
