@@ -53,7 +53,7 @@ class Trainee(nn.Module, ABC):
         decay: weight of a node, relative to the one before it.
     """
 
-    decay: ClassVar[float] = 1.0
+    decay: float = 1.0
     file: ClassVar[str] = "model.safetensors"
     tokenized: ClassVar[bool] = False
     depth: int
@@ -90,6 +90,10 @@ class Trainee(nn.Module, ABC):
     @abstractmethod
     def draft(self, lesson: Lesson) -> Iterator[DraftStep]:
         """Yield every node in turn, for all rows of a lesson that have a label for it."""
+
+    def beside(self) -> dict[str, dict[str, Any]]:
+        """Return what further files of the public format hold, tensors and numbers, by the files' names."""
+        return {}
 
     @abstractmethod
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
