@@ -1,6 +1,6 @@
 """Block drafters with gradients: a whole block of tokens is learnt in one pass, behind rows of the text.
 
-Source: DFlash (Chen et al. 2026, arXiv 2602.06036). BlockPlaces begin at random rows of a text, as drafts begin anywhere.
+Source: DFlash (Chen et al. 2026, arXiv 2602.06036). Blocks begin at random rows of a text, as drafts begin anywhere.
 A block's rows see what the head makes of the target's states before it, and each other: the first has the text's
 token, the others a mask, and each of these learns the token in its place. Of a draft the first tokens count most, so
 the loss of later ones weighs less.
