@@ -26,9 +26,11 @@ KINDS = [
     ("eagle3", {"rollout": 3, "draft_vocab_size": 48, "layers": (1, 2, 3)}),
     ("mtp", {"rollout": 3}),
     ("dflash", {"block_size": 4}),
+    pytest.param("dspark", {"block_size": 4, "markov_rank": 16}, marks=pytest.mark.soak),
     pytest.param("dflash", {"block_size": 6, "draft_vocab_size": 48, "layers": (1, 3)}, marks=pytest.mark.soak),
 ]
-LONGER: dict[str, dict[str, Any]] = {"dflash": {"epochs": 8}}  # attention has to find the newest token first
+# Attention has to find the newest token first.
+LONGER = ("dflash", "dspark")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ def test_a_head_learns_and_is_served(
     found: dict[str, tuple[float, Figures]] = {}
     chosen = methods.load(method).Options(**own)
     shortest = {"max_steps": 1, "learning_rate": 1e-9, "generate": 0}
-    for name, more in (("untrained", shortest), ("trained", LONGER.get(method, {}))):
+    for name, more in (("untrained", shortest), ("trained", {"epochs": 8} if method in LONGER else {})):
         figures = train(method, options(target, data, tmp_path / name, **more), chosen)
         found[name] = accepted(target, tmp_path / name), figures
     print(found)
