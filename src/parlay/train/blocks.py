@@ -25,7 +25,7 @@ from parlay.train.rollout import check_exposed, side_by_side
 from parlay.train.teacher import Lesson, TargetOutput, Teacher
 from parlay.train.trainee import DraftStep, Trainee
 
-_FAR = 2  # blocks over which a token's weight falls to e^-4, about as in the paper
+_STEEP = 2.0  # the last token of a block weighs e^-2 of the first, about as in the paper
 _USUAL = 5  # of the target's states, as in the paper
 
 
@@ -153,7 +153,7 @@ class BlockTrainee(Trainee):
         super().__init__(options, teacher, texts)
         self.config = config = teacher.config
         self.block, self.depth, self._anchors = options.block_size, options.block_size - 1, options.anchors
-        self.decay = exp(-_FAR / self.block)
+        self.decay = exp(-_STEEP / self.block)
         self.taps = options.layers or _usual(config.num_layers)
         teacher.tap(self.taps)
         self._embedding, self._target = teacher.embedding(), teacher.output()
