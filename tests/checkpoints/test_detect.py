@@ -59,6 +59,7 @@ KINDS: dict[str, list[tuple[dict[str, Any], dict[str, Tensor], str]]] = {
         (LLAMA, eagle3(), "pytorch_model.bin"),
         (LLAMA, eagle3("layers.0."), ""),
         ({"architectures": ["LlamaForCausalLMEagle3"]}, eagle3(d2t=torch.zeros(4).long()), ""),
+        ({**LLAMA, "pard_token": 5, "draft_vocab_size": 4}, eagle3(d2t=torch.zeros(4).long()), ""),
         ({}, {"d2t": torch.zeros(4).long()}, ""),
         (SPECULATORS, {}, ""),
         ({"speculators_config": {"algorithm": "eagle3"}}, eagle(), ""),
@@ -96,7 +97,14 @@ KINDS: dict[str, list[tuple[dict[str, Any], dict[str, Tensor], str]]] = {
         ({"architectures": ["Qwen3DSparkModel"]}, {}, ""),
         ({"speculators_model_type": "dspark"}, {}, ""),
     ],
-    "peagle": [({"speculators_model_type": "peagle"}, {}, "")],
+    "peagle": [
+        ({"speculators_model_type": "peagle"}, {}, ""),
+        ({"architectures": ["PeagleLlamaForCausalLM"], "pard_token": 5}, eagle3(), ""),
+    ],
+    "pard": [
+        ({**LLAMA, "pard_token": 5}, {}, ""),
+        ({"architectures": ["Qwen2ForCausalLM"], "ptd_token_id": 5, "spd_type": "pard"}, {}, ""),
+    ],
     "draft_model": [
         (LLAMA, {}, ""),
         ({"architectures": ["GPT2LMHeadModel"]}, {}, ""),
@@ -105,7 +113,19 @@ KINDS: dict[str, list[tuple[dict[str, Any], dict[str, Tensor], str]]] = {
     ],
 }
 CASES = [(kind, i) for kind, cases in KINDS.items() for i in range(len(cases))]
-SERVED = {"dflash", "peagle", "dflash2", "dspark", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"}
+ALSO = {"peagle": "eagle3", "pard": "draft_model"}  # by which vLLM names them
+SERVED = {
+    "dflash",
+    "pard",
+    "peagle",
+    "dflash2",
+    "dspark",
+    "draft_model",
+    "eagle",
+    "eagle3",
+    "medusa",
+    "mlp_speculator",
+}
 
 
 @pytest.mark.parametrize(("kind", "number"), CASES)
@@ -127,6 +147,9 @@ def test_a_wrong_method(weightless: str, tmp_path: Path, kind: str, method: str)
     config = SpeculativeConfig.parse({"method": method, "model": str(path)})
     if method == kind:
         assert resolve_method(config) is config
+        return
+    if method == ALSO.get(kind):
+        assert resolve_method(config).method == kind
         return
     with pytest.raises(ConfigError, match=rf"is a checkpoint for the method '{kind}', not '{method}'; correct"):
         LLM(weightless, speculative_config={"method": method, "model": str(path)})

@@ -82,7 +82,7 @@ def test_same_tokens(
 @crossed(
     method_and_drafters=[
         *[(method, 1) for method in ("self", "draft_model", "eagle3")],
-        *[(method, 2) for method in ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator")],
+        *[(method, 2) for method in ("draft_model", "pard", "eagle", "eagle3", "medusa", "mlp_speculator")],
     ],
     tree=["off", {"width": 3, "depth": 3}],
     dtype=["float32", "bfloat16"],

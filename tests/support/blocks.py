@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eagles import Tensors, layer_shapes, likeliest, rms, turn
+from eagles import HeadTwin, Tensors, layer_shapes, likeliest, random_tensors, rms, turn
 from heads import solve, texts_of, write_head
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import linear, one_hot, silu
-from watching import Known, Noted, head_of
 
 from parlay import LLM
 from parlay.kernels.select import select_kernels
@@ -24,7 +23,7 @@ TAPS = (1, 2, 3)
 _ALIASES = {"midlayer.": "layers.0.", "encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 
 
-class BlockTwin:
+class BlockTwin(HeadTwin):
     """A head that computes everything anew, in float64, one request at a time."""
 
     def __init__(self, path: Path, embedding: Tensor, output: Tensor) -> None:
@@ -43,14 +42,6 @@ class BlockTwin:
         self.block, self.mask = self.raw["block_size"], self.raw["mask_token_id"]
         self.anchored = self.raw.get("sample_from_anchor", False)
         self.own_mask: Tensor | None = None
-
-    @property
-    def ids(self) -> Tensor | None:
-        offsets = self.tensors.get("d2t")
-        return None if offsets is None else offsets + torch.arange(len(offsets))
-
-    def token(self, place: int) -> int:
-        return place if self.ids is None else int(self.ids[place])
 
     def sight(self, layer: int) -> tuple[bool, int]:
         """Return whether a layer is causal within a block, and how many keys a row sees up to its own; 0 for all."""
@@ -138,10 +129,6 @@ class BlockTwin:
         """Return the states of the rows that predict tokens, `[drafted, d]`."""
         return self.states(tokens, known)[not self.anchored :]
 
-    def sure(self, row: int) -> float | None:
-        """Return how likely the target is to accept the token that a row of the last chain predicts, if it tells."""
-        return None
-
     def logits(self, states: Tensor) -> Tensor:
         scores = linear(states, self.output) * self.raw.get("output_multiplier", 1.0)
         cap = self.raw.get("final_logit_softcapping")
@@ -150,7 +137,6 @@ class BlockTwin:
     def chain(
         self, tokens: Sequence[int], known: Tensor, length: int, choose: Any = likeliest
     ) -> tuple[list[int], list[Tensor]]:
-        """Return the guesses that follow `tokens`, and their logits; see `states`."""
         scores = list(self.logits(self.predicting(tokens, known)[:length]))
         guesses = [self.token(choose(row, len(tokens) + i, self.ids)) for i, row in enumerate(scores)]
         return guesses, scores
@@ -248,32 +234,6 @@ class WalkTwin(BlockTwin):
         return out
 
 
-def assert_right(llm: LLM, twin: BlockTwin, drafts: dict[Known, Noted], most: int = 40) -> None:
-    """Compare drafts, by the known tokens that each follows, with the twin's; a spread of them if they are many."""
-    head, own = head_of(llm), llm.engine._worker._runner
-    runner = ModelRunner(own.model, own.kernels, 128, 1)
-    runner.tap(head.taps)
-    assert drafts
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the twin's products are small
-    for known, noted in list(drafts.items())[:: -(-len(drafts) // most)]:
-        draft = noted.draft
-        hidden = runner.forward(flatten([Stretch(known[:-1], 0, range(128))], 1))
-        states = torch.cat(list(head.sources(hidden, runner.tapped)), 1)
-        tokens, logits = twin.chain(known, states, len(draft), noted.choose)
-        assert draft.is_chain
-        assert list(draft.tokens) == tokens, f"after {len(known)} tokens"
-        places = [noted.choose(row, len(known) + step, twin.ids) for step, row in enumerate(logits)]
-        probs = [
-            noted.likely(row, place) if twin.sure(i) is None else twin.sure(i)
-            for i, (row, place) in enumerate(zip(logits, places, strict=True))
-        ]
-        assert draft.probs == torch.tensor(probs).tolist() or torch.allclose(
-            torch.tensor(draft.probs), torch.tensor(probs), rtol=2e-3
-        )
-    torch.set_num_threads(threads)
-
-
 def twin_for(llm: LLM, path: Path, kind: type[BlockTwin] = BlockTwin) -> BlockTwin:
     """Return the twin of a head for an engine's target."""
     lent = load_file(llm.engine._worker._runner.model.config.path / "model.safetensors")
@@ -303,7 +263,7 @@ def block_config(**changes: Any) -> dict[str, Any]:
 def random_block(config: dict[str, Any], *, states: int = 192, bias: bool = False, seed: int = 0) -> Tensors:
     """Return the tensors of a head that reads `states` numbers of its target."""
     raw = config.get("transformer_layer_config", config)
-    generator, width = torch.Generator().manual_seed(seed), raw["hidden_size"]
+    width = raw["hidden_size"]
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (width, states),
         "hidden_norm.weight": (width,),
@@ -316,12 +276,7 @@ def random_block(config: dict[str, Any], *, states: int = 192, bias: bool = Fals
         if bias:
             own |= {f"self_attn.{x}_proj.bias": own[f"self_attn.{x}_proj.weight"][:1] for x in "qkvo"}
         shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
-    tensors = {}
-    for name, shape in shapes.items():
-        spread = 1.5 * shape[-1] ** -0.5 if len(shape) > 1 else 0.2
-        ones = 1.0 if "norm" in name else 0.0
-        tensors[name] = ones + spread * torch.randn(shape, generator=generator)
-    return tensors
+    return random_tensors(shapes, seed)
 
 
 def markov_tensors(kind: str, hidden: int, rank: int, vocab: int, drafted: int, *, seed: int = 7) -> Tensors:

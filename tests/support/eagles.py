@@ -55,7 +55,44 @@ def llama3(frequency: float, scaling: dict[str, Any]) -> float:
     return stay * frequency + (1 - stay) * frequency / float(scaling["factor"])
 
 
-class Twin:
+class HeadTwin:
+    """What twins of heads share that draft tokens from the target's states.
+
+    Attributes:
+        tensors: the checkpoint's, in float64.
+    """
+
+    tensors: Tensors
+
+    @property
+    def ids(self) -> Tensor | None:
+        """The target's ids `[D]` of what it can guess; None where they are the same."""
+        offsets = self.tensors.get("d2t")
+        return None if offsets is None else offsets + torch.arange(len(offsets))
+
+    def token(self, place: int) -> int:
+        """Return the target's id of a token that it can guess."""
+        return place if self.ids is None else int(self.ids[place])
+
+    def sure(self, row: int) -> float | None:
+        """Return how likely the target is to accept the token that a row of the last chain predicts, if it tells."""
+        return None
+
+    def chain(
+        self, tokens: Sequence[int], known: Tensor, length: int, choose: Choose = likeliest
+    ) -> tuple[list[int], list[Tensor]]:
+        """Return the guesses that follow `tokens`, and their logits.
+
+        Args:
+            tokens: all known ones; the first has no pair.
+            known: the target's states `[len(tokens) - 1, H]` or `[..., n H]`.
+            length: how many guesses.
+            choose: which of a row of logits, for a position and given all ids.
+        """
+        raise NotImplementedError
+
+
+class Twin(HeadTwin):
     """A head that computes everything anew from the first pair on, in float64, one request at a time."""
 
     def __init__(self, path: Path, embedding: Tensor, output: Tensor) -> None:
@@ -146,27 +183,9 @@ class Twin:
         """Return the logits `[pairs, D]` of foreseen states."""
         return linear(self.features(states), self.output)
 
-    @property
-    def ids(self) -> Tensor | None:
-        """The target's ids `[D]` of what it can guess; None where they are the same."""
-        offsets = self.tensors.get("d2t")
-        return None if offsets is None else offsets + torch.arange(len(offsets))
-
-    def token(self, place: int) -> int:
-        """Return the target's id of a token that it can guess."""
-        return place if self.ids is None else int(self.ids[place])
-
     def chain(
         self, tokens: Sequence[int], known: Tensor, length: int, choose: Choose = likeliest
     ) -> tuple[list[int], list[Tensor]]:
-        """Return the guesses that follow `tokens`, and their logits.
-
-        Args:
-            tokens: all known ones; the first has no pair.
-            known: the target's states `[len(tokens) - 1, H]` or `[..., n H]`.
-            length: how many guesses.
-            choose: which of a row of logits, for a position and given all ids.
-        """
         pairs, states = list(tokens[1:]), self.states(known)
         guesses, scores = [], []
         for step in range(length):
@@ -179,11 +198,15 @@ class Twin:
         return guesses, scores
 
 
-def assert_right(llm: LLM, path: Path, drafts: dict[Known, Noted], most: int = 40) -> None:
+def assert_right(llm: LLM, path: Path, drafts: dict[Known, Noted]) -> None:
+    """Compare drafts of a head that lies at a path with its twin's."""
+    lent = load_file(llm.engine._worker._runner.model.config.path / "model.safetensors")
+    assert_drafts(llm, Twin(path, lent["model.embed_tokens.weight"], lent["lm_head.weight"]), drafts)
+
+
+def assert_drafts(llm: LLM, twin: HeadTwin, drafts: dict[Known, Noted], most: int = 40) -> None:
     """Compare drafts, by the known tokens that each follows, with the twin's; a spread of them if they are many."""
     head, own = head_of(llm), llm.engine._worker._runner
-    lent = load_file(own.model.config.path / "model.safetensors")
-    twin = Twin(path, lent["model.embed_tokens.weight"], lent["lm_head.weight"])
     runner = ModelRunner(own.model, own.kernels, 128, 1)
     runner.tap(head.taps)
     assert drafts
@@ -197,7 +220,11 @@ def assert_right(llm: LLM, path: Path, drafts: dict[Known, Noted], most: int = 4
         assert draft.is_chain
         assert list(draft.tokens) == tokens, f"after {len(known)} tokens"
         places = [noted.choose(row, len(known) + step, twin.ids) for step, row in enumerate(logits)]
-        probs = [noted.likely(row, place) for row, place in zip(logits, places, strict=True)]
+        told = [twin.sure(i) for i in range(len(places))]
+        probs = [
+            noted.likely(row, place) if sure is None else sure
+            for row, place, sure in zip(logits, places, told, strict=True)
+        ]
         assert draft.probs == pytest.approx(probs, rel=2e-3)
     torch.set_num_threads(threads)
 
@@ -279,7 +306,8 @@ def eagle_config(**changes: Any) -> dict[str, Any]:
     }
 
 
-def _random(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Tensors:
+def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Tensors:
+    """Return random tensors, of which norms are near one."""
     generator, tensors = torch.Generator().manual_seed(seed), {}
     for name, shape in shapes.items():
         spread = 1.5 * shape[-1] ** -0.5 if len(shape) > 1 else 0.2
@@ -301,7 +329,7 @@ def random_eagle(raw: Mapping[str, Any], *, seed: int = 0, bias: bool = True, em
         if i:
             own["input_layernorm.weight"] = (width,)
         shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
-    return _random(shapes, seed)
+    return random_tensors(shapes, seed)
 
 
 def random_eagle3(
@@ -321,7 +349,7 @@ def random_eagle3(
         ("hidden_norm.weight", "input_layernorm.weight", "post_attention_layernorm.weight"), (width,)
     )
     shapes |= {layer + name: shape for name, shape in own.items()}
-    tensors = _random(shapes, seed)
+    tensors = random_tensors(shapes, seed)
     if ids is not None:
         tensors["d2t"] = torch.tensor(ids) - torch.arange(len(ids))
         tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, torch.tensor(ids), True)

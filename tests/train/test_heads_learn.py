@@ -25,7 +25,12 @@ KINDS = [
     ("eagle", {"rollout": 3}),
     ("eagle3", {"rollout": 3, "draft_vocab_size": 48, "layers": (1, 2, 3)}),
     ("mtp", {"rollout": 3}),
+    ("dflash", {"block_size": 4}),
+    pytest.param("dspark", {"block_size": 4, "markov_rank": 16}, marks=pytest.mark.soak),
+    pytest.param("dflash", {"block_size": 6, "draft_vocab_size": 48, "layers": (1, 3)}, marks=pytest.mark.soak),
 ]
+# Attention has to find the newest token first.
+LONGER = ("dflash", "dspark")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +62,8 @@ def test_a_head_learns_and_is_served(
 ) -> None:
     found: dict[str, tuple[float, Figures]] = {}
     chosen = methods.load(method).Options(**own)
-    for name, more in (("untrained", {"max_steps": 1, "learning_rate": 1e-9, "generate": 0}), ("trained", {})):
+    shortest = {"max_steps": 1, "learning_rate": 1e-9, "generate": 0}
+    for name, more in (("untrained", shortest), ("trained", {"epochs": 8} if method in LONGER else {})):
         figures = train(method, options(target, data, tmp_path / name, **more), chosen)
         found[name] = accepted(target, tmp_path / name), figures
     print(found)

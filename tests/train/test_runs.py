@@ -17,6 +17,7 @@ from training import options, write_prompts, write_target
 from parlay import LLM, SamplingParams, env
 from parlay.cli.main import main
 from parlay.errors import ConfigError, ModelError, ParlayError
+from parlay.models.select import describe_model
 from parlay.runner.batch import Batch
 from parlay.runner.runner import ModelRunner
 from parlay.text.tokenizer import TextCodec
@@ -158,7 +159,8 @@ def test_a_checkpoint_of_another_version(target: Path, data: Path, tmp_path: Pat
 
 
 def plain_loss(guess: DraftStep, wanted: Tensor) -> Tensor:
-    logits = guess.states @ guess.output.weight.T
+    layers = [guess.output.weight, *([] if guess.output.further is None else [guess.output.further])]
+    logits = guess.states @ torch.cat(layers, 1).T
     if guess.output.cap:
         logits = guess.output.cap * torch.tanh(logits / guess.output.cap)
     ids = guess.output.ids
@@ -168,21 +170,25 @@ def plain_loss(guess: DraftStep, wanted: Tensor) -> Tensor:
 @pytest.mark.parametrize("cap", [0.0, 3.0])
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("narrow", [False, True])
-def test_the_loss_is_cross_entropy(cap: float, frozen: bool, narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("further", [0, 3])
+def test_the_loss_is_cross_entropy(
+    cap: float, frozen: bool, narrow: bool, further: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("parlay.train.trainee._LOSS_LOGITS", 600)  # several pieces, the last one smaller
     torch.manual_seed(0)
     ids = torch.randperm(70)[:30].sort().values if narrow else None
-    states, weight = torch.randn(41, 8, requires_grad=True), torch.randn(30, 8, requires_grad=not frozen)
+    states = torch.randn(41, 8 + further, requires_grad=True)
+    weight, more = torch.randn(30, 8, requires_grad=not frozen), torch.randn(30, further, requires_grad=True)
     wanted = torch.randn(50, 70 if narrow else 30).mul(3).softmax(-1)
-    guess = DraftStep(states, TargetOutput(weight, cap, ids), torch.randint(50, (41,)))
+    guess = DraftStep(states, TargetOutput(weight, cap, ids, more if further else None), torch.randint(50, (41,)))
     lesson = taught(wanted, ids)
     found, _ = distil(guess, lesson)
     expected = plain_loss(guess, wanted)
     torch.testing.assert_close(found, expected)
-    wrt = [states] if frozen else [states, weight]
+    wrt = [states, *([] if frozen else [weight]), *([more] if further else [])]
     torch.testing.assert_close(torch.autograd.grad(3 * found, wrt), torch.autograd.grad(3 * expected, wrt))
     with torch.no_grad():
-        best = (states @ weight.T).argmax(-1)
+        best = (states @ torch.cat([weight, more], 1).T).argmax(-1)
         right = ((best if ids is None else ids[best]) == wanted[guess.labels].argmax(-1)).sum()
         assert distil(guess, lesson)[1] == right
 
@@ -428,6 +434,23 @@ def test_bad_files_are_refused(target: Path, data: Path, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written to"):
         train("medusa", options(target, data, tmp_path / "file" / "head"))
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ({"block_size": 1}, "block_size must be between 2 and 64, not 1"),
+        ({"anchors": 0}, "anchors must be between 1"),
+        ({"layers": (2, 1)}, r"layers must be numbers, each above the one before, not \[2, 1\]"),
+        ({"layers": (0, 2)}, r"layers=\[0, 2\], but the target has 3 layers"),
+        ({"layers": (2, 9)}, r"layers=\[2, 9\], but the target has 3 layers"),
+        ({"draft_vocab_size": 65}, "draft_vocab_size=65 is beyond the target's 64 tokens"),
+    ],
+)
+def test_bad_options_of_block_drafters(bad: dict[str, Any], told: str, target: Path) -> None:
+    module = methods.load("dflash")
+    with pytest.raises(ConfigError, match=told):
+        module.Trainee.check(module.Options(**bad), describe_model(str(target)))
 
 
 @pytest.mark.parametrize(

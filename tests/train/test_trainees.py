@@ -7,11 +7,13 @@ from typing import Any
 import heads
 import pytest
 import torch
-from eagles import Twin
+from blocks import BlockTwin, SparkTwin
+from eagles import Choose, Twin
 from torch import Tensor
 from training import options, write_prompts, write_target
 
 from parlay.text.tokenizer import TextCodec
+from parlay.train.blocks import BlockTrainee
 from parlay.train.data import Text, read_texts
 from parlay.train.save import save_head
 from parlay.train.teacher import Lesson, Teacher
@@ -51,7 +53,9 @@ def disturbed(method: str, teacher: Teacher, texts: list[Text] | None = None, **
 def guesses(trainee: Trainee, lesson: Lesson) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield logits of each guess, and the rows that they start from."""
     for i, guess in enumerate(trainee.draft(lesson)):
-        yield guess.states @ guess.output.weight.T, guess.labels - i - 1
+        output = guess.output
+        weight = output.weight if output.further is None else torch.cat([output.weight, output.further], 1)
+        yield guess.states @ weight.T, guess.labels - i - 1
 
 
 @pytest.mark.parametrize("own_outputs", [False, True])
@@ -121,6 +125,60 @@ def test_eagle_rollouts(own: dict[str, Any], place: Path, teacher: Teacher, less
         assert len(rows) == sum(int(text.counted[2 + i :].sum()) for text in texts)
         for logits, row in zip(found, rows.tolist(), strict=True):
             torch.testing.assert_close(logits.double(), expected[i][row], atol=1e-3, rtol=1e-3)
+
+
+def going_on(text: list[int]) -> Choose:
+    """Return what takes the tokens of a text, whatever is likely."""
+    return lambda logits, place, ids: text[place] if place < len(text) else 0
+
+
+@pytest.mark.parametrize("method", ["dflash", "dspark"])
+@pytest.mark.parametrize(
+    "own",
+    [{}, {"draft_vocab_size": 24, "layers": (1, 3), "block_size": 8, "num_layers": 1}],
+    ids=["whole", "reduced"],
+)
+def test_blocks(
+    method: str, own: dict[str, Any], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From wherever a block may begin, in texts of different lengths, as the head that is served drafts."""
+    teacher = Teacher(options(place / "target", place / "prompts.jsonl", place))
+    texts = read_texts(place / "prompts.jsonl", TextCodec(place / "target"), 64, 96)[:3]
+    texts = [Text(text.tokens[:n], text.counted[:n]) for text, n in zip(texts, (24, 17, 20), strict=True)]
+    texts[1].counted[3:6] = True  # an earlier answer, as in a conversation
+    trainee = disturbed(method, teacher, texts, **{"block_size": 5, "intermediate_size": 56, **own})
+    lesson = teacher.lesson(texts)
+    save_head(tmp_path, trainee, torch.float32, "", place / "target")
+    kind = {"dflash": BlockTwin, "dspark": SparkTwin}[method]
+    twin = kind(tmp_path, teacher.embedding(), teacher.output().weight)
+    twin.own_mask = torch.load(tmp_path / "mask_embedding.pt")["embedding"]
+    monkeypatch.setattr(twin, "token", lambda token: token)  # which is what follows in the text
+    states, ends = torch.cat(lesson.tapped, -1), lesson.text.bincount().cumsum(0)
+    for i, (found, rows) in enumerate(guesses(trainee, lesson)):
+        assert len(rows) == sum(int(text.counted[2 + i :].sum()) for text in texts)
+        for logits, row in zip(found, rows.tolist(), strict=True):
+            text = texts[int(lesson.text[row])].tokens.tolist()
+            begin = int(ends[lesson.text[row]]) - len(text)
+            known = text[: row - begin + 2], states[begin : row + 1]
+            _, scores = twin.chain(*known, i + 1, going_on(text))
+            torch.testing.assert_close(logits.double(), scores[i], atol=1e-4, rtol=1e-4)
+
+
+def test_where_blocks_begin(teacher: Teacher, place: Path, lesson: Lesson) -> None:
+    """At some places of every text: the same whenever it is measured, and others in every step."""
+    chosen = Teacher(options(place / "target", place / "prompts.jsonl", place))
+    trainee, rows = disturbed("dflash", chosen, anchors=3), lesson.starts(2)
+    assert isinstance(trainee, BlockTrainee)
+    drawn = [trainee._some(rows, lesson.text) for _ in range(30)]
+    with torch.no_grad():
+        measured = [trainee._some(rows, lesson.text) for _ in range(2)]
+    for some in (*drawn, *measured):
+        assert lesson.text[some].bincount().tolist() == [3] * 12
+        assert torch.isin(some, rows).all()
+        assert (some.diff() > 0).all()
+    assert torch.equal(*measured)
+    assert min(measured[0][:3].diff().tolist()) >= 3
+    assert torch.cat(drawn).unique().tolist() == rows.tolist()
 
 
 def test_a_small_vocabulary_is_of_the_commonest(teacher: Teacher, place: Path) -> None:

@@ -16,11 +16,13 @@ class ForeignOption:
         why: it changes nothing.
         only: values it may have; empty for any.
         flag: whether it is a switch on the command line, which takes no value.
+        own: whether other values are an option of parlay's own.
     """
 
     why: str
     only: tuple[Any, ...] = ()
     flag: bool = False
+    own: bool = False
 
 
 _CUDA, _PARTS = "there is no GPU", "the model runs in one process"
@@ -73,7 +75,7 @@ INNER: dict[str, ForeignOption] = {
     "disable_mqa_scorer": ForeignOption(_DRAWS),
     "disable_logprobs": ForeignOption("log-probabilities come with each token"),
     "disable_log_stats": ForeignOption("counters are always own"),
-    "parallel_drafting": ForeignOption("each proposer drafts in its own way", only=(False,)),
+    "parallel_drafting": ForeignOption("each checkpoint drafts as it was trained", only=(False,), own=True),
     "code_revision": ForeignOption("no Python of a checkpoint is run"),
     "use_heterogeneous_vocab": ForeignOption("vocabularies are compared, and `vocabulary` says what if they differ"),
     "suffix_decoding_corpus_tokens": ForeignOption("what is remembered of answers is bounded in bytes"),
@@ -140,6 +142,9 @@ def _parted(options: Mapping[str, Any], table: Mapping[str, ForeignOption]) -> t
         if known is None:
             left[name] = value
         elif known.only and value is not None and value not in known.only:
+            if known.own:
+                left[name] = value
+                continue
             allowed = " or ".join(shown(one) for one in known.only if one is not None)
             raise ConfigError(f"{name}={shown(value)} is not served, since {known.why}; leave it at {allowed}")
         elif value is not None:

@@ -209,6 +209,7 @@ class DeviceProposer(Proposer):
             likeliest one. A parent comes before its children. None for as many as pay, where drafts branch at all.
         choices_option: the option by which a user gives `choices`.
         draws: whether it supports `Runtime.keep_distributions`.
+        in_one_pass: whether it drafts all tokens from masks in one pass, as `parallel_drafting` asks for.
         own_blocks: whether its cache layers have blocks of their own, so that other requests find nothing of it in
             the target's.
         tell: sends the other ranks that share its layers their calls; see `parlay.proposers.shared_passes`.
@@ -223,6 +224,7 @@ class DeviceProposer(Proposer):
     choices: tuple[tuple[int, ...], ...] | None = None
     choices_option: str = "choices"
     draws: bool = False
+    in_one_pass: bool = False
     own_blocks: bool = False
     tell: OnOrder = staticmethod(nobody)
 

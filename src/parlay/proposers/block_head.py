@@ -70,6 +70,7 @@ class BlockHead(FeatureHead):
     """
 
     runs_ends = True
+    in_one_pass = True
     first_predicts: ClassVar[bool] = False
     logit_rows: ClassVar[int] = MOST_ROWS
     plain: ClassVar[tuple[str, ...]] = ()

@@ -39,12 +39,15 @@ class CheckpointOptions:
         quantization: "int8" or "int4" quantises its matrices to so many bits when they are read; None leaves them as
             they are; "auto" is "int8" beside a quantised target. It changes acceptance, and no token.
         draft_tensor_parallel_size: ranks that share its layers, a divisor of the target's.
+        parallel_drafting: refuse a checkpoint that does not draft all tokens in one pass, from masks; those that were
+            trained for it do so in any case.
     """
 
     model: str
     revision: str | None = None
     quantization: Literal["auto", "int8", "int4"] | None = "auto"
     draft_tensor_parallel_size: int = 1
+    parallel_drafting: bool = False
 
     def __post_init__(self) -> None:
         if self.draft_tensor_parallel_size < 1:

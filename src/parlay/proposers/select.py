@@ -13,7 +13,7 @@ from parlay.config import SpeculativeConfig, build
 from parlay.config.speculative import AUTO, KEYS, PLAIN, together
 from parlay.errors import ConfigError, ModelError, nearest, shown
 from parlay.log import logger
-from parlay.proposers.base import HostProposer, Proposer, TargetInfo
+from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, TargetInfo
 from parlay.proposers.heads import CheckpointOptions
 from parlay.registry import Registry
 
@@ -246,4 +246,14 @@ def make_proposer(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
     options = _options(config)
     assert config.method is not None
     proposer: Proposer = proposers.load(config.method).Proposer(options, target)
+    if isinstance(options, CheckpointOptions) and options.parallel_drafting and not _in_one_pass(proposer):
+        raise ConfigError(
+            "parallel_drafting is for draft models whose config has a pard_token and for heads that draft all tokens "
+            f"in one pass, but {shown(options.model)} is for the method {config.method!r}; leave it out, or give "
+            "another checkpoint"
+        )
     return proposer
+
+
+def _in_one_pass(proposer: Proposer) -> bool:
+    return isinstance(proposer, DeviceProposer) and proposer.in_one_pass

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from parlay.errors import ConfigError, RequestError, shown
 from parlay.log import logger
@@ -110,6 +112,14 @@ def split(texts: Sequence[Text], options: TrainOptions) -> tuple[list[Text], lis
 def sample(texts: Sequence[Text], count: int) -> list[Text]:
     """Return at most `count` texts, evenly spread."""
     return list(texts[:: max(1, -(-len(texts) // count))])
+
+
+def commonest(texts: Sequence[Text], vocab: int, count: int) -> Tensor:
+    """Return the tokens that occur most often among those that count, ascending; among equals the lower ids."""
+    found = np.zeros(vocab, dtype=np.int64)
+    for text in texts:
+        found += np.bincount(text.tokens[text.counted], minlength=vocab)
+    return torch.from_numpy(np.sort(np.argsort(-found, kind="stable")[:count]))
 
 
 def digest(texts: list[Text]) -> str:

@@ -8,7 +8,8 @@ from torch.nn.functional import linear, rms_norm, silu
 
 from parlay.models.config import ModelConfig
 
-ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+MLP = ("gate_proj", "up_proj", "down_proj")
 _EPS = 1e-5
 _THETA = 10000.0
 

@@ -9,7 +9,7 @@ The tokens are the text's: those that the head would have drafted, as long as it
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,7 +109,7 @@ class RolloutTrainee(Trainee):
     A subclass says which of the target's states a pair has, and how a node is made from a state.
     """
 
-    decay: ClassVar[float] = 0.8  # a node counts for nothing where the one before it is rejected
+    decay = 0.8  # a node counts for nothing where the one before it is rejected
 
     def __init__(self, options: RolloutOptions, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
@@ -118,11 +118,7 @@ class RolloutTrainee(Trainee):
 
     @classmethod
     def check(cls, options: Any, target: ModelConfig) -> None:  # noqa: D102
-        if not exposes_hidden_states(target):
-            raise ModelError(
-                f"the architecture of {target.path} lends neither its embedding nor the states between its layers; "
-                "train a head of another kind"
-            )
+        check_exposed(target)
 
     @abstractmethod
     def begin(self, lesson: Lesson) -> Tensor:
@@ -149,9 +145,9 @@ class RolloutTrainee(Trainee):
         if not active.any():
             return
         # Texts side by side, shorter ones padded with rows that are never read; of each the rows to start from.
-        places, _ = _grid(torch.bincount(lesson.text))
+        places, _ = side_by_side(torch.bincount(lesson.text))
         counts = torch.bincount(lesson.text[active], minlength=len(places))
-        chosen, real = _grid(counts)
+        chosen, real = side_by_side(counts)
         origins = active.nonzero()[:, 0]
         starts = torch.where(real, origins[chosen] - places[:, :1], 0)
         index = torch.zeros_like(lesson.text)
@@ -168,7 +164,20 @@ class RolloutTrainee(Trainee):
             yield DraftStep(states, output, rows + 1 + i)
 
 
-def _grid(lengths: Tensor) -> tuple[Tensor, Tensor]:
+def check_exposed(target: ModelConfig) -> None:
+    """Refuse a target of which a head cannot read what is between its layers.
+
+    Raises:
+        ModelError: it is one.
+    """
+    if not exposes_hidden_states(target):
+        raise ModelError(
+            f"the architecture of {target.path} lends neither its embedding nor the states between its layers; "
+            "train a head of another kind"
+        )
+
+
+def side_by_side(lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Return the indices of elements of concatenated lists, list by list, and which of these are elements.
 
     Args:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from parlay.checkpoints.files import VOCABULARIES
 from parlay.errors import ConfigError, brief, shown
@@ -97,11 +98,15 @@ def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str, tar
     """
     config, tensors = trainee.export()
     config["torch_dtype"] = str(dtype).removeprefix("torch.")
-    weights = {
-        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
-        for name, tensor in tensors.items()
-    }
+
+    def stored(tensor: Tensor) -> Tensor:
+        return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
+
+    weights = {name: stored(tensor) for name, tensor in tensors.items()}
     _whole(output / trainee.file, lambda at: save_file(weights, at, metadata={"format": "pt"}))
+    for name, content in trainee.beside().items():
+        found = {key: stored(part) if isinstance(part, Tensor) else part for key, part in content.items()}
+        _whole(output / name, partial(torch.save, found))
     if trainee.tokenized:
         for name in ("tokenizer.json", *_CONFIGS, *VOCABULARIES):
             for file in target.glob(name):

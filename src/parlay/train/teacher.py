@@ -37,11 +37,13 @@ class TargetOutput:
         weight: `[V, D]`, or `[n, D]` of a part of the vocabulary.
         cap: bound that logits approach; 0 is none.
         ids: `[n]`, the tokens of that part; None is the whole.
+        further: `[V, r]` or `[n, r]`, what is multiplied with further columns of states; None where there are none.
     """
 
     weight: Tensor
     cap: float = 0.0
     ids: Tensor | None = None
+    further: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,7 +33,7 @@ class DraftStep:
     """One node of many rows, up to the output layer.
 
     Attributes:
-        states: `[n, D]`.
+        states: `[n, D]`, and columns for what the output layer has further.
         output: the layer that gives logits of them.
         labels: `[n]`, for each the row of the lesson whose distribution is the right answer.
     """
@@ -53,7 +53,7 @@ class Trainee(nn.Module, ABC):
         decay: weight of a node, relative to the one before it.
     """
 
-    decay: ClassVar[float] = 1.0
+    decay: float = 1.0
     file: ClassVar[str] = "model.safetensors"
     tokenized: ClassVar[bool] = False
     depth: int
@@ -91,6 +91,10 @@ class Trainee(nn.Module, ABC):
     def draft(self, lesson: Lesson) -> Iterator[DraftStep]:
         """Yield every node in turn, for all rows of a lesson that have a label for it."""
 
+    def beside(self) -> dict[str, dict[str, Any]]:
+        """Return what further files of the public format hold, tensors and numbers, by the files' names."""
+        return {}
+
     @abstractmethod
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return config and tensors in the public format."""
@@ -109,8 +113,9 @@ def distil(step: DraftStep, lesson: Lesson) -> tuple[Tensor, Tensor]:
     device = step.states.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
     learn = torch.is_grad_enabled()
+    output = step.output
     loss, right = _Distil.apply(  # type: ignore[no-untyped-call]
-        step.states, step.output, step.output.weight, lesson, step.labels, dtype, learn
+        step.states, output, output.weight, output.further, lesson, step.labels, dtype, learn
     )
     return loss, right
 
@@ -124,16 +129,18 @@ class _Distil(torch.autograd.Function):
         states: Tensor,
         output: TargetOutput,
         weight: Tensor,
+        further: Tensor | None,
         lesson: Lesson,
         labels: Tensor,
         dtype: torch.dtype,
         learn: bool,
     ) -> tuple[Tensor, Tensor]:
-        cast, cap, ids = weight.to(dtype), output.cap, output.ids
+        layers = [weight] if further is None else [weight, further]
+        cast, cap, ids = torch.cat(layers, 1).to(dtype), output.cap, output.ids
         loss, right = torch.zeros((), device=states.device), torch.zeros((), device=states.device)
-        learnt = learn and weight.requires_grad
+        widths = [layer.shape[1] for layer in layers]
         state_slope = torch.empty_like(states) if learn else None
-        weight_slope = torch.zeros_like(weight) if learnt else None
+        slopes = [torch.zeros_like(layer) if learn and layer.requires_grad else None for layer in layers]
         size = max(16, _LOSS_LOGITS * (1 if states.device.type == "cpu" else _WIDE) // len(weight))
         for first in range(0, len(states), size):
             rows = slice(first, first + size)
@@ -155,18 +162,15 @@ class _Distil(torch.autograd.Function):
                 slope *= 1 - (bent / cap) ** 2
             slope = slope.to(dtype)
             state_slope[rows] = (slope @ cast).to(states.dtype)
-            if weight_slope is not None:
-                weight_slope += slope.T @ own
-        ctx.save_for_backward(state_slope, weight_slope)
+            for part, layer_slope in zip(torch.split(own, widths, 1), slopes, strict=True):
+                if layer_slope is not None:
+                    layer_slope += slope.T @ part
+        ctx.save_for_backward(state_slope, *slopes, *[None] * (2 - len(slopes)))
         ctx.mark_non_differentiable(right)
         return loss, right
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        state_slope, weight_slope = ctx.saved_tensors
-        return (
-            state_slope * slopes[0],
-            None,
-            None if weight_slope is None else weight_slope * slopes[0],
-            *(None,) * 4,
-        )
+        state_slope, *layer_slopes = ctx.saved_tensors
+        own = [None if slope is None else slope * slopes[0] for slope in layer_slopes]
+        return state_slope * slopes[0], None, *own, *(None,) * 4

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from asking import ask_for, assert_same, preempt_every_third_step, run, with_params
-from blocks import BlockTwin, assert_right, block_config, random_block, twin_for, write_head
+from blocks import BlockTwin, block_config, random_block, twin_for, write_head
 from checkpoints import write_llama
 from conftest import MakeLLM, Pair, Plain
-from eagles import Tensors
+from eagles import Tensors, assert_drafts
 from fitting import fitted
 from safetensors.torch import load_file
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
@@ -140,7 +140,7 @@ def test_drafts_are_right(tmp_path: Path, target: Path, name: str) -> None:
     llm, watch = serve(target, path), Watch()
     run(llm, asks(max_tokens=10), watch)
     twin = twin_for(llm, path)
-    assert_right(llm, twin, watch.drafts)
+    assert_drafts(llm, twin, watch.drafts)
     proposed = 5 if "speculators" in name else twin.block - (not twin.anchored)
     assert max(len(noted.draft) for noted in watch.drafts.values()) == min(proposed, 8)
 
@@ -157,7 +157,7 @@ def test_a_mask_of_its_own(tmp_path: Path, target: Path) -> None:
         run(llm, asks(max_tokens=6)[:3], watch)
         twin = twin_for(llm, path)
         twin.own_mask = mask
-        assert_right(llm, twin, watch.drafts)
+        assert_drafts(llm, twin, watch.drafts)
     for wrong, told in (
         ({"embedding": mask, "mask_token_id": 4}, "of the mask's token 4, but the config says 500"),
         (mask[1:], "must hold the 64 numbers"),
@@ -187,7 +187,7 @@ def test_whatever_happens_on_the_way(make_llm: MakeLLM, models: dict[str, Pair],
         watch = Watch(meddle).over(llm)
         answers = run(llm, asks(max_tokens=24), watch)
         assert_same(answers, plain("float32", asks(max_tokens=24)))
-        assert_right(llm, twin_for(llm, path), watch.drafts, most=20)
+        assert_drafts(llm, twin_for(llm, path), watch.drafts, most=20)
     assert sum(answer.metrics.cached_tokens for answer in answers) > 80
     assert max(watch.rerun) > 0
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from asking import run
-from blocks import WalkTwin, assert_right, block_config, random_block, twin_for, walk_tensors, write_head
+from blocks import WalkTwin, block_config, random_block, twin_for, walk_tensors, write_head
 from checkpoints import write_llama
-from eagles import Tensors
+from eagles import Tensors, assert_drafts
 from safetensors.torch import load_file
 from watching import Watch, asks
 
@@ -83,7 +83,7 @@ def test_drafts_are_right(tmp_path: Path, target: Path, name: str) -> None:
     path = write_head(tmp_path, *HEADS[name]())
     llm, watch = serve(target, path), Watch()
     run(llm, asks(max_tokens=10), watch)
-    assert_right(llm, twin_for(llm, path, WalkTwin), watch.drafts)
+    assert_drafts(llm, twin_for(llm, path, WalkTwin), watch.drafts)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from asking import Ask, assert_same, run
-from blocks import SparkTwin, assert_right, block_config, markov_tensors, random_block, twin_for, write_head
+from blocks import SparkTwin, block_config, markov_tensors, random_block, twin_for, write_head
 from checkpoints import write_llama
 from conftest import MakeLLM, Plain
-from eagles import Tensors
+from eagles import Tensors, assert_drafts
 from safetensors.torch import load_file
 from watching import Watch, asks
 
@@ -106,7 +106,7 @@ def test_drafts_are_right(tmp_path: Path, target: Path, name: str) -> None:
     path = write_head(tmp_path, *HEADS[name]())
     llm, watch = serve(target, path), Watch()
     run(llm, asks(max_tokens=10), watch)
-    assert_right(llm, twin_for(llm, path, SparkTwin), watch.drafts)
+    assert_drafts(llm, twin_for(llm, path, SparkTwin), watch.drafts)
     assert max(len(noted.draft) for noted in watch.drafts.values()) == {"s": 5, "w": 6}.get(name[0], 7)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from parlay.checkpoints.files import class_names
 
-_CLASSES = ("dflashdraftmodel", "dflashspeculator", "museglimmerassistantmodel")
+ARCHITECTURE = "DFlashDraftModel"
+_CLASSES = (ARCHITECTURE.lower(), "dflashspeculator", "museglimmerassistantmodel")
 
 
 def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:

@@ -16,13 +16,14 @@ Loses when a draft step is not much cheaper than a target step, or when the two 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from parlay.errors import ConfigError
 from parlay.kv.pool import BlockPool
+from parlay.models.config import ModelConfig
 from parlay.models.decoder import Decoder
 from parlay.models.select import (
     cache_spec,
@@ -41,6 +42,7 @@ from parlay.proposers.heads import shape_of, share_of, storage_of
 from parlay.proposers.methods.draft_model.choice import Vocabulary, choose
 from parlay.proposers.methods.draft_model.other_vocabulary import OtherVocabulary
 from parlay.proposers.methods.draft_model.progress import Gap, Gaps, SameVocabulary, last_slot
+from parlay.proposers.methods.draft_model.translation import Translator
 from parlay.proposers.model_head import ModelHead
 from parlay.proposers.target_layers import reduced_output
 from parlay.runner.batch import Stretch, flatten
@@ -74,12 +76,13 @@ class Proposer(ModelHead):
 
     source = "draft_model"
     default_length = 4
+    same: ClassVar[type[SameVocabulary]] = SameVocabulary  # what its layers lack, with the target's vocabulary
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._target = target
         config = describe_model(options.model, replace(target.hub, revision=options.revision))
         storage: Storage = "stored" if stored_kinds(config) else storage_of(options, target)
-        way, self._translator = choose(config, target, options.vocabulary)
+        way, self._translator = self.way(options, config)
         self.own_blocks = way != "same"
         self.draws = way != "text"  # several draws may make one token of the target's
         size = target.config.vocab_size
@@ -103,10 +106,19 @@ class Proposer(ModelHead):
             self.output = DraftOutput(target, self._config, options.draft_vocab_size, self._config)
             self.weight_bytes += self.output.bytes
 
+    def way(self, options: Options, config: ModelConfig) -> tuple[Vocabulary, Translator | None]:
+        """Return what `choose` does of a draft model.
+
+        Raises:
+            ConfigError: an option does not fit it.
+            ModelError: it cannot draft for the target.
+        """
+        return choose(config, self._target, options.vocabulary)
+
     def load(self, runtime: Runtime) -> None:
         """Read the draft model's weights and allocate its cache layers."""
         self._max_rows = runtime.max_rows
-        self._gap: Gaps = SameVocabulary.of
+        self._gap: Gaps = self.same.of
         self._other: OtherVocabulary | None = None
         self._some: Callable[[Tensor], Tensor] | None = None  # its output layer, with the rows of some tokens alone
         own = replace(runtime, num_blocks=runtime.num_blocks * self._room)
@@ -179,12 +191,16 @@ class Proposer(ModelHead):
             rows_left -= len(run)
             proposals[i] = Proposal(state=gap.state(len(run)))
             if run:
-                known = self._readable(run)
+                row = self._max_rows - rows_left - 1  # the last so far
+                drafts = span.sample and len(run) == len(gap.tokens)
+                levels, width, nodes = shape_of(span.catch_up, min(length, self.deepest or MOST_LEVELS))
+                masks = self.masks(levels, rows_left) if drafts else ()
+                rows_left -= len(masks)
+                known = (*self._readable(run), *masks)
                 stretches.append(Stretch(known, gap.begin, gap.blocks, states=gap.states(len(run))))
-                if span.sample and len(run) == len(gap.tokens):
-                    row = self._max_rows - rows_left - 1  # the last so far
-                    shape, place = shape_of(span.catch_up, min(length, MOST_LEVELS)), gap.begin + len(run)
-                    position = span.end + len(verdict.tokens)
+                if drafts:
+                    position, place = span.end + len(verdict.tokens), gap.begin + len(run)
+                    shape = self.levels_of(levels, masks), width, nodes
                     starts.append(
                         Start(i, span, row, verdict.tokens, position, *shape, place=place, blocks=gap.blocks)
                     )
@@ -196,6 +212,14 @@ class Proposer(ModelHead):
         for start, draft in self._expander.expand(starts, states):
             proposals[start.index] = gaps[start.index][0].proposal(start, draft)
         return proposals
+
+    def masks(self, levels: int, rows: int) -> tuple[int, ...]:
+        """Return tokens that are run behind known ones, at most `rows`, for a draft of so many levels."""
+        return ()
+
+    def levels_of(self, levels: int, masks: Sequence[int]) -> int:
+        """Return how many levels are drafted with these."""
+        return levels
 
     def _readable(self, run: Sequence[int]) -> Sequence[int]:
         return run if self._other is not None else self.embeddable(tuple(run))
@@ -209,7 +233,10 @@ class Proposer(ModelHead):
             self.run_level(level, rows, width)
 
     def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
-        states = self._state[:rows]
+        return self.logits(self._state[:rows])
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return float32 logits `[rows, D]` of states `[rows, d]`."""
         if self.output is not None:
             return self.output(states)
-        return super().score(level, rows) if self._some is None else self._some(states)
+        return self._own_logits(states) if self._some is None else self._some(states)

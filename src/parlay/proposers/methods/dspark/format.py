@@ -16,7 +16,8 @@ CONFIDENCE, CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.pr
 # Keys of the config.
 RANK, KIND = "markov_rank", "markov_head_type"
 
-_CLASSES = ("qwen3dsparkmodel", "dsparkdraftmodel", "dsparkspeculator", "lfm2dsparkdraftmodel")
+ARCHITECTURE = "Qwen3DSparkModel"
+_CLASSES = (ARCHITECTURE.lower(), "dsparkdraftmodel", "dsparkspeculator", "lfm2dsparkdraftmodel")
 
 
 def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:

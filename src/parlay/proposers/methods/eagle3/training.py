@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -12,7 +11,7 @@ from torch.nn.functional import linear
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
 from parlay.proposers.methods.eagle3 import format as form
-from parlay.train.data import Text
+from parlay.train.data import Text, commonest
 from parlay.train.eagle_layer import EagleTrainee, LayerOptions
 from parlay.train.layers import norm, random
 from parlay.train.rollout import Rollout
@@ -48,7 +47,7 @@ class Trainee(EagleTrainee):
         width, vocab, depth = teacher.config.hidden_size, teacher.config.vocab_size, teacher.config.num_layers
         self.taps = options.layers or _usual(depth)
         teacher.tap(self.taps)
-        self._ids = _commonest(texts, vocab, options.draft_vocab_size) if options.draft_vocab_size else None
+        self._ids = commonest(texts, vocab, options.draft_vocab_size) if options.draft_vocab_size else None
         if self._ids is not None:
             teacher.narrow(self._ids)
         self.fc = random(width, 3 * width)
@@ -108,11 +107,3 @@ class Trainee(EagleTrainee):
 def _usual(depth: int) -> tuple[int, ...]:
     """Return what the authors' heads read, early, middle and late, or the last three of a target with few layers."""
     return (2, depth // 2, depth - 3) if depth > 6 else (depth - 2, depth - 1, depth)
-
-
-def _commonest(texts: Sequence[Text], vocab: int, count: int) -> Tensor:
-    """Return the tokens that occur most often among those that count, ascending; among equals the lower ids."""
-    found = np.zeros(vocab, dtype=np.int64)
-    for text in texts:
-        found += np.bincount(text.tokens[text.counted], minlength=vocab)
-    return torch.from_numpy(np.sort(np.argsort(-found, kind="stable")[:count]))

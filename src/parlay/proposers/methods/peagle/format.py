@@ -9,7 +9,9 @@ from typing import Any
 from parlay.checkpoints.files import class_names
 
 MASKED = "mask_hidden"  # what stands for the target's states where there are none yet, side by side
-MASK = "mask_token_id"  # key of the config: the token that stands for those not known yet
+# Keys of the config, of which one is there: the token that stands for those not known yet.
+MASKS = ("pard_token", "ptd_token_id", "mask_token_id")
+ALSO = "eagle3"  # vLLM's method for such a head, with `parallel_drafting`
 
 
 def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from parlay.checkpoints.loader import Checkpoint
-from parlay.errors import ModelError
 from parlay.proposers.base import Runtime
 from parlay.proposers.block_config import Sight
 from parlay.proposers.block_slots import BlockSlots
 from parlay.proposers.draft_head import Start
 from parlay.proposers.heads import CheckpointOptions as Options
+from parlay.proposers.masks import mask_of
 from parlay.proposers.methods.eagle3.proposer import Proposer as EagleProposer
 from parlay.proposers.methods.peagle import format as form
 from parlay.proposers.shared_passes import shared
@@ -40,18 +40,14 @@ class Proposer(EagleProposer):
     source = "peagle"
     path_free = True
     at_once = True
+    in_one_pass = True
 
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         super().describe(weights)
         self.longest = self.deepest = min(max(self.default_length, _DEPTHS), MOST_ROWS)
         self.default_length = min(self.default_length, self.longest)
         self.rows = self.longest - 1
-        self._mask, tokens = self.head.count(form.MASK, least=0), self._target.config.tokens
-        if self._mask >= tokens:
-            raise ModelError(
-                f"{self.head.path}: the mask {self._mask} is beyond the target's {tokens} tokens; the head was made "
-                "for another target"
-            )
+        self._mask = mask_of(self.head, form.MASKS, self._target.config.tokens)
 
     def _shapes(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:
         states = len(self.taps) * self._target.config.hidden_size

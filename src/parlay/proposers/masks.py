@@ -1,0 +1,25 @@
+"""The token that stands for those not known yet, for heads and draft models that draft all tokens in one pass."""
+
+from parlay.errors import ModelError
+from parlay.models.heads import HeadConfig
+
+
+def mask_of(head: HeadConfig, keys: tuple[str, ...], tokens: int) -> int:
+    """Return the token.
+
+    Args:
+        head: whose config names it.
+        keys: by which it may; the last one is what a message asks for.
+        tokens: that can be embedded.
+
+    Raises:
+        ModelError: there is none, or it cannot be embedded.
+    """
+    key = next((key for key in keys if head.raw.get(key) is not None), keys[-1])
+    mask = head.count(key, least=0)
+    if mask >= tokens:
+        raise ModelError(
+            f"{head.path}: the mask {mask} is beyond the target's {tokens} tokens; the head was made for another "
+            "target"
+        )
+    return mask
