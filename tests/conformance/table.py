@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from asking import Ask, Meddle, meddle_at_random
 from conftest import DTYPES, Pair, Plain, drafts, guesses_on_random_texts, proposer_options
+from fitting import fitted, variants
 from switching import any_choices, any_times, every_method, expensive_rows, free_rows, limited_drafts
 from workload import CHANGES, four_each, mixed, parametrised, predicted, wishing
 
@@ -164,6 +165,10 @@ OF_DRAFTS = {
     "free-rows": Condition(patch=free_rows, lengths="goodput"),
     "expensive-rows": Condition(patch=expensive_rows, lengths="goodput", right=None, arose=hardly_drafted),
 }
+OF_KINDS = {  # of a method's weights, each of which keeps something of its own
+    name: (CONDITIONS | OF_DRAFTS)[name]
+    for name in ("together", "small-steps", "cached", "preempted", "out-of-blocks", "off-and-on", "any-trouble")
+}
 OF_TREES = {
     "trees": Condition(({}, *SMALL)),
     "trees-and-trouble": Condition(
@@ -200,6 +205,10 @@ def one(method: str, pair: Pair, **more: Any) -> dict[str, Any]:
     return {"method": method, **proposer_options(method, pair), **more}
 
 
+def another(method: str, variant: str, pair: Pair, **more: Any) -> dict[str, Any]:
+    return {"method": method, "model": str(fitted(method, pair.target, variant)), **more}
+
+
 def several(method: str | None, pair: Pair, **more: Any) -> list[dict[str, Any]]:
     return every_method(pair, method, **more)
 
@@ -222,6 +231,20 @@ CONFIGURATIONS = {
     **{
         f"{name}-branching": Configuration(partial(one, name), OF_TREES, [{"tree": shape} for shape in SHAPES])
         for name in WITH_WEIGHTS
+    },
+    **{
+        f"{name}-{variant}": Configuration(partial(another, name, variant), OF_KINDS, LENGTHS)
+        for name in DRAFTING
+        for variant in variants(name)
+    },
+    **{
+        f"{name}-{variant}-branching": Configuration(
+            partial(another, name, variant),
+            {"trees-and-trouble": OF_TREES["trees-and-trouble"]},
+            [{"tree": SHAPES[1]}],
+        )
+        for name in DRAFTING
+        for variant in variants(name)
     },
     "auto": Configuration(partial(several, None), OF_MANY),
     **{f"auto-and-{name}": Configuration(partial(several, name), OF_MANY) for name in WITH_WEIGHTS},

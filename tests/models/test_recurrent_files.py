@@ -30,7 +30,7 @@ from torch import Tensor
 
 from parlay import LLM, ModelError, SamplingParams
 from parlay.models.export.gguf import export
-from parlay.models.select import describe_model
+from parlay.models.select import describe_model, mtp_layers
 from parlay.proposers.methods.mtp.training import Options, Trainee
 from parlay.train.options import TrainOptions
 from parlay.train.save import save_head
@@ -399,11 +399,21 @@ def test_an_independent_converter_writes_the_same(tmp_path: Path, name: str) -> 
     assert_same_file(tmp_path / "ours.gguf", tmp_path / "theirs.gguf")
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3next", "nemotronh-experts", "deepseekv3"])
-def test_a_written_layer_for_further_tokens(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("qwen3_5", 1),
+        ("qwen3next", 1),
+        ("nemotronh-experts", 1),
+        ("deepseekv3", 1),
+        ("qwen3_5", 3),
+        ("deepseekv3", 3),
+    ],
+)
+def test_written_layers_for_further_tokens(tmp_path: Path, name: str, layers: int) -> None:
     """Drafts are those of the directory, also of what is written once more."""
     own = {**EVEN, "mlp_only_layers": []} if name.startswith("qwen") else {"n_group": 1, "topk_group": 1}
-    model = write_mtp(tmp_path / "model", name, **own, calm=0.3)
+    model = write_mtp(tmp_path / "model", name, layers=layers, **own, calm=0.3)
     weights = {key: tensor.half() for key, tensor in load_file(model / "model.safetensors").items()}
     same = write_dequantised(model, tmp_path / "same", weights, torch.float32)
     first = export(same, tmp_path / "first.gguf", "f16").path
@@ -411,7 +421,8 @@ def test_a_written_layer_for_further_tokens(tmp_path: Path, name: str) -> None:
     given = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, return_rejected=True)
     found = []
     for path in same, first, second:
-        spec = {"method": "mtp", "lengths": "fixed", "num_speculative_tokens": 3}
+        assert len(mtp_layers(describe_model(str(path)))) == layers
+        spec = {"method": "mtp", "lengths": "fixed", "num_speculative_tokens": 4}
         llm = LLM(str(path), dtype="float32", speculative_config=spec)
         (one,) = run(llm, [Ask(tuple(random_tokens(30)), given)])
         found.append((one.token_ids, one.rejected))

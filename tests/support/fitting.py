@@ -4,9 +4,11 @@ Such a file may have, all of them optional:
     TEXT                        a prompt for the embedded model, after which some guesses from tokens alone are right;
     GUESSES_ON_RANDOM_TEXTS     whether such guesses are right at times on texts of random models;
     options(pair)               what the method cannot do without, or does little without, on random models;
-    write(path, target)         writes weights that agree with a random target in part.
+    write(path, target)         writes weights that agree with a random target in part;
+    VARIANTS                    other kinds of such weights, by name: of each what writes them.
 """
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -32,9 +34,15 @@ def fitting(method: str) -> Any:
 FITTED = sorted(folder.name for folder in _FOLDER.iterdir() if hasattr(fitting(folder.name), "write"))
 
 
-def fitted(method: str, target: Path) -> Path:
+def variants(method: str) -> dict[str, Callable[[Path, Path], None]]:
+    """Return a method's other kinds of weights."""
+    found: dict[str, Callable[[Path, Path], None]] = getattr(fitting(method), "VARIANTS", {})
+    return found
+
+
+def fitted(method: str, target: Path, variant: str = "") -> Path:
     """Return a head for a target, made beside it when first asked for."""
-    path = target.parent / method
+    path = target.parent / (f"{method}-{variant}" if variant else method)
     if not path.is_dir():
-        fitting(method).write(path, target)
+        (variants(method)[variant] if variant else fitting(method).write)(path, target)
     return path

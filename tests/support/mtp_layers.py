@@ -1,23 +1,24 @@
-"""Tiny checkpoints with a layer that predicts further tokens, and transformers' own drafts with it."""
+"""Tiny checkpoints with layers that predict further tokens, and transformers' own drafts with them."""
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from families import write_family
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-# What released files call the tensors that transformers' class has, beside those of a decoder layer.
+# What released files call the tensors that transformers' class has, beside those of a decoder layer. `{0}` or `{}`
+# stands for the layer's number behind the model's, `{1}` for that among such layers.
 QWEN = {
     "enorm.weight": "mtp.pre_fc_norm_embedding.weight",
     "hnorm.weight": "mtp.pre_fc_norm_hidden.weight",
     "eh_proj.weight": "mtp.fc.weight",
     "post_norm.weight": "mtp.norm.weight",
-    "mtp_block.": "mtp.layers.0.",
+    "mtp_block.": "mtp.layers.{1}.",
 }
 DEEPSEEK = {
     "enorm.weight": "model.layers.{}.enorm.weight",
@@ -34,17 +35,17 @@ NEMOTRON = {
     "blocks.": "mtp.layers.",
 }
 ERNIE = {
-    "enorm.weight": "model.mtp_emb_norm.0.weight",
-    "hnorm.weight": "model.mtp_hidden_norm.0.weight",
-    "eh_proj.weight": "model.mtp_linear_proj.0.weight",
-    "block.": "model.mtp_block.0.",
+    "enorm.weight": "model.mtp_emb_norm.{1}.weight",
+    "hnorm.weight": "model.mtp_hidden_norm.{1}.weight",
+    "eh_proj.weight": "model.mtp_linear_proj.{1}.weight",
+    "block.": "model.mtp_block.{1}.",
 }
 MIMO = {
-    "enorm.weight": "model.mtp_layers.0.token_layernorm.weight",
-    "hnorm.weight": "model.mtp_layers.0.hidden_layernorm.weight",
-    "eh_proj.weight": "model.mtp_layers.0.input_proj.weight",
-    "norm.weight": "model.mtp_layers.0.final_layernorm.weight",
-    "block.": "model.mtp_layers.0.",
+    "enorm.weight": "model.mtp_layers.{1}.token_layernorm.weight",
+    "hnorm.weight": "model.mtp_layers.{1}.hidden_layernorm.weight",
+    "eh_proj.weight": "model.mtp_layers.{1}.input_proj.weight",
+    "norm.weight": "model.mtp_layers.{1}.final_layernorm.weight",
+    "block.": "model.mtp_layers.{1}.",
 }
 # By families of `families.FAMILIES`: the names, and what the config says of the layer.
 MODELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
@@ -64,21 +65,21 @@ MODELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 }
 
 
-def transformers_layer(model: Any) -> Any:
-    """Return transformers' own such layer for a model, with random weights."""
+def transformers_layers(model: Any, count: int = 1) -> Any:
+    """Return transformers' own such layers for a model, with random weights."""
     from transformers.modeling_layers import MtpModel
 
     config = model.config
-    config.num_mtp_layers = 1
+    config.num_mtp_layers = count
     for key, kind in ("mtp_layer_types", "full_attention"), ("mtp_mlp_layer_types", "sparse"):
         if getattr(config, key, None) is None:
-            setattr(config, key, [kind])
+            setattr(config, key, [kind] * count)
     if getattr(config, "mlp_only_layers", None):
-        config.mlp_only_layers = [1]
+        config.mlp_only_layers = [count]
     decoder = model.get_decoder()
     every = decoder.layers  # of which the class takes the last as a model: it is to be one with attention
     decoder.layers = torch.nn.ModuleList([next(layer for layer in every if hasattr(layer, "self_attn"))])
-    made = MtpModel(model, 1).float().eval()
+    made = MtpModel(model, count).float().eval()
     decoder.layers = every
     return made
 
@@ -92,25 +93,29 @@ def load(path: Path) -> Any:
     return getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32).eval()
 
 
-def write_mtp(path: Path, name: str, *, seed: int = 0, **more: Any) -> Path:
-    """Write a checkpoint of FAMILIES with such a layer, random as the others."""
+def write_mtp(path: Path, name: str, *, layers: int = 1, seed: int = 0, **more: Any) -> Path:
+    """Write a checkpoint of FAMILIES with so many such layers, random as the others."""
     names, says = MODELS[name]
     write_family(path, name, seed=seed, **more)
     model = load(path)
-    state, number = _layer_of(model).state_dict(), str(model.config.num_hidden_layers)
     generator = torch.Generator().manual_seed(seed + 1)
     tensors = load_file(path / "model.safetensors")
-    alone = any("experts.0." in own for own in tensors)
-    for own, tensor in state.items():
-        spread = 1.5 * tensor.shape[-1] ** -0.5 if tensor.dim() > 1 else 0.2
-        draw = spread * torch.randn(tensor.shape, generator=generator)
-        tensor.copy_(draw if tensor.dim() > 1 else tensor + draw)
-        part = next(part for part in names if own.startswith(part))
-        renamed = own.replace(part, names[part].format(number), 1)
-        tensors |= _experts(renamed, tensor) if alone and ".experts." in own else {renamed: tensor.contiguous()}
+    alone, kept = any("experts.0." in own for own in tensors), {}
+    for place, layer in enumerate(_layers_of(model, layers)):
+        state = layer.state_dict()
+        for own, tensor in state.items():
+            spread = 1.5 * tensor.shape[-1] ** -0.5 if tensor.dim() > 1 else 0.2
+            draw = spread * torch.randn(tensor.shape, generator=generator)
+            part = next(part for part in names if own.startswith(part))
+            renamed = own.replace(part, names[part].format(model.config.num_hidden_layers + place, place), 1)
+            shared = tensors.get(renamed)  # by all such layers
+            tensor.copy_(shared if shared is not None else draw if tensor.dim() > 1 else tensor + draw)
+            tensors |= _experts(renamed, tensor) if alone and ".experts." in own else {renamed: tensor.clone()}
+        kept |= {f"{place}.{own}": tensor.clone() for own, tensor in state.items()}
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    save_file({own: tensor.contiguous() for own, tensor in state.items()}, _kept(path))
-    config = json.loads((path / "config.json").read_text()) | says
+    save_file(kept, _kept(path))
+    counted = {key: layers for key, value in says.items() if value == 1}
+    config = json.loads((path / "config.json").read_text()) | says | counted
     (path / "config.json").write_text(json.dumps(config))
     return path
 
@@ -127,7 +132,7 @@ def _experts(name: str, stack: Tensor) -> dict[str, Tensor]:
 
 
 def _kept(path: Path) -> Path:
-    """Return where the layer's tensors lie as transformers has them, for the reference."""
+    """Return where the layers' tensors lie as transformers has them, for the reference."""
     return path.parent / f"{path.name}-layer.safetensors"
 
 
@@ -187,13 +192,13 @@ class ByFormula(torch.nn.Module):
         return out
 
 
-class OfOne(torch.nn.Module):
-    """Everyone else's."""
+class OfMany(torch.nn.Module):
+    """Everyone else's: one of transformers' such layers."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, whole: Any, place: int) -> None:
         super().__init__()
-        self._whole = [transformers_layer(model)]
-        self.layer = self._whole[0].layers[0]
+        self._whole, self._place = [whole], place
+        self.layer = whole.layers[place]
 
     def state_dict(self, *given: Any, **named: Any) -> Any:
         return self.layer.state_dict(*given, **named)
@@ -203,41 +208,66 @@ class OfOne(torch.nn.Module):
 
     def forward(self, ids: Tensor, hidden: Tensor) -> Tensor:
         positions = torch.arange(1, ids.shape[1] + 1)[None]
-        out: Tensor = self._whole[0].forward_layer(0, hidden, positions, None, input_ids=ids)
+        out: Tensor = self._whole[0].forward_layer(self._place, hidden, positions, None, input_ids=ids)
         return out
 
 
-def _layer_of(model: Any) -> OfOne | OfTwoBlocks | ByFormula:
+def _layers_of(model: Any, count: int) -> list[Any]:
     kind = type(model).__name__
     if kind.startswith(("Ernie", "Qwen2")):
-        return ByFormula(model)
-    return (OfTwoBlocks if "NemotronH" in kind else OfOne)(model)
+        return [ByFormula(model) for _ in range(count)]
+    if "NemotronH" in kind:
+        return [OfTwoBlocks(model)]
+    whole = transformers_layers(model, count)
+    return [OfMany(whole, place) for place in range(count)]
+
+
+Choose = Callable[[Tensor, int], int]  # of a row of logits, for a position
+
+
+def likeliest(logits: Tensor, position: int) -> int:
+    return int(logits.argmax())
+
+
+class Drafted(NamedTuple):
+    """Draft tokens, their logits and the states that those follow from, and the target's states before."""
+
+    tokens: list[int]
+    logits: Tensor
+    states: Tensor
+    hidden: Tensor
 
 
 class Reference:
-    """Drafts by transformers' classes, each from the whole text."""
+    """Drafts by transformers' classes, each from the whole text.
+
+    Of several layers, each draws one token, from what the one before it has made of the whole text and of the tokens
+    drawn so far. The last one goes on with states of its own.
+    """
 
     def __init__(self, path: Path) -> None:
         """Load a checkpoint that `write_mtp` has written."""
         self.model = load(path)
         self.unnormed = "MiMo" in (path / "config.json").read_text()
-        self.layer = _layer_of(self.model)
-        self.layer.load_state_dict(load_file(_kept(path)))
+        kept = load_file(_kept(path))
+        self.layers = _layers_of(self.model, len({name.split(".")[0] for name in kept}))
+        for place, layer in enumerate(self.layers):
+            start = f"{place}."
+            layer.load_state_dict({name.removeprefix(start): t for name, t in kept.items() if name.startswith(start)})
 
     @torch.no_grad()
-    def draft(self, tokens: Sequence[int], count: int) -> tuple[list[int], Tensor, Tensor]:
-        """Return `count` draft tokens after a text, the last of which the target has not seen, and their logits.
-
-        The third are the target's states of the others, `[tokens - 1, hidden]`.
-        """
+    def draft(self, tokens: Sequence[int], count: int, choose: Choose = likeliest) -> "Drafted":
+        """Return `count` draft tokens after a text, the last of which the target has not seen."""
         first = hidden = self._states(torch.tensor([tokens[:-1]]))
-        text, logits = list(tokens), []
-        for _ in range(count):
-            out = self.layer(torch.tensor([text[1:]]), hidden)[:, -1:]
-            logits.append(self.model.lm_head(out)[0, 0])
-            text.append(int(logits[-1].argmax()))
-            hidden = torch.cat((hidden, out), dim=1)
-        return text[len(tokens) :], torch.stack(logits), first[0]
+        text, logits, states, out = list(tokens), list[Tensor](), list[Tensor](), first[:, :0]
+        for step in range(count):
+            place = min(step, len(self.layers) - 1)
+            hidden = hidden if step == 0 else out if step == place else torch.cat((hidden, out[:, -1:]), dim=1)
+            out = self.layers[place](torch.tensor([text[place + 1 :]]), hidden)
+            states.append(out[0, -1])
+            logits.append(self.model.lm_head(out[0, -1]))
+            text.append(choose(logits[-1], len(text)))
+        return Drafted(text[len(tokens) :], torch.stack(logits), torch.stack(states), first[0])
 
     def _states(self, tokens: Tensor) -> Tensor:
         """Return the states of tokens that the layer reads, `[1, tokens, hidden]`."""

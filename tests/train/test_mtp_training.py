@@ -85,7 +85,7 @@ def test_guesses_are_those_of_transformers(model: Callable[[str], Path], name: s
             for last in range(4, len(text.tokens) - 1 - DEPTH):
                 states = known[:, : last + 1]
                 for i in range(DEPTH):
-                    out = reference.layer(tokens[:, 1 : last + 2 + i], states)[:, -1:]
+                    out = reference.layers[0](tokens[:, 1 : last + 2 + i], states)[:, -1:]
                     torch.testing.assert_close(found[i][first + last], reference.model.lm_head(out)[0, 0], **CLOSE)
                     states, checked = torch.cat((states, out), dim=1), checked + 1
         first += len(text.tokens)

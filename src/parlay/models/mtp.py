@@ -1,5 +1,8 @@
 """Multi-token prediction (MTP): a layer that comes with a model and predicts the token after the next one.
 
+A few models bring along several. The second reads what the first computed for a position, and the embedding of the
+token after the next one, and predicts the token behind that; and so on.
+
 It reads the model's hidden state of a position and the embedding of the token after it, each normalised, through a
 projection; then it is one of the model's own decoder layers, with attention, and with experts if the model has any,
 and a norm. The model's output layer gives logits of what it computes, which stands for the hidden state when the
@@ -8,14 +11,14 @@ layer runs again.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.2; names of tensors as in the checkpoints of each family.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from parlay.checkpoints.config import TOWER
 from parlay.checkpoints.loader import Checkpoint
 from parlay.checkpoints.pieces import Piece
 from parlay.errors import ModelError
-from parlay.models.config import ModelConfig
+from parlay.models.config import MOST_LAYERS, ModelConfig
 from parlay.models.decoder import weight_shapes
 from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import Storage
@@ -28,7 +31,7 @@ _BESIDE = "mtp.", "model.mtp."  # names of tensors beside a text model's, in fil
 class MTPNames:
     """What a family's files call the tensors of such a layer, and which of the model's own layers it is like.
 
-    `{}` stands for its number among all layers.
+    `{0}`, or `{}`, stands for its number among all layers, `{1}` for that among the layers for further tokens.
 
     Attributes:
         layer: what the names of the decoder layer's own tensors begin with.
@@ -54,9 +57,15 @@ class MTPNames:
     state_first: bool = False
     unnormed: bool = False
 
-    def of(self, number: int, before: str = "") -> "MTPNames":
-        """Return the names of the layer with a number, which some exporters put something `before`."""
-        return self.called({key: before + getattr(self, key).format(number) for key in _WHOLE})
+    def of(self, layers: int, place: int = 0, before: str = "") -> "MTPNames":
+        """Return the names of such a layer of a model.
+
+        Args:
+            layers: how many others the model has.
+            place: which of several it is.
+            before: what some exporters put before names.
+        """
+        return self.called({key: before + getattr(self, key).format(layers + place, place) for key in _WHOLE})
 
     def called(self, names: Mapping[str, str]) -> "MTPNames":
         """Return the same layer by other names."""
@@ -66,7 +75,7 @@ class MTPNames:
 
 _NEXT = "model.layers.{}."
 QWEN = MTPNames(
-    layer="mtp.layers.0.",
+    layer="mtp.layers.{1}.",
     join="mtp.fc.weight",
     token_norm="mtp.pre_fc_norm_embedding.weight",
     state_norm="mtp.pre_fc_norm_hidden.weight",
@@ -96,7 +105,7 @@ class MTPLayer:
         config: of a model that has no other layer.
         names: of its tensors.
         like: the number of the model's layer that it is like.
-        renamed: as `ModelConfig.renamed`.
+        renamed: as `ModelConfig.renamed`, of all such layers that files have.
     """
 
     config: ModelConfig
@@ -121,8 +130,18 @@ class MTPLayer:
         return _open(self.config, storage, on_read, self.renamed if self.config.path.is_dir() else {})
 
 
-def find_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer | None:
-    """Return a model's MTP layer, if its files have one by the names that its family knows.
+def stacked(layers: Sequence[MTPLayer]) -> ModelConfig:
+    """Return the config of a model that has several such layers, alike, and no others."""
+    count, config = len(layers), layers[0].config
+    style, experts = config.style, config.style.experts
+    if experts is not None:
+        experts = replace(experts, sparse=experts.sparse * count)
+    style = replace(style, windows=style.windows * count, unrotated=style.unrotated * count, experts=experts)
+    return replace(config, num_layers=count, style=style)
+
+
+def find_mtp(config: ModelConfig, known: MTPNames) -> tuple[MTPLayer, ...]:
+    """Return a model's MTP layers, as many as its files have by the names that its family knows.
 
     Raises:
         ModelError: files are missing or damaged.
@@ -131,9 +150,20 @@ def find_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer | None:
         found = set(weights.names)
     if config.path.is_file():
         known = replace(known.called(_GGUF), inner={})
-    every = (known.of(config.num_layers, before) for before in ("", "model."))
-    names = next((names for names in every if names.join in found), None)
-    return None if names is None else _layer(config, names)
+    prefixes = ("", "model.")
+    before = next((before for before in prefixes if known.of(config.num_layers, 0, before).join in found), None)
+    if before is None:
+        return ()
+    every = [known.of(config.num_layers, 0, before)]
+    while len(every) < MOST_LAYERS:
+        names = known.of(config.num_layers, len(every), before)
+        own = any(name.startswith(names.layer) for name in found)  # where files have one projection for all
+        if names == every[-1] or names.join not in found or not own:
+            break
+        every.append(names)
+    layers = [_layer(config, names) for names in every]
+    renamed = {name: own for layer in layers for name, own in layer.renamed.items()}
+    return tuple(replace(layer, renamed=renamed) for layer in layers)
 
 
 def plan_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer:

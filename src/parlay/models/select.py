@@ -252,14 +252,16 @@ def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
-def mtp_layer(config: ModelConfig, path: Path | None = None) -> MTPLayer | None:
-    """Return the layer with which a model predicts further tokens, if its files have one, or others at `path`.
+def mtp_layers(config: ModelConfig, path: Path | None = None) -> tuple[MTPLayer, ...]:
+    """Return the layers with which a model predicts further tokens, that its files have, or others at `path`.
+
+    Each reads what the one before it has computed.
 
     Raises:
         ModelError: files are missing or damaged.
     """
     if not exposes_hidden_states(config):
-        return None
+        return ()
     return find_mtp(replace(config, path=path or config.path), _mtp_names(config))
 
 

@@ -90,7 +90,7 @@ class Branching:
     def passes(self, counts: Sequence[int], width: int) -> Iterator[tuple[Hashable, Callable[[], None]]]:
         """Yield the passes of all levels, of which the i-th has nodes of `counts[i]` requests."""
         for level, count in enumerate(counts):
-            kind = self._first.filtered, self._first.private, self._head.choices_of_a_node
+            kind = self._first.filtered, self._first.private, self._head.pass_kind
             yield ("tree", *kind, level, count, width), partial(self.level, level, count, width)
 
     def level(self, level: int, count: int, width: int) -> None:

@@ -1,7 +1,7 @@
 """A proposer with weights, as the loop over the levels of its drafts sees it."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -65,8 +65,8 @@ class DraftHead(DeviceProposer):
     ids: Tensor | None = None
 
     @property
-    def choices_of_a_node(self) -> int:
-        """How many tokens a node is chosen from, 0 for all; passes that differ in it are recorded apart."""
+    def pass_kind(self) -> Hashable:
+        """What a level's passes are recorded apart by: here how many tokens a node is chosen from, 0 for all."""
         return 0 if self.ids is None else len(self.ids)
 
     @abstractmethod

@@ -49,11 +49,11 @@ class DraftSlots:
         self._slots = torch.zeros((levels, rows), dtype=torch.int64)
         self._tables = torch.empty((rows, num_blocks), dtype=torch.int32)  # of which little is ever touched
         self._each = torch.arange(rows, dtype=torch.int32)
-        self._first = torch.zeros(rows, dtype=torch.int32)
+        self.first = torch.zeros(rows, dtype=torch.int32)
         self._none = torch.zeros(rows + 1, dtype=torch.int32)
         # The same memory for NumPy, which writes a few numbers in a tenth of the time.
         self._written = self._positions.numpy(), self._last.numpy(), self._slots.numpy()
-        self._table_rows, self._first_seen = self._tables.numpy(), self._first.numpy()
+        self._table_rows, self._first_seen = self._tables.numpy(), self.first.numpy()
         # Of drafts with branches: each row's request, its scratch slot, and those of its path, its own last.
         deep = min(levels, MOST_DEPTH)
         self._owner = torch.zeros(rows, dtype=torch.int32)
@@ -112,7 +112,7 @@ class DraftSlots:
         view = AttentionView(
             tables=self._tables[: rows // width],
             row_request=self._owner[:rows] if wide else self._each[:rows],
-            first=self._first[:rows],
+            first=self.first[:rows],
             last=self._last[level, :rows],
             extra_offsets=self._offsets[level][: rows + 1] if wide else self._none[: rows + 1],
             extra_slots=self._paths[level].view(-1)[: rows * level] if wide else self._none[:0],

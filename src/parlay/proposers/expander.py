@@ -119,7 +119,7 @@ class Expander:
             self._advance(enumerate(counts))
             self._draw_at_once(counts)
         elif head.recordable:
-            kind = self._draws.filtered, private, head.choices_of_a_node
+            kind = self._draws.filtered, private, head.pass_kind
             self.recorder.run(((*kind, *at), partial(self._level, *at)) for at in enumerate(counts))
         else:
             for level, count in enumerate(counts):
@@ -153,7 +153,8 @@ class Expander:
 
     def _advance(self, levels: Iterable[tuple[int, int]]) -> None:
         """Compute the states of levels, given with their rows."""
-        self.recorder.run((("advance", *at), partial(self._head.advance, *at)) for at in levels)
+        kind = self._head.pass_kind
+        self.recorder.run((("advance", kind, *at), partial(self._head.advance, *at)) for at in levels)
 
     def _draw(self, level: int, logits: Tensor) -> None:
         rows = len(logits)

@@ -125,6 +125,7 @@ class FeatureHead(CheckpointHead):
 
     Attributes:
         config: of the head's layers.
+        depth: how many states follow from a pair one after another, see `LayeredHead`.
         output: the target's output layer, for a head without one.
         records: whether all that its layers compute is kernels'.
     """
@@ -132,6 +133,7 @@ class FeatureHead(CheckpointHead):
     pairs = True
     records: ClassVar[bool] = True
     config: ModelConfig
+    depth: int = 1
     output: DraftOutput | None = None
 
     def __init__(self, options: CheckpointOptions, target: TargetInfo) -> None:
@@ -152,6 +154,10 @@ class FeatureHead(CheckpointHead):
     @abstractmethod
     def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
         """Run the layers on tokens `[rows]` with `state` `[rows, d]`, which is replaced by the predicted state."""
+
+    def foresee_by(self, layer: int, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
+        """Do so by what predicts the state with a number below `depth`."""
+        self.foresee(tokens, state, context)
 
     @abstractmethod
     def logits(self, state: Tensor) -> Tensor:
@@ -206,7 +212,7 @@ class FeatureHead(CheckpointHead):
         self._recorded = group.size == 1 and self.records
         if group.rank:  # which does not draft
             return
-        self._passes: dict[tuple[int, int], _RecordedPass] = {}
+        self._passes: dict[tuple[int, int, int], _RecordedPass] = {}
         self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of the requests that draft
         self._spare, self._every = torch.zeros_like(self._state), torch.arange(MOST_ROWS)
         vocab_size = self._target.config.vocab_size
@@ -237,11 +243,11 @@ class FeatureHead(CheckpointHead):
         if not runs:
             return proposals
         batch = flatten([run.stretch for run in runs], self._block_size)
-        states = self._keep(batch, sources, torch.tensor([row for run in runs for row in run.rows]))
+        states = self._predict(batch, sources, torch.tensor([row for run in runs for row in run.rows]))
         starts = []
         for run, end in zip(runs, batch.offsets[1:], strict=True):
             proposals[run.index] = Proposal(state=run.state)
-            if run.length:
+            if run.length and run.known >= run.stretch.first + self.depth - 1:
                 emitted = verdicts[run.index].tokens
                 span = spans[run.index]
                 shape = shape_of(span.catch_up, run.length)
@@ -250,41 +256,46 @@ class FeatureHead(CheckpointHead):
             proposals[start.index] = replace(proposals[start.index], draft=draft)
         return proposals
 
-    def _keep(self, batch: Batch, sources: Tensor, chosen: Tensor) -> Tensor:
-        """Run pairs with rows `chosen` of the target's states; return the predicted states `[rows, d]`."""
+    def _predict(self, batch: Batch, sources: Tensor, chosen: Tensor) -> Tensor:
+        """Run pairs with rows `chosen` of the target's states; return what `begin` is given of them."""
+        return self._keep(batch, sources, chosen)
+
+    def _keep(self, batch: Batch, sources: Tensor, chosen: Tensor, layer: int = 0) -> Tensor:
+        """Run pairs with rows `chosen` of states; return the predicted states `[rows, d]`, valid until the next."""
         count, blocks = len(chosen), batch.view.tables.shape[1]
         if count > MOST_ROWS or not self._recorded:
             parts = torch.empty((len(sources), count, sources.shape[2]), dtype=sources.dtype)
             self._gather_parts(sources, chosen, parts)
-            return self._complete(_shifted(batch), parts)
+            return self._complete(_shifted(batch), parts, layer)
         blocks = _rounded(blocks)
-        recorded = self._passes.get((count, blocks))
+        key = (count, blocks, layer)
+        recorded = self._passes.get(key)
         if recorded is None:
-            recorded = self._passes[count, blocks] = self._prepare(empty_batch(count, blocks), len(sources))
+            recorded = self._passes[key] = self._prepare(empty_batch(count, blocks), len(sources), layer)
         copy_batch(batch, recorded.inputs)
         recorded.inputs.positions.sub_(1)
         self._gather_parts(sources, chosen, recorded.parts)
-        self._expander.recorder.run([(("keep", count, blocks), recorded.work)])
+        self._expander.recorder.run([(("keep", *key), recorded.work)])
         return recorded.state
 
     def _gather_parts(self, sources: Tensor, chosen: Tensor, parts: Tensor) -> None:
         for source, part in zip(sources, parts, strict=True):
             self._kernels.embed(source, chosen, part)
 
-    def _prepare(self, inputs: Batch, parts: int) -> _RecordedPass:
+    def _prepare(self, inputs: Batch, parts: int, layer: int) -> _RecordedPass:
         count, width = len(inputs.tokens), self._target.config.hidden_size
         buffers = self._buffers(count)
         given = buffers("parts", parts * width).view(parts, count, width)
         state = buffers("state", self.config.hidden_size)
-        return _RecordedPass(inputs, given, state, partial(self._complete, inputs, given))
+        return _RecordedPass(inputs, given, state, partial(self._complete, inputs, given, layer))
 
     @shared
-    def _complete(self, inputs: Batch, parts: Tensor) -> Tensor:
-        """Run pairs with the target's states `[n, rows, H]`; return the predicted states `[rows, d]`."""
+    def _complete(self, inputs: Batch, parts: Tensor, layer: int) -> Tensor:
+        """Run pairs with states `[n, rows, H]` that are kept; return the predicted states `[rows, d]`."""
         context = self._context(inputs)
         state = context.buffers("state", self.config.hidden_size)
         self.enter(parts, state, context)
-        self.foresee(inputs.tokens, state, context)
+        self.foresee_by(layer, inputs.tokens, state, context)
         return state
 
     # --------------------------------------------------------------------------------------------------- drafting
@@ -304,12 +315,12 @@ class FeatureHead(CheckpointHead):
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         if level:  # the first follows from pairs with the target's own states
             inputs = self._slots.batch(level, rows, width)
-            self._continue(inputs if self._recorded else trimmed(inputs, self._block_size), self._state[:rows])
+            self._continue(inputs if self._recorded else trimmed(inputs, self._block_size), self._state[:rows], 0)
 
     @shared
-    def _continue(self, inputs: Batch, state: Tensor) -> None:
+    def _continue(self, inputs: Batch, state: Tensor, layer: int) -> None:
         """Run nodes paired with the states `[rows, d]` that predicted them, which are replaced by their own."""
-        self.foresee(inputs.tokens, state, self._context(inputs))
+        self.foresee_by(layer, inputs.tokens, state, self._context(inputs))
 
     def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
         return self.logits(self._state[:rows])

@@ -63,6 +63,7 @@ class CacheSpec:
             it reads another layer's.
         sources: of every layer, the one whose keys and values it reads, or -1.
         slots: how many of its own tokens there is room for with each of the target's.
+        beside: numbers of a token besides its keys and values, in all layers.
     """
 
     layers: int
@@ -75,12 +76,13 @@ class CacheSpec:
     heads: tuple[tuple[int, int], ...] = ()
     sources: tuple[int, ...] = ()
     slots: int = 1
+    beside: int = 0
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one of the target's tokens takes in the group."""
         numbers = sum(count * width for count, width in self.heads) or self.layers * self.kv_heads * self.head_dim
-        return self.slots * (1 + self.values) * numbers * self.itemsize
+        return self.slots * ((1 + self.values) * numbers + self.beside) * self.itemsize
 
     @property
     def bytes_per_slot(self) -> int:

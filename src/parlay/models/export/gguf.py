@@ -27,7 +27,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.export.layout import as_filed, further_origins, has_further, origins
 from parlay.models.export.metadata import family_to_write, metadata, rotary_factors
 from parlay.models.export.tensors import FiledTensors
-from parlay.models.select import check_weights, describe_files, mtp_layer
+from parlay.models.select import check_weights, describe_files, mtp_layers
 from parlay.models.stored import open_weights
 from parlay.text.gguf_vocabulary import vocabulary
 from parlay.types.storage import MADE
@@ -78,11 +78,11 @@ def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: T
     config = describe_files(path)
     name, family = family_to_write(config)
     check_weights(config)
-    further = mtp_layer(config)
-    if further is not None and not has_further(family):
+    further = mtp_layers(config)
+    if further and not has_further(family):
         logger.warning("%s: its layer for further tokens is left out; files of %s have no place for it", path, name)
-        further = None
-    keys, factors = _described(config, name, further=further is not None)
+        further = ()
+    keys, factors = _described(config, name, further=len(further))
     keys["general.file_type"] = encode(_FILE_TYPES[form])
     if form in MADE:
         keys["general.quantization_version"] = encode(2)
@@ -92,9 +92,9 @@ def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: T
             own = origins(config, family)
             tensors = FiledTensors(config, family, form, own, lambda kind: open_weights(config, storage=kind))
             sets = [stack.enter_context(tensors)]
-            if further is not None:
-                more = further_origins(config, further, family)
-                sets.append(stack.enter_context(FiledTensors(further.config, family, form, more, further.open)))
+            for number, layer in enumerate(further, config.num_layers):
+                more = further_origins(number, layer, family)
+                sets.append(stack.enter_context(FiledTensors(layer.config, family, form, more, layer.open)))
             with partial.open("xb") as target:
                 size, bits = _write(target, keys, factors, sets, as_filed(config, family), tick)
         partial.replace(output)
@@ -105,7 +105,7 @@ def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: T
     return Written(output, size, bits)
 
 
-def _described(config: ModelConfig, name: str, *, further: bool) -> tuple[dict[str, bytes], dict[str, Tensor]]:
+def _described(config: ModelConfig, name: str, *, further: int) -> tuple[dict[str, bytes], dict[str, Tensor]]:
     """Return the metadata of a model's file, and the tensors that scale rotary frequencies."""
     if config.path.is_file():
         with GGUFModel(config.path) as file:

@@ -62,9 +62,9 @@ def origins(config: ModelConfig, family: Family) -> dict[str, TensorOrigin]:
     return found
 
 
-def further_origins(config: ModelConfig, layer: MTPLayer, family: Family) -> dict[str, TensorOrigin]:
-    """Return the tensors of a layer for further tokens in a model's file, where it stands behind the model's own."""
-    names, prefix = layer.names, f"model.layers.{config.num_layers}."
+def further_origins(number: int, layer: MTPLayer, family: Family) -> dict[str, TensorOrigin]:
+    """Return the tensors of a layer for further tokens in a model's file, which has a number behind the model's."""
+    names, prefix = layer.names, f"model.layers.{number}."
     found = {
         name.replace("model.layers.0.", prefix, 1): replace(
             origin, name=origin.name.replace("model.layers.0.", names.layer, 1)

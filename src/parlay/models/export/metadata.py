@@ -42,8 +42,8 @@ def family_to_write(config: ModelConfig) -> tuple[str, Family]:
     return found
 
 
-def metadata(config: ModelConfig, *, further: bool = False) -> dict[str, Value]:
-    """Return the keys that describe a model's shape; `further` says that a layer for further tokens is in the file.
+def metadata(config: ModelConfig, *, further: int = 0) -> dict[str, Value]:
+    """Return the keys that describe a model's shape; `further` is how many layers for further tokens it has.
 
     Raises:
         ModelError: files do not have its architecture, or llama.cpp would compute something else.
@@ -83,7 +83,7 @@ def _sections(config: ModelConfig, usual: tuple[int, ...]) -> list[int]:
     return [*sections, 0, 0, 0, 0][:4]
 
 
-def _by_layer(config: ModelConfig, family: Family, further: bool) -> dict[str, Value]:
+def _by_layer(config: ModelConfig, family: Family, further: int) -> dict[str, Value]:
     """Return what differs from layer to layer, and the sizes of recurrent layers."""
     style, recurrent = config.style, config.style.recurrent
     if style.heads:
@@ -154,13 +154,13 @@ def rotary_factors(config: ModelConfig) -> dict[str, Tensor]:
     return {}
 
 
-def _values(config: ModelConfig, further: bool) -> dict[str, Any]:
+def _values(config: ModelConfig, further: int) -> dict[str, Any]:
     """Return a model's values, by the names of Hugging Face's configs; None is what it does not have."""
     style, experts = config.style, config.style.experts
     return {
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers + further,
-        "num_nextn_predict_layers": int(further) or None,
+        "num_nextn_predict_layers": further or None,
         "intermediate_size": config.intermediate_size,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,

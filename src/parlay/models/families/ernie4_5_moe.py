@@ -20,10 +20,10 @@ _NAMES = {
 }
 # Its layer for further tokens ends with the model's own norm.
 MTP = MTPNames(
-    layer="model.mtp_block.0.",
-    join="model.mtp_linear_proj.0.weight",
-    token_norm="model.mtp_emb_norm.0.weight",
-    state_norm="model.mtp_hidden_norm.0.weight",
+    layer="model.mtp_block.{1}.",
+    join="model.mtp_linear_proj.{1}.weight",
+    token_norm="model.mtp_emb_norm.{1}.weight",
+    state_norm="model.mtp_hidden_norm.{1}.weight",
     norm="model.norm.weight",
     dense=True,
 )

@@ -5,11 +5,11 @@ from parlay.models.mtp import MTPNames
 
 describe = qwen2.describe
 MTP = MTPNames(
-    layer="model.mtp_layers.0.",
-    join="model.mtp_layers.0.input_proj.weight",
-    token_norm="model.mtp_layers.0.token_layernorm.weight",
-    state_norm="model.mtp_layers.0.hidden_layernorm.weight",
-    norm="model.mtp_layers.0.final_layernorm.weight",
+    layer="model.mtp_layers.{1}.",
+    join="model.mtp_layers.{1}.input_proj.weight",
+    token_norm="model.mtp_layers.{1}.token_layernorm.weight",
+    state_norm="model.mtp_layers.{1}.hidden_layernorm.weight",
+    norm="model.mtp_layers.{1}.final_layernorm.weight",
     state_first=True,
     unnormed=True,
 )

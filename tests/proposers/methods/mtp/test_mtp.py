@@ -19,7 +19,7 @@ from torch import Tensor
 from parlay import LLM, ConfigError, ModelError, SamplingParams
 from parlay.config import SpeculativeConfig
 from parlay.kernels.select import select_kernels
-from parlay.models.select import describe_model, load_model, mtp_layer
+from parlay.models.select import describe_model, load_model, mtp_layers
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.methods.mtp.proposer import Options, Proposer
 from parlay.proposers.vocabulary import frequent_ids
@@ -59,7 +59,7 @@ def test_drafts_are_those_of_transformers(
         monkeypatch.setattr(head, "logits", lambda state: scored.append(score(state).clone()) or scored[-1])
     for seed in range(3):
         *before, newest = random_tokens(30 + 11 * seed, seed)
-        chain, logits, hidden = reference.draft((*before, newest), LENGTH)
+        chain, logits, _, hidden = reference.draft((*before, newest), LENGTH)
         ask = CatchUp(unseen=tuple(before), follow=True, budget=LENGTH)
         blocks, params = tuple(range(BLOCKS)), Params(temperature=0)
         span = Span(0, tuple(before), 0, blocks, 0, params, sample=True, remaining=99, catch_up=ask)
@@ -261,10 +261,9 @@ def test_unknown_options(model: Callable[[str], Path]) -> None:
 def test_which_layer_is_meant(model: Callable[[str], Path]) -> None:
     """Of a model with gated delta nets it is like those with attention, and of one with windows like those."""
     for name, window in ("qwen3_5", ()), ("mellum", (9,)):
-        layer = mtp_layer(describe_model(str(model(name))))
-        assert layer is not None
+        (layer,) = mtp_layers(describe_model(str(model(name))))
         assert (layer.config.num_layers, layer.config.style.recurrent) == (1, None)
         assert layer.config.style.windows == window
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert mtp_layer(describe_model(str(model("deepseekv3")))) is not None
+        assert mtp_layers(describe_model(str(model("deepseekv3"))))

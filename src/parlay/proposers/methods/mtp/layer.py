@@ -26,6 +26,7 @@ class FurtherLayer:
         tables: RotaryTables,
         kernels: Kernels,
         group: Group = ALONE,
+        place: int = 0,
     ) -> None:
         """Read the weights.
 
@@ -36,8 +37,9 @@ class FurtherLayer:
             tables: what its queries and keys turn by.
             kernels: the operations to run with.
             group: the ranks that share it.
+            place: of its keys and values in the cache.
         """
-        names = layer.names
+        names, self._place = layer.names, place
         self._token_at, self._state_at = (1, 0) if names.state_first else (0, 1)
         self._norm = norm_of(layer.config)
         self._join = SplitLinear(kernels, weights.read_weight(names.join, dtype), group)
@@ -61,5 +63,5 @@ class FurtherLayer:
         side_by_side(pair, kernels, joined)
         residual = context.buffers("residual", width)
         self._join(joined, residual)
-        delta = self._body(residual, None, context, context.cache[0])
+        delta = self._body(residual, None, context, context.cache[self._place])
         self._norm(kernels, residual, delta, self._last_norm, state)

@@ -1,15 +1,16 @@
-"""MTP: the layer that many models bring along, which was trained with them to predict the token after the next one.
+"""MTP: layers that many models bring along, which were trained with them to predict the tokens after the next one.
 
 Idea: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.2. Like an EAGLE head it joins a token's embedding and the
 target's hidden state before it, and what it computes stands for the state of the token itself: the target's output
 layer gives the next token, and both go back in, in a chain or along the likeliest branches of a tree. It is in the
-target's own files, and has the target's kind of layer, experts included.
+target's own files, and has the target's kind of layer, experts included. Most models have one such layer. Of several
+each drafts the token that it was trained for, from the state that the layer before it has predicted (`LayeredHead`).
 
 A node costs a layer and the target's output layer. Loses where that is most of the target, as in small models with
 large vocabularies, and further along a draft: it was trained on true states and is fed its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,13 +22,13 @@ from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError
 from parlay.models.context import ForwardContext
 from parlay.models.heads import HeadConfig
-from parlay.models.mtp import MTPLayer
+from parlay.models.mtp import MTPLayer, stacked
 from parlay.models.rotary import layer_tables
-from parlay.models.select import mtp_layer
+from parlay.models.select import mtp_layers
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_output import DraftOutput, OutputOptions
-from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.heads import CheckpointOptions
+from parlay.proposers.layered_head import LayeredHead
 from parlay.proposers.methods.mtp.layer import FurtherLayer
 from parlay.proposers.target_layers import TargetEmbedding
 from parlay.runner.graphs import MOST_ROWS
@@ -40,16 +41,16 @@ EMBEDDED: Mapping[str, Any] | None = None
 
 @dataclass(frozen=True, slots=True)
 class Options(OutputOptions):
-    """Options of the layer that a target has in its own files.
+    """Options of the layers that a target has in its own files.
 
     Attributes:
-        model: where the layer lies; empty for the target's own files.
+        model: where the layers lie; empty for the target's own files.
     """
 
     model: str = ""
 
 
-class Proposer(FeatureHead):
+class Proposer(LayeredHead):
     """Drafts from the last hidden state, each node from the state and the node before it."""
 
     source = "mtp"
@@ -64,39 +65,41 @@ class Proposer(FeatureHead):
     @classmethod
     def comes_with(cls, target: TargetInfo) -> bool:  # noqa: D102
         try:
-            layer = mtp_layer(target.config)
+            layers = mtp_layers(target.config)
         except ModelError:  # the target's files are missing or damaged: the code that reads them reports it
             return False
-        if layer is None:
+        if not layers:
             return False
-        with layer.open("plain") as weights:
-            _check(layer, weights)
+        with layers[0].open("plain") as weights:
+            _check(layers, weights)
         return True
 
     def find(self, options: CheckpointOptions) -> HeadConfig:  # noqa: D102
         config = self._target.config
         hub = replace(self._target.hub, revision=options.revision)
         path = find_model(options.model, hub) if options.model else config.path
-        layer = mtp_layer(config, path)
-        if layer is None:
+        layers = mtp_layers(config, path)
+        if not layers:
             raise ModelError(
                 f"the method 'mtp' needs a layer that predicts further tokens of {config.path}, which {path} lacks; "
                 "leave the method out, or take one that needs no weights, such as 'suffix'"
             )
-        self._layer, self.config = layer, layer.config
-        if layer.names.unnormed:
+        self._layers, self.config = layers, stacked(layers)
+        self.depth, self.default_length = len(layers), max(len(layers), self.default_length)
+        if layers[0].names.unnormed:
             self.taps = (config.num_layers,)
         if options.quantization == "auto":
             self._storage = config.storage  # as the other layers
         return HeadConfig(path, config.raw)
 
     def open(self, on_read: OnRead = ignore) -> Checkpoint:  # noqa: D102
-        return self._layer.open(self._storage, on_read)
+        return self._layers[0].open(self._storage, on_read)
 
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
-        shapes = _check(self._layer, weights)
-        self.output = DraftOutput(self._target, self.config, self._draft_vocab_size)
-        self.weight_bytes = weights.size(shapes, self._target.dtype) + self.output.bytes
+        _check(self._layers, weights)
+        self.output = DraftOutput(self._target, self._layers[0].config, self._draft_vocab_size)
+        own = sum(weights.size(layer.shapes(), self._target.dtype) for layer in self._layers)
+        self.weight_bytes = own + self.output.bytes
         self.weight_bytes += MOST_ROWS * 4 * self._target.config.vocab_size  # logits
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
@@ -104,8 +107,11 @@ class Proposer(FeatureHead):
         self._embedding = TargetEmbedding(runtime.target, group)
         self.output.load(runtime)
         self.ids, self.recordable = self.output.ids, self.output.recordable
-        tables = layer_tables(config, self._target.max_model_len)[0]
-        self._further = FurtherLayer(self._layer, weights, dtype, tables, kernels, group)
+        tables = layer_tables(config, self._target.max_model_len)
+        self._further = [
+            FurtherLayer(layer, weights, dtype, own, kernels, group, place)
+            for place, (layer, own) in enumerate(zip(self._layers, tables, strict=True))
+        ]
 
     def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
         """Return the state after the final norm, or the one before it."""
@@ -114,19 +120,22 @@ class Proposer(FeatureHead):
     def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         context.kernels.embed(parts[0], torch.arange(len(state)), state)
 
-    def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
+    def foresee_by(self, layer: int, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         rows, width = state.shape
         pair = context.buffers("pair", 2 * width).view(2, rows, width)
         self._embedding(tokens, pair[0])
-        self._further(pair, state, context)
+        self._further[layer](pair, state, context)
 
     def logits(self, state: Tensor) -> Tensor:
         """Return the target's logits, of the tokens that are drafted; the state is normed already."""
         return self.output(state)
 
 
-def _check(layer: MTPLayer, weights: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the layer's tensors, once they are those of the files; the others are the target's."""
-    shapes = layer.shapes()
-    weights.expect(shapes, further=("",))
-    return shapes
+def _check(layers: Sequence[MTPLayer], weights: Checkpoint) -> None:
+    """Compare the shapes of the layers' tensors with those of the files; the others are the target's.
+
+    Raises:
+        ModelError: they differ, or some are missing.
+    """
+    for layer in layers:
+        weights.expect(layer.shapes(), further=("",))

@@ -2,7 +2,7 @@
 
 It begins as the model's own. Where the model has none it begins as the last of the model's layers that it is like,
 behind a projection that takes the mean of what it reads. Models come with it trained one token ahead; here it learns
-along its own drafts too, as it is used.
+along its own drafts too, as it is used. Of several layers it is the first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from parlay.models.config import ModelConfig
 from parlay.models.mtp import MTPLayer
 from parlay.models.rotary import layer_tables
-from parlay.models.select import mtp_layer, possible_mtp_layer
+from parlay.models.select import mtp_layers, possible_mtp_layer
 from parlay.models.stored import open_weights
 from parlay.proposers.methods.mtp.layer import FurtherLayer
 from parlay.train.data import Text
@@ -85,10 +85,10 @@ class Trainee(RolloutTrainee):
 
 def _first_weights(config: ModelConfig, layer: MTPLayer) -> dict[str, Tensor]:
     """Return the tensors that training begins with, in float32, by the names of a layer that may not be there."""
-    found, names = mtp_layer(config), layer.names
-    if found is not None:
-        with found.open("plain") as weights:
-            shapes = found.shapes()
+    found, names = mtp_layers(config), layer.names
+    if found:
+        with found[0].open("plain") as weights:
+            shapes = found[0].shapes()
             weights.expect(shapes, further=("",))
             own = zip(layer.shapes(), shapes, strict=True)
             return {name: weights.read(stored, torch.float32) for name, stored in own}
