@@ -54,7 +54,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     shapes |= token_input_shapes(config)
     for i in range(config.num_layers):
-        first, *others = ({f"{name}.weight": (config.hidden_size,)} for name in _norm_names(config))
+        first, *others = ({f"{name}.weight": (config.hidden_size,)} for name in norm_names(config))
         own: dict[str, tuple[int, ...]] = {**first, **mixer_shapes(config, i)}
         for norm in others:
             own |= norm
@@ -84,7 +84,7 @@ def _unread_keys(config: ModelConfig) -> tuple[str, ...]:
     return tuple(f"model.layers.{i}.self_attn.{part}.weight" for i in readers for part in parts)
 
 
-def _norm_names(config: ModelConfig) -> tuple[str, ...]:
+def norm_names(config: ModelConfig) -> tuple[str, ...]:
     """Return the names of a layer's norms: before attention and the MLP, and after each, as far as it has them."""
     style = config.style
     if style.parallel or style.networks:
@@ -427,7 +427,7 @@ class DecoderLayer:
         self._norm = norm_of(config)
         self._parallel = style.parallel
         self._residual_scale = style.residual_scale
-        norms = [read(f"{name}.weight") for name in _norm_names(config)]
+        norms = [read(f"{name}.weight") for name in norm_names(config)]
         before = len(norms) if not style.post_norms else 2 if style.pre_norms else 0
         self._pre_norms, self._post_norms = norms[:before], norms[before:]
         recurrent, networks = style.recurrent, style.networks

@@ -127,6 +127,17 @@ def describe_files(path: Path) -> ModelConfig:
     return foreign.describe(path, raw)
 
 
+def describe_layers(family: str, path: Path, raw: Mapping[str, Any]) -> ModelConfig:
+    """Return the shape and style of layers of a family, described by keys of the configs of its models.
+
+    Raises:
+        ModelError: keys are missing or hold what the family does not serve.
+    """
+    own = families.load(family)
+    described: ModelConfig = own.describe(parse_config(path, {**getattr(own, "DEFAULTS", {}), **raw}))
+    return described
+
+
 def resolve_dtype(requested: str, config: ModelConfig) -> torch.dtype:
     """Return the dtype of activations and cache: what was requested, or with `auto` the checkpoint's.
 

@@ -10,27 +10,26 @@ draft is the beginning of a long one. Blocks of several requests run together, a
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from parlay.checkpoints.files import class_names
 from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.errors import ModelError
-from parlay.models.config import MOST_LAYERS
+from parlay.models.config import MOST_LAYERS, ModelConfig
 from parlay.models.context import ForwardContext
-from parlay.models.decoder import attention_shapes, mlp_shapes
+from parlay.models.decoder import attention_shapes, mlp_shapes, norm_names
 from parlay.models.heads import layer_config
 from parlay.models.layers import OutputLayer, SplitLinear
-from parlay.models.rotary import cos_sin_table
-from parlay.models.select import exposes_hidden_states
+from parlay.models.rotary import layer_tables
+from parlay.models.select import describe_layers, exposes_hidden_states
 from parlay.proposers.base import Runtime
 from parlay.proposers.block_config import BlockConfig, check_taps, read_block_config
 from parlay.proposers.block_files import (
-    AFTER,
-    BEFORE,
     CONTEXT_NORM,
     EMBEDDING,
     FUSE,
@@ -67,6 +66,8 @@ class BlockHead(FeatureHead):
         logit_rows: most rows of logits at a time.
         columns: of logits.
         plain: names of matrices that are read as plain numbers, whatever the others are stored as.
+        families: by classes of checkpoints whose layers are another family's than Qwen3's: the family, and keys that
+            a config may have from its target.
     """
 
     runs_ends = True
@@ -74,6 +75,7 @@ class BlockHead(FeatureHead):
     first_predicts: ClassVar[bool] = False
     logit_rows: ClassVar[int] = MOST_ROWS
     plain: ClassVar[tuple[str, ...]] = ()
+    families: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {}
     blocks: BlockConfig
 
     # ------------------------------------------------------------------------------------------------------ reading
@@ -85,7 +87,7 @@ class BlockHead(FeatureHead):
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         head, target = self.head, self._target
         self.blocks = blocks = read_block_config(head, anchored=self.first_predicts)
-        config = layer_config(head, blocks.layers, "layers.0.", weights.names)
+        config = self._layer_config(weights)
         sinks = f"layers.0.{SINKS}" in weights.names
         self.config = replace(config, style=replace(config.style, interleaved=blocks.interleaved, sinks=sinks))
         if not exposes_hidden_states(target.config):
@@ -103,6 +105,21 @@ class BlockHead(FeatureHead):
         weights.expect(shapes, (".rotary_emb.inv_freq", KNOWN))
         read = {name: shape for name, shape in shapes.items() if name != OFFSETS}
         self.weight_bytes = weights.size(read, target.dtype, self.plain) + (self.logit_rows * 4 + 8) * self._vocab
+
+    def _layer_config(self, weights: Checkpoint) -> ModelConfig:
+        """Return the shape and style of its layers, which are all alike."""
+        names = [name.lower() for name in class_names(self.head.raw)]
+        family = next((own for name, own in self.families.items() if name in names), None)
+        if family is None:
+            return layer_config(self.head, self.blocks.layers, "layers.0.", weights.names)
+        name, keys = family
+        found = describe_layers(name, self.head.path, {**self.blocks.layers, **keys})
+        if len({*found.style.heads}) > 1 or found.style.experts or found.style.layer_inputs:
+            raise ModelError(
+                f"{self.head.file} describes layers of several kinds, with experts or with inputs of their own, with "
+                "which no draft head is served; take another head"
+            )
+        return found
 
     def _inner_width(self, weights: Checkpoint) -> int:
         """Return the width of the states that the head reads, which its tensors tell if its config does not."""
@@ -133,7 +150,10 @@ class BlockHead(FeatureHead):
         if self._mapped:
             shapes[OFFSETS] = (self._vocab,)
         for i in range(config.num_layers):
-            own = {**attention_shapes(config), **mlp_shapes(config, i), BEFORE: (width,), AFTER: (width,)}
+            own = {**attention_shapes(config), **mlp_shapes(config, i)}
+            own |= {f"{name}.weight": (width,) for name in norm_names(config)}
+            if config.style.layer_scalars:
+                own["layer_scalar"] = (1,)
             if config.style.sinks:
                 own[SINKS] = own.pop("self_attn.sinks")
             shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
@@ -157,8 +177,10 @@ class BlockHead(FeatureHead):
         self._mask = self._read_mask(weights)
         self._fuse = SplitLinear(kernels, weights.read_weight(FUSE, dtype), group)
         self._context_norm, self._norm = weights.read(CONTEXT_NORM, dtype), weights.read(NORM, dtype)
-        cos_sin = cos_sin_table(config, self._target.max_model_len)
+        cos_sin = layer_tables(config, self._target.max_model_len)[0][0]
         scale = self.blocks.value_scale
+        own = float(torch.tensor(config.style.embedding_scale, dtype=dtype))
+        self._embedding_scale = self.blocks.embedding_scale * own
         self._layers = []
         for i in range(config.num_layers):
             read = TensorReader(weights, dtype, f"layers.{i}.", {"self_attn.sinks": SINKS})
@@ -268,8 +290,8 @@ class BlockHead(FeatureHead):
         residual = first.buffers("residual", width)
         self._embedding(tokens, self._entries[:rows])
         kernels.embed(self._entries, self._order[:rows], residual)
-        if self.blocks.embedding_scale != 1:
-            kernels.scale(residual, self.blocks.embedding_scale)
+        if self._embedding_scale != 1:
+            kernels.scale(residual, self._embedding_scale)
         delta: Tensor | None = None
         for i, (layer, kind) in enumerate(zip(self._layers, self._kind_of, strict=True)):
             delta = layer(residual, delta, contexts[kind], first.keys(i))

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from parlay.checkpoints.loader import TensorReader
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, LayerCache
-from parlay.models.decoder import make_mlp, projections
+from parlay.models.decoder import make_mlp, norm_names, projections
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
 from parlay.models.rotary import halves
 from parlay.parallel.group import Group
-from parlay.proposers.block_files import AFTER, BEFORE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,9 @@ class BlockAttention:
         head_dim: columns of a head.
         cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
         query_norm, key_norm: weights of a norm of each head, `[head_dim]`; None for none.
+        value_norm: that of values, likewise.
         eps: of these.
+        scale: factor on scores.
         value_scale: factor on what is read of values.
         sinks: float32 `[heads]`, see `Kernels.attention`.
     """
@@ -40,7 +42,9 @@ class BlockAttention:
     cos_sin: Tensor
     query_norm: Tensor | None
     key_norm: Tensor | None
+    value_norm: Tensor | None
     eps: float
+    scale: float
     value_scale: float
     sinks: Tensor | None
 
@@ -49,9 +53,10 @@ class BlockAttention:
         cls, config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group, cos_sin: Tensor, scale: float
     ) -> "BlockAttention":
         """Read the weights of a layer; `scale` is that of values."""
-        style, width = config.style, config.head_dim
+        style, own = config.style, config.heads_of(0)  # all layers' are alike
+        width = own.width
         weights, biases, _ = projections(config, 0, read)
-        shared = config.num_heads // config.num_kv_heads * width
+        shared = config.num_heads // own.count * width
         queries = group.bounds(config.num_heads * width, shared)
         begin, end = group.share(queries)
         bias = read("self_attn.o_proj.bias") if style.output_bias else None
@@ -65,7 +70,9 @@ class BlockAttention:
             cos_sin=cos_sin,
             query_norm=_norm("q", config, read),
             key_norm=_norm("k", config, read),
+            value_norm=torch.ones(width, dtype=read.dtype) if style.value_norms else None,
             eps=config.rms_norm_eps,
+            scale=width**-0.5 if style.score_scale is None else style.score_scale,
             value_scale=scale,
             sinks=read.exact("self_attn.sinks")[begin // width : end // width] if style.sinks else None,
         )
@@ -77,7 +84,7 @@ class BlockAttention:
         kernels, buffers = context.kernels, context.buffers
         stored = self.keys(x, buffers, "keys and values")
         if self.key_norm is not None:
-            kernels.head_norm(stored, self.key_norm, self.key_norm, 0, self.eps)
+            kernels.head_norm(stored, self.key_norm, self.key_norm, 0, self.eps, v_weight=self.value_norm)
         none = stored.new_empty((len(x), 0, self.head_dim))
         kernels.rotary_store(stored, context.positions, context.slots, self.cos_sin, none, cache.key, cache.value)
 
@@ -102,8 +109,7 @@ class BlockAttention:
             query = buffers("turned queries", width).view(-1, self.heads, self.head_dim)
             nothing = cache.key[:, :0], cache.value[:, :0]
             kernels.rotary_store(asked, context.positions, context.slots, self.cos_sin, query, *nothing)
-            scale = self.head_dim**-0.5
-            kernels.attention(query, cache.key, cache.value, context.view, scale, mixed, sinks=self.sinks)
+            kernels.attention(query, cache.key, cache.value, context.view, self.scale, mixed, sinks=self.sinks)
             if self.value_scale != 1:
                 kernels.scale(mixed, self.value_scale)
         return self.output(mixed, buffers, "attention")
@@ -165,7 +171,10 @@ class BlockLayer:
         """
         self._eps = config.rms_norm_eps
         self._attention = BlockAttention.read(config, read, kernels, group, cos_sin, value_scale)
-        self._before, self._after = read(BEFORE), read(AFTER)
+        norms = [read(f"{name}.weight") for name in norm_names(config)]
+        self._before, self._between = norms[:2]
+        self._post_norms = norms[2:]  # of what attention gives, and the feed-forward network
+        self._scalar = float(read.exact("layer_scalar")) if config.style.layer_scalars else 1.0
         self._mlp = make_mlp(config, read, kernels, group)
         self._around = around
 
@@ -182,7 +191,17 @@ class BlockLayer:
         else:
             kernels.add_rms_norm(residual, delta, self._before, self._eps, x)
         read, needed = attention.before(x)
-        mixed = attention.after(self._attention(read, context, cache), needed)
-        kernels.add_rms_norm(residual, mixed, self._after, self._eps, x)
+        mixed = self._finish(0, attention.after(self._attention(read, context, cache), needed), kernels)
+        kernels.add_rms_norm(residual, mixed, self._between, self._eps, x)
         read, needed = network.before(x)
-        return network.after(self._mlp(read, context), needed)
+        out = self._finish(1, network.after(self._mlp(read, context), needed), kernels)
+        if self._scalar != 1:
+            kernels.scale(residual, self._scalar)
+            kernels.scale(out, self._scalar)
+        return out
+
+    def _finish(self, part: int, x: Tensor, kernels: Kernels) -> Tensor:
+        """Normalise in place what a part gives, where there is a norm for that."""
+        if self._post_norms:
+            kernels.rms_norm(x, self._post_norms[part], self._eps, x)
+        return x

@@ -1,6 +1,7 @@
 """DSpark's checkpoints: names of tensors and detection. What is common to block drafters is not repeated here.
 
-The layout of its authors (`Qwen3DSparkModel`, also for LFM2) and that of the `speculators` library.
+The layout of its authors (`Qwen3DSparkModel`, also for LFM2, and `Gemma4DSparkModel`, whose layers are Gemma 4's) and
+that of the `speculators` library.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,11 @@ CONFIDENCE, CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.pr
 # Keys of the config.
 RANK, KIND = "markov_rank", "markov_head_type"
 
+# Heads whose layers are another family's than Qwen3's, with what is true of them whatever their target's config says.
+FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "gemma4dsparkmodel": ("gemma4", {"num_kv_shared_layers": 0}),
+}
+
 ARCHITECTURE = "Qwen3DSparkModel"
 _CLASSES = (ARCHITECTURE.lower(), "dsparkdraftmodel", "dsparkspeculator", "lfm2dsparkdraftmodel")
 
@@ -27,4 +33,4 @@ def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) ->
         config: its `config.json`.
         shapes: of its tensors; empty while only the config is looked at.
     """
-    return any(name.lower() in _CLASSES for name in class_names(config))
+    return any(name.lower() in (*_CLASSES, *FAMILIES) for name in class_names(config))

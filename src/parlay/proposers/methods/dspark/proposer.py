@@ -35,6 +35,7 @@ class Proposer(BlockWalk):
 
     source = "dspark"
     first_predicts = True
+    families = form.FAMILIES
     plain = (form.BEFORE, f"{form.GATE}.weight", f"{form.JOINT}.weight", form.CONFIDENCE)
 
     def further(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:  # noqa: D102
