@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from parlay.errors import ConfigError
+from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.heads import CheckpointOptions
@@ -76,6 +77,33 @@ def _tokens(share: float) -> float:
     return sum((_ACCEPTANCE * share) ** depth for depth in range(_NODES + 1))
 
 
+class ReducedOutput:
+    """Some rows of an output layer.
+
+    Attributes:
+        bytes: memory of them and of their logits, besides the owner's own.
+    """
+
+    def __init__(self, owner: ModelConfig, dtype: torch.dtype, ids: Tensor) -> None:
+        """Choose the rows of tokens, int64 `[D]`, of a model's output layer; none are read yet."""
+        self._owner, self._dtype, self._ids = owner, dtype, ids
+        whole = end_bytes(owner, dtype) // (1 if owner.tie_embeddings else 2)
+        self.bytes = whole * len(ids) // owner.vocab_size + 4 * MOST_ROWS * len(ids)
+
+    def load(self, kernels: Kernels) -> None:
+        """Read them.
+
+        Raises:
+            ModelError: they cannot be read.
+        """
+        self._layer = reduced_output(self._owner, self._dtype, kernels, self._ids)
+        self._logits = torch.zeros((MOST_ROWS, len(self._ids)))
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Return float32 logits `[rows, D]` of at most `MOST_ROWS` states after the final norm."""
+        return self._layer(states, self._logits[: len(states)])
+
+
 class DraftOutput:
     """The output layer of a proposer.
 
@@ -100,9 +128,10 @@ class DraftOutput:
         pays = size is None and tokens > COMMON
         self._least = least_share(target.config, head, self._owner, COMMON) if pays else 0.0
         short = self._least <= 1 if size is None else size < tokens
-        self._short = None
+        self._short, self._few = None, None
         if short and tokens > (size or COMMON):
             self._short = frequent_ids(tokens, size or COMMON, target.config.eos_token_ids)
+            self._few = ReducedOutput(self._owner, self._dtype, self._short)
             self._has = torch.zeros(max(tokens, target.config.vocab_size), dtype=torch.bool)
             self._has[self._short] = True
         self.ids = self._short
@@ -111,11 +140,7 @@ class DraftOutput:
     @property
     def bytes(self) -> int:
         """Memory of the rows and of their logits, besides the owner's own."""
-        if self._short is None:
-            return 0
-        config, count = self._owner, len(self._short)
-        ends = end_bytes(config, self._dtype) // (1 if config.tie_embeddings else 2)
-        return ends * count // config.vocab_size + 4 * MOST_ROWS * count
+        return 0 if self._few is None else self._few.bytes
 
     def load(self, runtime: Runtime, whole: Callable[[Tensor], Tensor] | None = None) -> None:
         """Read the rows.
@@ -127,14 +152,10 @@ class DraftOutput:
         self._whole, self.recordable = whole or output_layer(runtime.target, MOST_ROWS), True
         if whole is None:
             self.recordable = records_logits(runtime.target)
-        self._few: Callable[[Tensor], Tensor] | None = None
         if self._least and runtime.keep_distributions:  # which are of one length
-            self.ids = self._short = None
-        if self._short is None or runtime.group.rank:  # rank 0 alone drafts
-            return
-        layer = reduced_output(self._owner, self._dtype, runtime.kernels, self._short)
-        memory = torch.zeros((MOST_ROWS, len(self._short)))
-        self._few = lambda states: layer(states, memory[: len(states)])
+            self.ids = self._short = self._few = None
+        if self._few is not None and not runtime.group.rank:  # rank 0 alone drafts
+            self._few.load(runtime.kernels)
 
     def observe(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> None:
         """Choose the layer for the next drafts, now that texts go on as a step has found."""

@@ -147,9 +147,12 @@ class FeatureHead(CheckpointHead):
                 self.cache, recurrent=RecurrentSpec(target.config.hidden_size, 2), pattern=(*layers, *kept)
             )
 
-    @abstractmethod
     def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:
-        """Write a pair's input from the target's states, `[rows, d]`; `parts` `[n, rows, H]` may be overwritten."""
+        """Write a pair's input from the target's states, `[rows, d]`; `parts` `[n, rows, H]` may be overwritten.
+
+        Unless a subclass says otherwise, it is the first of them.
+        """
+        context.kernels.embed(parts[0], torch.arange(len(state)), state)
 
     @abstractmethod
     def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
@@ -164,9 +167,8 @@ class FeatureHead(CheckpointHead):
         """Return float32 logits `[rows, D]` of predicted states `[rows, d]`, at most `MOST_ROWS`."""
 
     def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
-        """Return the target's states that a pair has, `[n, rows, H]`."""
-        assert tapped is not None
-        return tapped
+        """Return the target's states that a pair has, `[n, rows, H]`: those of its taps, or else the last ones."""
+        return hidden[None] if tapped is None or not self.taps else tapped
 
     def needs_embedding(self, weights: Checkpoint) -> bool:
         """Whether the head needs the target's embedding.

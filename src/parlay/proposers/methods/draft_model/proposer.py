@@ -34,7 +34,7 @@ from parlay.models.select import (
 )
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
 from parlay.proposers.draft_head import Start
-from parlay.proposers.draft_output import DraftOutput, OutputOptions
+from parlay.proposers.draft_output import DraftOutput, OutputOptions, ReducedOutput
 from parlay.proposers.draft_slots import scratch_blocks
 from parlay.proposers.draft_states import DRAFT_PLACES
 from parlay.proposers.expander import MOST_LEVELS
@@ -44,10 +44,8 @@ from parlay.proposers.methods.draft_model.other_vocabulary import OtherVocabular
 from parlay.proposers.methods.draft_model.progress import Gap, Gaps, SameVocabulary, last_slot
 from parlay.proposers.methods.draft_model.translation import Translator
 from parlay.proposers.model_head import ModelHead
-from parlay.proposers.target_layers import reduced_output
 from parlay.runner.batch import Stretch, flatten
-from parlay.runner.footprint import end_bytes, weight_bytes
-from parlay.runner.graphs import MOST_ROWS
+from parlay.runner.footprint import weight_bytes
 from parlay.types.cache import StateRoom
 from parlay.types.plan import NO_PROPOSAL, Proposal, Span, StateUse, Verdict
 from parlay.types.storage import Storage
@@ -94,7 +92,12 @@ class Proposer(ModelHead):
         self._room = _OWN_TOKENS if self.own_blocks else 1
         self.cache = replace(cache_spec(self._config, target.dtype), slots=self._room)
         self.recurrent = config.style.recurrent is not None
-        self.weight_bytes = weight_bytes(self._config, target.dtype) + self._reduced_bytes()
+        self.weight_bytes = weight_bytes(self._config, target.dtype)
+        rows = None if self._translator is None else self._translator.rows
+        self._own_rows: ReducedOutput | None = None  # of the tokens that both have, unless these are all
+        if rows is not None and len(rows) < config.vocab_size:
+            self._own_rows = ReducedOutput(self._config, target.dtype, rows)
+            self.weight_bytes += self._own_rows.bytes
         self.output: DraftOutput | None = None
         if way != "same" or config.foreign is not None:
             if options.draft_vocab_size is not None:
@@ -139,29 +142,17 @@ class Proposer(ModelHead):
         if not self.draws:
             own = replace(own, processors={})  # which know the target's tokens alone
         self.load_model(self._config, blocks, target, own, ids=translator.ids, to_own=translator.to_own)
-        self._reduce(translator.rows)
+        if self._own_rows is None:
+            return
+        if isinstance(self._runner.model, Decoder):
+            self._own_rows.load(self._runner.kernels)
+            self._some = self._own_rows
+        else:
+            rows = translator.rows
+            self._some = lambda states: self._own_logits(states)[:, rows].contiguous()
 
     def base(self, start: Start) -> StateUse:  # noqa: D102
         return StateUse(last_slot(start.span.catch_up.states))
-
-    def _reduce(self, rows: Tensor | None) -> None:
-        """Score some of the tokens alone."""
-        if rows is None or len(rows) == self._config.vocab_size:
-            return
-        model, kernels = self._runner.model, self._runner.kernels
-        if isinstance(model, Decoder):
-            output = reduced_output(self._config, self._target.dtype, kernels, rows)
-            memory = torch.zeros((MOST_ROWS, len(rows)))
-            self._some = lambda states: output(states, memory[: len(states)])
-        else:
-            self._some = lambda states: self._own_logits(states)[:, rows].contiguous()
-
-    def _reduced_bytes(self) -> int:
-        rows, size = None if self._translator is None else self._translator.rows, self._config.vocab_size
-        if rows is None or len(rows) == size:
-            return 0
-        whole = end_bytes(self._config, self._target.dtype) // (1 if self._config.tie_embeddings else 2)
-        return len(rows) * whole // size + 4 * MOST_ROWS * len(rows)
 
     def forget(self, requests: Sequence[int] | None) -> None:  # noqa: D102
         if self._other is not None:

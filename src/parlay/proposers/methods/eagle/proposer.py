@@ -83,13 +83,6 @@ class Proposer(FeatureHead):
         read = [TensorReader(weights, dtype, layer(i)) for i in range(self.config.num_layers)]
         self._body = HeadLayers(self.config, self._target.max_model_len, read, kernels, group)
 
-    def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
-        """Return the state after the final norm, which the head was trained to predict."""
-        return hidden[None]
-
-    def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
-        context.kernels.embed(parts[0], torch.arange(len(state)), state)
-
     def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         kernels, (rows, width) = context.kernels, state.shape
         pair = context.buffers("pair", 2 * width).view(2, rows, width)

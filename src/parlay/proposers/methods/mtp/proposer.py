@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from parlay.checkpoints.find import find_model
@@ -112,13 +111,6 @@ class Proposer(LayeredHead):
             FurtherLayer(layer, weights, dtype, own, kernels, group, place)
             for place, (layer, own) in enumerate(zip(self._layers, tables, strict=True))
         ]
-
-    def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
-        """Return the state after the final norm, or the one before it."""
-        return super().sources(hidden, tapped) if self.taps else hidden[None]
-
-    def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
-        context.kernels.embed(parts[0], torch.arange(len(state)), state)
 
     def foresee_by(self, layer: int, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         rows, width = state.shape
