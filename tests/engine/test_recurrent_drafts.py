@@ -156,6 +156,7 @@ def test_a_draft_model_of_another_family(
     llm.engine.check()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("method", ["self", "qwen3_5"])
 def test_ranks(engine: Callable[..., LLM], plainly: Callable[[str], list[Any]], method: str) -> None:
     more = FIXED if method == "self" else FIXED | {"draft_tensor_parallel_size": 2}

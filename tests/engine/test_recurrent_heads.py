@@ -125,6 +125,7 @@ def test_same_tokens(
     assert more is FIXED or accepted(found) > 0  # chains of a random head are hardly ever right
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("split", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tp", "pp"])
 @pytest.mark.parametrize("method", METHODS)
 def test_ranks(

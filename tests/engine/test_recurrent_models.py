@@ -113,6 +113,7 @@ def test_lengths_chosen_at_random(model: Callable[[str], Path], monkeypatch: pyt
         assert_same(run(llm, asks()), plainly(model(name), "float32"))
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("split", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tp", "pp"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ranks(model: Callable[[str], Path], name: str, split: dict[str, int]) -> None:
