@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import ranks
 import torch
 from asking import Ask, assert_whole, random_seed, run
 from checkpoints import write_llama
@@ -89,8 +90,9 @@ def _rank_command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[st
 
 @pytest.fixture
 def forked_ranks(monkeypatch: pytest.MonkeyPatch, _rank_command: tuple[str, ...]) -> None:
-    """With local ranks that are forked from a process which has torch imported, for tests that start many."""
+    """With ranks that are forked from a process which has torch imported, for tests that start many."""
     monkeypatch.setattr(local_ranks, "_COMMAND", _rank_command)
+    monkeypatch.setattr(ranks, "COMMAND", (*_rank_command, "parlay"))
 
 
 class Pair(NamedTuple):
