@@ -54,6 +54,14 @@ def _no_costs_from_other_tests() -> None:
     shutil.rmtree(Path(os.environ["XDG_CACHE_HOME"]) / "parlay" / "costs", ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """Engines set the number of threads of the process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"random requests were drawn with PARLAY_TEST_SEED={random_seed()}")
 
