@@ -44,8 +44,8 @@ def forking(folder: Path) -> Iterator[tuple[str, ...]]:
 
 
 def _ask(path: str, arguments: list[str]) -> None:
-    """Have a rank forked with these descriptors, or a command that writes to this process's, and wait for its end."""
-    files = [1, 2] if arguments[0] == "parlay" else list(map(int, arguments))
+    """Have a rank forked with these descriptors, or a command with those of this process, and wait for its end."""
+    files = [0, 1, 2] if arguments[0] == "parlay" else list(map(int, arguments))
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
         text = json.dumps([arguments, dict(os.environ)]).encode()
@@ -85,12 +85,13 @@ def _serve(listening: int) -> None:
             try:
                 status = 0
                 if arguments[0] == "parlay":
-                    for here, there in enumerate(files, 1):
+                    for here, there in enumerate(files):
                         os.dup2(there, here)
                         os.close(there)
                     status = main.main(arguments[1:])
                 else:
                     rank.main(*files)
+                sys.stdout.flush()
                 sys.stderr.flush()
             except BaseException:
                 link.sendall(b"\x01")
