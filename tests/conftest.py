@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import ranks
 import torch
 from asking import Ask, assert_whole, random_seed, run
 from checkpoints import write_llama
@@ -53,6 +54,14 @@ def _no_costs_from_other_tests() -> None:
     shutil.rmtree(Path(os.environ["XDG_CACHE_HOME"]) / "parlay" / "costs", ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """Engines set the number of threads of the process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"random requests were drawn with PARLAY_TEST_SEED={random_seed()}")
 
@@ -89,8 +98,9 @@ def _rank_command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[st
 
 @pytest.fixture
 def forked_ranks(monkeypatch: pytest.MonkeyPatch, _rank_command: tuple[str, ...]) -> None:
-    """With local ranks that are forked from a process which has torch imported, for tests that start many."""
+    """With ranks that are forked from a process which has torch imported, for tests that start many."""
     monkeypatch.setattr(local_ranks, "_COMMAND", _rank_command)
+    monkeypatch.setattr(ranks, "COMMAND", (*_rank_command, "parlay"))
 
 
 class Pair(NamedTuple):

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from families import write_family
 
+from benchmarks import roofline
 from benchmarks.machine import Machine, Rates
 from benchmarks.rig import RandomDrafts, Rig
 from benchmarks.roofline import main
@@ -175,7 +177,14 @@ def test_steps_of_a_rig(loaded: tuple[CausalModel, TimedKernels]) -> None:
     assert sample.work["attention"].flops == 200 * 201 / 2 * 8 * 4 * 64 * 4
 
 
+@pytest.fixture
+def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With little memory to read, since no rate is judged."""
+    monkeypatch.setattr(roofline, "Machine", partial(Machine, 1 << 22))
+
+
 @needs_native
+@pytest.mark.usefixtures("small_probe")
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     config = {"method": "draft_model", "model": "tiny-code-draft", "num_speculative_tokens": 3}
     command = ["--rounds", "2", "--prompt", "64", "--speculative-config", json.dumps(config)]
@@ -218,6 +227,7 @@ def test_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         Machine(size=1)
 
 
+@pytest.mark.usefixtures("small_probe")
 def test_recurrent_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What states take is a component of its own."""
     path = write_family(tmp_path / "model", "qwen3_5")

@@ -48,8 +48,9 @@ def test_vocabularies(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert all(0 < row["acceptance_rate"] < 1 < row["acceptance_length"] for row in rows)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_KILOBYTES", (1, 256))  # of which each starts a process
+    monkeypatch.setattr(ranks, "_KILOBYTES", (256,))  # of which each starts a process
     monkeypatch.setattr(ranks, "_DRAFT_REPETITIONS", 3)
     flags = ["--batch-sizes", "2", "--max-tokens", "8", "--repetitions", "2", "--stages", "2"]
     found = result(ranks.main, [*flags, "--draft", "tiny-code-draft"], capsys)
@@ -58,7 +59,7 @@ def test_ranks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
         (2, 1, True, 2),
         (1, 2, True, 2),
     ]
-    assert [row["kilobytes"] for row in found["exchanges"]] == [1, 256]
+    assert [row["kilobytes"] for row in found["exchanges"]] == [256]
     assert [(row["ranks"], row["draft_ranks"]) for row in found["drafts"]] == [(2, 1), (2, 2)]
     assert all(row["us_per_token"] > 0 for row in found["drafts"])
     assert all(row["shared_memory_us"] > 0 < row["gloo_us"] for row in found["exchanges"])

@@ -11,6 +11,7 @@ import gguf
 import pytest
 import torch
 from checkpoints import write_llama
+from crossing import crossed
 from families import OTHERS, write_family
 from gguf import GGUFReader
 from gguf_families import CONVERTED, HYBRIDS, VARIANTS, WRITTEN, convert
@@ -49,8 +50,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found | {name: write_llama(root / name, **changes) for name, changes in EXTRA.items()}
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", NAMES)
+@crossed(name=NAMES, form=tuple(FORMS))
 def test_logits_are_those_of_the_directory(models: dict[str, Path], name: str, form: Any, tmp_path: Path) -> None:
     """Of one in the same floats, or of what an engine makes blocks of: bit for bit."""
     model, storage = models[name], form
@@ -65,8 +65,7 @@ def test_logits_are_those_of_the_directory(models: dict[str, Path], name: str, f
     assert torch.equal(logits_of(file, dtype), expected)
 
 
-@pytest.mark.parametrize("form", ["int4", "int8", "f16"])
-@pytest.mark.parametrize("name", HYBRIDS)
+@crossed(name=tuple(HYBRIDS), form=["int4", "int8", "f16"])
 def test_logits_of_hybrids_are_those_of_the_directory(
     models: dict[str, Path], name: str, form: Any, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import ranks
 from checkpoints import write_llama
 from server_process import START_SECONDS, ServerProcess
 from serving import wait_for
@@ -18,9 +19,10 @@ from serving import wait_for
 from parlay.loading_bar import loading_bar
 from parlay.types.progress import Progress
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 ERASE, SHOW_CURSOR = "\x1b[2K", "\x1b[?25h"
 PLAIN = ("--speculative-config", "none", "--num-blocks", "64")
-COMMAND = (sys.executable, "-m", "parlay.cli.main")
 
 
 class Terminal:
@@ -66,7 +68,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(model: Path, *more: str) -> list[str]:
-    return [*COMMAND, "generate", "abc", "--model", str(model), "--max-tokens", "4", *PLAIN, *more]
+    return [*ranks.COMMAND, "generate", "abc", "--model", str(model), "--max-tokens", "4", *PLAIN, *more]
 
 
 def test_generate_shows_a_bar_that_is_gone_before_the_summary(model: Path) -> None:
@@ -166,7 +168,7 @@ def test_who_was_never_shown_is_not_shown_later(monkeypatch: pytest.MonkeyPatch)
 def serve(model: Path, *more: str) -> str:
     """Return what a server says on a terminal until it listens."""
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    command = [*COMMAND, "serve", str(model), "--port", "0", *PLAIN, *more]
+    command = [sys.executable, "-m", "parlay.cli.main", "serve", str(model), "--port", "0", *PLAIN, *more]
     side = Terminal()
     process = subprocess.Popen(command, stderr=side.theirs, env=environment)
     try:

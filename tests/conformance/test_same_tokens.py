@@ -4,7 +4,6 @@ Every registered proposer is held to it: token ids, text and the bits of every l
 plain decoding gives to the request alone. `table.py` says under which conditions.
 """
 
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -19,14 +18,6 @@ from workload import CHANGES, four_each, mixed
 from parlay.acceptance import coupled
 
 NO_METHOD = {"target", "grammar", "prediction"}  # sources of tokens that are no proposer's
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Engines set the number of threads of the process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ CHANGES: list[dict[str, Any]] = [
     {"logprobs": 1, "min_p": 0.05},
     {"logprobs": 1, "top_k": 40, "top_p": 0.95, "min_p": 0.01},
     {"top_k": 1},
-    {"logprobs": 300},
+    {"logprobs": 300, "max_tokens": 6},
     {"logprobs": 1, "speculative": {"enabled": False}},
     {"logprobs": 1, "speculative": {"num_speculative_tokens": 1}},
     {"logprobs": 1, "speculative": {"num_speculative_tokens": 3}},

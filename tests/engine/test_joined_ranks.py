@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking import accepted, assert_same, half_repeating, run
+import ranks
+from asking import accepted, assert_same, half_repeating, run, with_params
 from checkpoints import write_llama
 from conftest import MakeLLM, Pair, Plain, proposer_options
 from ranks import free_address, joining
@@ -26,6 +27,9 @@ from parlay.engine import joining as joining_module
 from parlay.engine.engine import Engine
 from parlay.engine.joining import Entrance, connect, listen, parse_address
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+PROGRAM = ranks.COMMAND
 KEY = "a key for the ranks of these tests"
 SOON = 20.0
 LOOPBACK = "0100007F"
@@ -53,9 +57,10 @@ def test_same_tokens(
 
     Only the address given listens while ranks join; the store has no key, so it goes when all have found each other.
     """
-    asks = half_repeating(0.7)
+    asks = [with_params(ask, max_tokens=16) for ask in half_repeating(0.7)[:8]]
     config = {"method": "eagle3", "num_speculative_tokens": 6, **proposer_options("eagle3", models["bfloat16"])}
     config["draft_tensor_parallel_size"] = 3
+    monkeypatch.setattr(ranks, "COMMAND", PROGRAM)  # processes whose sockets are looked at must be the ranks
     seen = list[set[str]]()
     before = listening(os.getpid())
     real = joined_ranks.connect_ranks

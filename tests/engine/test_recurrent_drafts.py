@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from asking import Ask, accepted, assert_same, preempt_every_third_step, random_seed, run
 from families import write_family
 from pieces import random_tokens
 from random_requests import compare_random_requests
+from recurrent import alone, asks
 from switching import any_choices
 from vocabularies import permuted
 
@@ -25,14 +25,6 @@ from parlay.types.plan import Proposal
 FAMILIES = ("qwen3_5", "lfm2", "nemotronh-experts", "falconh1", "kimilinear")
 FIXED = {"lengths": "fixed", "num_speculative_tokens": 3}
 TREE = {"lengths": "fixed", "num_speculative_tokens": 16, "tree": {"width": 4, "depth": 4}}
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Engines set the number of threads of the process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -58,25 +50,9 @@ def engine(model: Callable[[str], Path]) -> Callable[..., LLM]:
     return make
 
 
-def asks(length: int = 30) -> list[Ask]:
-    """Prompts of several lengths, greedy and not."""
-    given: dict[str, Any] = {"max_tokens": length, "logprobs": 1, "ignore_eos": True}
-    return [
-        Ask(tuple(random_tokens(7, seed)) * (2 * seed + 1), SamplingParams(temperature=t, seed=seed, **given))
-        for seed in range(4)
-        for t in (0.0, 0.8)
-    ]
-
-
 @pytest.fixture(scope="module")
 def plainly(model: Callable[[str], Path]) -> Callable[[str], list[Any]]:
-    """Return what each request gets alone, without speculation, cache, chunks or company."""
-
-    def ask(name: str) -> list[Any]:
-        llm = LLM(str(model(name)), dtype="float32", enable_prefix_caching=False, speculative_config=None)
-        return [completion for one in asks() for completion in run(llm, [one])]
-
-    return cache(ask)
+    return cache(lambda name: alone(model(name), asks()))
 
 
 @pytest.mark.parametrize("more", [FIXED, TREE], ids=["chains", "trees"])
@@ -156,6 +132,7 @@ def test_a_draft_model_of_another_family(
     llm.engine.check()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("method", ["self", "qwen3_5"])
 def test_ranks(engine: Callable[..., LLM], plainly: Callable[[str], list[Any]], method: str) -> None:
     more = FIXED if method == "self" else FIXED | {"draft_tensor_parallel_size": 2}

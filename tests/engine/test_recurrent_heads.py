@@ -1,13 +1,12 @@
 """Heads that pair tokens with the states of a target with recurrent layers, which no token runs through twice."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from asking import (
     Ask,
     accepted,
@@ -24,6 +23,7 @@ from heads import write_head
 from mtp_layers import MODELS, write_mtp
 from pieces import random_tokens
 from random_requests import compare_random_requests
+from recurrent import alone, asks
 from switching import any_choices
 
 from parlay import LLM, SamplingParams
@@ -34,14 +34,6 @@ WHERE = {"mtp": MODELS, "dflash": ("qwen3_5",)}
 PAIRS = [(name, method) for name in FAMILIES for method in METHODS if name in WHERE.get(method, FAMILIES)]
 FIXED = {"lengths": "fixed", "num_speculative_tokens": 3}
 TREE = {"lengths": "fixed", "num_speculative_tokens": 16, "tree": {"width": 8, "depth": 2}}
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Engines set the number of threads of the process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -86,25 +78,9 @@ def engine(model: Callable[[str], Path], head: Callable[[str], Path]) -> Callabl
     return make
 
 
-def asks(length: int = 30) -> list[Ask]:
-    """Prompts of several lengths, greedy and not."""
-    given: dict[str, Any] = {"max_tokens": length, "logprobs": 1, "ignore_eos": True}
-    return [
-        Ask(tuple(random_tokens(7, seed)) * (2 * seed + 1), SamplingParams(temperature=t, seed=seed, **given))
-        for seed in range(4)
-        for t in (0.0, 0.8)
-    ]
-
-
 @pytest.fixture(scope="module")
 def plainly(model: Callable[[str], Path]) -> Callable[[str], list[Any]]:
-    """Return what each request gets alone, without speculation, cache, chunks or company."""
-
-    def ask(name: str) -> list[Any]:
-        llm = LLM(str(model(name)), dtype="float32", enable_prefix_caching=False, speculative_config=None)
-        return [completion for one in asks() for completion in run(llm, [one])]
-
-    return cache(ask)
+    return cache(lambda name: alone(model(name), asks()))
 
 
 @pytest.mark.parametrize("more", [FIXED, TREE], ids=["chains", "trees"])
@@ -125,6 +101,7 @@ def test_same_tokens(
     assert more is FIXED or accepted(found) > 0  # chains of a random head are hardly ever right
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("split", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tp", "pp"])
 @pytest.mark.parametrize("method", METHODS)
 def test_ranks(

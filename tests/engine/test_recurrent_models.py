@@ -1,13 +1,13 @@
 """Models with recurrent layers: the same tokens whatever happens, and states that nobody loses."""
 
 import random
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+import recurrent
 from asking import (
     Ask,
     accepted,
@@ -20,6 +20,7 @@ from checkpoints import write_llama
 from families import write_family
 from pieces import random_tokens
 from random_requests import compare_random_requests
+from recurrent import alone
 from switching import any_choices, limited_drafts
 
 from parlay import LLM, SamplingParams
@@ -31,34 +32,17 @@ UNION: dict[str, Any] = {"method": "auto", "lengths": "fixed", "prompt_lookup_mi
 SUFFIX: dict[str, Any] = {"method": "suffix", "lengths": "fixed", "num_speculative_tokens": 6}
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Engines set the number of threads of the process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return cache(lambda name: write_family(tmp_path_factory.mktemp("models") / name, name, seed=2, calm=0.3))
 
 
-def asks(length: int = 30) -> list[Ask]:
-    """Prompts that repeat themselves, of several lengths, greedy and not."""
-    given: dict[str, Any] = {"max_tokens": length, "logprobs": 1, "ignore_eos": True}
-    return [
-        Ask(tuple(random_tokens(9, seed)) * (seed + 1), SamplingParams(temperature=t, seed=seed, **given))
-        for seed in range(4)
-        for t in (0.0, 0.8)
-    ]
+asks = partial(recurrent.asks, period=9, repeats=1)
 
 
 @cache
-def plainly(path: Path, dtype: str, length: int = 30) -> list[Any]:
-    """Return what each request gets alone, without speculation, cache, chunks or company."""
-    llm = LLM(str(path), dtype=dtype, max_model_len=256, enable_prefix_caching=False, speculative_config=None)
-    return [completion for ask in asks(length) for completion in run(llm, [ask])]
+def plainly(path: Path, dtype: str) -> list[Any]:
+    return alone(path, asks(), dtype)
 
 
 def engine(path: Path, dtype: str = "float32", **options: Any) -> LLM:
@@ -113,6 +97,7 @@ def test_lengths_chosen_at_random(model: Callable[[str], Path], monkeypatch: pyt
         assert_same(run(llm, asks()), plainly(model(name), "float32"))
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("split", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tp", "pp"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ranks(model: Callable[[str], Path], name: str, split: dict[str, int]) -> None:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from crossing import crossed
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
@@ -157,19 +159,21 @@ CHOICES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("limits", [None, (0.0, 0, 1.0), (0.05, 0, 1.0), (0.0, 7, 1.0), (0.001, 30, 0.8)])
-@pytest.mark.parametrize("columns", [1, 15, 64, 515])
-@pytest.mark.parametrize(
-    ("choice", "named"), [("one", False), ("one", True), ("1", False), ("4", True), ("16", True)]
+LIMITS = [None, (0.0, 0, 1.0), (0.05, 0, 1.0), (0.0, 7, 1.0), (0.001, 30, 0.8)]
+
+
+# Every choice with every number of columns, and with all limits but one.
+@crossed(
+    limits_and_columns=list(product(LIMITS, [1, 15, 64, 515])),
+    choice_and_named=[("one", False), ("one", True), ("1", False), ("4", True), ("16", True)],
 )
 def test_choices_agree_with_the_twin(
     native: Kernels,
     reference: ReferenceKernels,
-    columns: int,
-    limits: tuple[float, int, float] | None,
-    choice: str,
-    named: bool,
+    limits_and_columns: tuple[tuple[float, int, float] | None, int],
+    choice_and_named: tuple[str, bool],
 ) -> None:
+    (limits, columns), (choice, named) = limits_and_columns, choice_and_named
     rows = 40
     scores = random(rows, columns, spread=2.0, seed=columns)
     scores[::5, :: max(1, columns // 50)] = NAN

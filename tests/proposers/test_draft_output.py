@@ -1,6 +1,5 @@
 """How many of the target's tokens a head drafts that has no output layer of its own."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from parlay.proposers.base import TargetInfo
 from parlay.proposers.draft_output import DraftOutput, least_share
 
 FIXED: dict[str, Any] = {"lengths": "fixed", "num_speculative_tokens": 3}
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Engines set the number of threads of the process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

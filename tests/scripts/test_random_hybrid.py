@@ -3,23 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from crossing import crossed
 from random_hybrid import _KINDS, SHAPES, Hybrid, Qwen35Moe
 
 from parlay import LLM, SamplingParams
 
 
-@pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize(
-    ("name", "mtp"),
-    [
-        ("qwen3.5-0.8b", False),
-        ("qwen3.5-0.8b", True),
-        ("qwen3.5-35b-a3b", False),
-        ("lfm2-1.2b", False),
-    ],
+@crossed(
+    kind=tuple(_KINDS),
+    name_and_mtp=[("qwen3.5-0.8b", False), ("qwen3.5-0.8b", True), ("qwen3.5-35b-a3b", False), ("lfm2-1.2b", False)],
 )
-def test_files_are_read(name: str, mtp: bool, kind: str, tmp_path: Path) -> None:
+def test_files_are_read(name_and_mtp: tuple[str, bool], kind: str, tmp_path: Path) -> None:
+    name, mtp = name_and_mtp
     shape = replace(SHAPES[name], hidden=256, width=512, heads=4, kv_heads=2)
     if isinstance(shape, Qwen35Moe):
         shape = replace(shape, experts=8, chosen=2)

@@ -11,6 +11,8 @@ from ranks import free_address, joining
 from server_process import ServerProcess, alive, children
 from serving import wait_for
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 SHORT = {"prompt": [1, 2, 3], "max_tokens": 12, "temperature": 0.8, "seed": 5, "logprobs": 1}
 LONG = {"prompt": [1, 2, 3], "max_tokens": 480, "ignore_eos": True, "temperature": 0, "n": 4}
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from asking import essence, random_seed
 from conftest import MakeLLM, Pair
+from forked_engines import forking_engines
 from serving import House, housed, last, until
 
 from parlay import ConfigError, EngineDeadError, ModelError, ParlayError, RequestError, RequestOutput, SamplingParams
@@ -25,6 +26,12 @@ PARAMS = SamplingParams(temperature=0.7, seed=3, max_tokens=12, logprobs=1)
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=480, ignore_eos=True)
 OPTIONS = {"max_model_len": 512, "num_blocks": 256}
 LIMIT = 30.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_engines() -> Iterator[None]:
+    with forking_engines():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from asking import essence, random_seed
 from conftest import MakeLLM, Pair
+from forked_engines import forking_engines
 from serving import House, housed, last, until
 
 from parlay import CapacityError, ConfigError, EngineDeadError, RequestOutput, SamplingParams, env
@@ -28,6 +29,12 @@ ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=480, ignore_eos=Tru
 SHORT = SamplingParams(max_tokens=3)
 OPTIONS = {"max_model_len": 512, "num_blocks": 256}
 LIMIT = 60.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_engines() -> Iterator[None]:
+    with forking_engines():
+        yield
 
 
 @pytest.fixture(scope="module")

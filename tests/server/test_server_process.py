@@ -189,23 +189,39 @@ def test_heads_that_are_no_http(server: ServerProcess, head: bytes) -> None:
         assert status(wire.read()) == 400
 
 
-def test_few_files_allowed(model: str) -> None:
+@pytest.fixture(scope="module")
+def limited(model: str) -> Iterator[ServerProcess]:
+    """A server with few files, for the tests up to the one that ends it."""
+    with ServerProcess(model, under=["prlimit", "--nofile=300:300"]) as server:
+        yield server
+
+
+def test_few_files_allowed(limited: ServerProcess) -> None:
     """Connections beyond what the system allows are closed at once; those inside are served."""
-    with ServerProcess(model, under=["prlimit", "--nofile=300:300"]) as server, ExitStack() as many:
-        assert server.said("300 files may be open at once")
-        first = server.http.get("/health")
-        wires = [many.enter_context(Wire(server.port)) for _ in range(400)]
-        assert first.status_code == server.post(SHORT).status_code == 200
+    with ExitStack() as many:
+        assert limited.said("300 files may be open at once")
+        first = limited.http.get("/health")
+        wires = [many.enter_context(Wire(limited.port)) for _ in range(400)]
+        assert first.status_code == limited.post(SHORT).status_code == 200
         assert wires[-1].read() == b""
 
 
-def test_sigterm_while_the_engine_restarts(model: str) -> None:
-    with ServerProcess(model) as server:
-        assert server.engine is not None
-        os.kill(server.engine, signal.SIGKILL)
-        wait_for(lambda: not server.ready())
-        assert server.stop() == 0
-        assert not children(server.pid)
+def test_health_while_a_grammar_is_compiled(limited: ServerProcess) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked, answers = pool.submit(limited.post, GRAMMAR), 0
+        while not asked.done():
+            assert limited.http.get("/health").status_code == 200
+            answers += not asked.done()
+        assert asked.result().status_code == 400
+        assert answers > 2
+
+
+def test_sigterm_while_the_engine_restarts(limited: ServerProcess) -> None:
+    assert limited.engine is not None
+    os.kill(limited.engine, signal.SIGKILL)
+    wait_for(lambda: not limited.ready())
+    assert limited.stop() == 0
+    assert not children(limited.pid)
 
 
 def rendering(server: ServerProcess, pool: ThreadPoolExecutor, count: int = 8) -> "list[Future[httpx.Response]]":
@@ -234,16 +250,6 @@ def test_templates_of_clients_keep_nobody_else_waiting_and_end_with_the_server(m
             error = one.exception()
             assert isinstance(error, httpx.TransportError) if error else one.result().status_code in (400, 503)
         assert not server.said("Traceback")
-
-
-def test_health_while_a_grammar_is_compiled(model: str) -> None:
-    with ServerProcess(model) as server, ThreadPoolExecutor(1) as pool:
-        asked, answers = pool.submit(server.post, GRAMMAR), 0
-        while not asked.done():
-            assert server.http.get("/health").status_code == 200
-            answers += not asked.done()
-        assert asked.result().status_code == 400
-        assert answers > 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

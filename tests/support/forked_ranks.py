@@ -2,7 +2,8 @@
 
 `LocalRanks` starts a program for each rank. Here that program is this file as `_ask`: it hands its descriptors and
 environment to the process that waits as `_serve`, which forks, and ends when the fork has ended. If it is killed, so
-is the fork. Nothing else differs: rank 0 sees processes, connections and shared memory as always.
+is the fork. Nothing else differs: rank 0 sees processes, connections and shared memory as always. With `parlay` and
+arguments in place of descriptors, that command runs in the fork.
 """
 
 import json
@@ -22,7 +23,10 @@ MOST_BYTES = 1 << 20  # of an environment
 
 @contextmanager
 def forking(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Keep a process that forks ranks; yield the command that starts one, to which descriptors are appended."""
+    """Keep a process that forks ranks; yield the command that starts one.
+
+    To it descriptors are appended, or `parlay` and the arguments of that command.
+    """
     path = folder / "ranks.sock"
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(path))
@@ -39,11 +43,12 @@ def forking(folder: Path) -> Iterator[tuple[str, ...]]:
         server.communicate()  # closes the pipe too
 
 
-def _ask(path: str, files: list[int]) -> None:
-    """Have a rank forked with these descriptors, and wait for its end."""
+def _ask(path: str, arguments: list[str]) -> None:
+    """Have a rank forked with these descriptors, or a command with those of this process, and wait for its end."""
+    files = [0, 1, 2] if arguments[0] == "parlay" else list(map(int, arguments))
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
-        text = json.dumps(dict(os.environ)).encode()
+        text = json.dumps([arguments, dict(os.environ)]).encode()
         socket.send_fds(link, [len(text).to_bytes(4, "little")], files)
         link.sendall(text)
         for file in set(files):
@@ -56,8 +61,10 @@ def _serve(listening: int) -> None:
     from parlay import env
 
     env.prepare_process()
-    from parlay.engine import rank
+    from parlay.cli import main
+    from parlay.engine import joined_ranks, rank
 
+    assert joined_ranks  # what ranks on other machines need is loaded too
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for forks
     threading.Thread(target=_end_with, args=(0,), daemon=True).start()
     with socket.socket(fileno=listening) as door:
@@ -71,15 +78,25 @@ def _serve(listening: int) -> None:
             left, text = int.from_bytes(size, "little"), b""
             while len(text) < left:
                 text += link.recv(left - len(text))
+            arguments, variables = json.loads(text)
             os.environ.clear()
-            os.environ.update(json.loads(text))
+            os.environ.update(variables)
             threading.Thread(target=_end_with, args=(link.fileno(),), daemon=True).start()
             try:
-                rank.main(*files)
+                status = 0
+                if arguments[0] == "parlay":
+                    for here, there in enumerate(files):
+                        os.dup2(there, here)
+                        os.close(there)
+                    status = main.main(arguments[1:])
+                else:
+                    rank.main(*files)
+                sys.stdout.flush()
+                sys.stderr.flush()
             except BaseException:
                 link.sendall(b"\x01")
                 os._exit(1)
-            link.sendall(b"\x00")
+            link.sendall(bytes([status]))
             os._exit(0)
 
 
@@ -93,4 +110,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         _serve(int(sys.argv[2]))
     else:
-        _ask(sys.argv[1], [int(text) for text in sys.argv[2:]])
+        _ask(sys.argv[1], sys.argv[2:])

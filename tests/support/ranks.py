@@ -13,6 +13,7 @@ from parlay.kernels.exchange import SharedMemory, make_memory, make_ring, map_me
 from parlay.parallel.group import ALONE, Group, RankPosition
 
 Result = TypeVar("Result")
+COMMAND: tuple[str, ...] = (sys.executable, "-m", "parlay.cli.main")
 
 
 def together(size: int, work: Callable[[Group], Result], room: int = 1 << 16, patience: float = 60.0) -> list[Result]:
@@ -70,7 +71,7 @@ def free_address() -> str:
 @contextmanager
 def joining(address: str, *more: str, ranks: int = 1, **variables: str) -> Iterator[list["subprocess.Popen[str]"]]:
     """Ranks that try to join, with one thread each, and variables of the environment."""
-    command = [sys.executable, "-m", "parlay.cli.main", "rank", address, *more]
+    command = [*COMMAND, "rank", address, *more]
     environment = {**os.environ, "PARLAY_THREADS": "1", **variables}
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(ranks)]
     try:

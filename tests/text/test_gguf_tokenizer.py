@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Iterable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,7 @@ class Slow:
         self.patterns = [regex.compile(p) for p in PATTERNS[pre]]
         self.whole = pre in ("llama-bpe", "tekken", "minicpm5")
         alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        self.ids = cache(lambda word: [self.vocabulary[t] for t in self.merge(self.letters(word))])
         self.letters = lambda text: alphabet.pre_tokenize_str(text)[0][0] if text else ""
 
     def encode(self, text: str) -> list[int]:
@@ -134,7 +136,7 @@ class Slow:
                 out.append(self.vocabulary[part])
             else:
                 for word in self.words([part]):
-                    out += [self.vocabulary[t] for t in self.merge(self.letters(word))]
+                    out += self.ids(word)
         return out
 
     def words(self, pieces: Iterable[str]) -> list[str]:

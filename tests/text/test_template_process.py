@@ -24,6 +24,7 @@ from parlay.text.tokenizer import TextCodec
 VARIABLES: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "tools": None}
 ENDLESS = HOSTILE[0]
 PATIENCE = 2.0  # seconds for a rendering in these tests
+SHORT = 0.8  # where many do not end, in a process that runs already
 
 
 @pytest.fixture
@@ -153,14 +154,14 @@ every = pytest.mark.parametrize(
 def test_hostile_templates_end_while_a_stream_goes_on(template: str, streaming: "Streaming", tmp_path: Path) -> None:
     codec, runner = streaming.codec, streaming.runner
     runner.run("a", VARIABLES)  # a busy machine may take seconds to start a process
-    runner._seconds = PATIENCE
+    runner._seconds = SHORT
     before, began = streaming.tokens, time.monotonic()
     try:
         codec.chat([{"role": "user", "content": "hi"}], ChatOptions(chat_template=template))
     except RequestError as error:
         assert "template" in str(error)  # noqa: PT017 - or it makes little
     took = time.monotonic() - began
-    assert took < PATIENCE + 1.5
+    assert took < SHORT + 1.5
     if took > 0.5:
         assert streaming.tokens - before > took, "the engine stood still"
     runner._seconds = SECONDS

@@ -120,13 +120,13 @@ class BlockPool:
         for table in tables:
             for block in table:
                 counts[block] += 1
+        assert counts == self._references, f"holders of blocks: {counts} counted, {self._references} noted"
         free, cached = set(self._free), set(self._cached)
+        held = {block for block, count in enumerate(counts) if count}
         assert len(free) == len(self._free), "a block is free twice"
-        for block in range(self.num_blocks):
-            held = counts[block] > 0
-            assert counts[block] == self._references[block], f"block {block}: {counts[block]} holders counted"
-            assert held + (block in free) + (block in cached) == 1, f"block {block} is in no or several states"
-            assert block not in cached or self._hash[block] is not None, f"block {block} is cached without a name"
-            assert block not in free or not self._valid[block], f"block {block} is free but marked valid"
+        assert sorted((*free, *cached, *held)) == list(range(self.num_blocks)), "a block is in no or several states"
+        unnamed = {block for block, name in enumerate(self._hash) if name is None}
+        assert cached.isdisjoint(unnamed), f"blocks {cached & unnamed} are cached without a name"
+        assert not any(self._valid[block] for block in free), "a block is free but marked valid"
         named = {name: block for block, name in enumerate(self._hash) if name is not None}
         assert named == self._by_hash, "the prefix index disagrees with the blocks"

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,14 +51,6 @@ PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "shared-keys-ordered": ("gemma4-inputs", {"centroids": 52, "hidden_size": 48}),
     "capped": ("gemma4-experts", {"final_logit_softcapping": 2.0}),
 }
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Engines set the number of threads of the process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
