@@ -16,7 +16,7 @@ from parlay.proposers.base import DeviceProposer
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, ProposerState
 
-THINKS = 8  # while it is off, a trial is considered once in so many steps
+THINKS = 16  # while it is off, a trial is considered once in so many steps: that takes time too
 _FAR = 256  # most tokens that an answer is expected to have left: many end early
 _NEAR = 16  # tokens that it may always be behind
 _TRIED = 4  # most requests of one trial: with several it tells as much as several trials, and costs less

@@ -24,6 +24,7 @@ _HOPELESS = 0.95  # tokens: no draft token is that likely to be accepted
 # Seconds of a step without drafts below which drafts are chains of one proposer: joining several drafts and judging
 # every branch takes a tenth of a millisecond.
 _SHORT = 0.005
+_COLD = 0.2  # by which such a step takes longer right behind drafts of a device proposer, which evict weights
 _WARM = 8  # such steps without drafts until the target's weights are in the processor's caches again
 # Plain steps are run to learn their cost: after so many steps with drafts at first, and at last. A device proposer's
 # weights evict the target's from the processor's caches, so it pauses for several steps, of which the first do not
@@ -200,7 +201,7 @@ class Ahead:
         worth = near * sum(accumulate(self.belief.levels(further), mul)) * plain / requests
         cost = self.cost.by_length(further, near)[further]
         rows = steps.table[min(requests + near * further, len(steps.table) - 1)] + keys * steps.key - plain
-        price = max(cost + rows - worth, _LOST * cost)
+        price = max(cost + rows - worth, _LOST * cost) + (_WARM * _COLD * plain / _RUN if plain < _SHORT else 0.0)
         return further if self._buys(price, self._follow * behind + rerun) else 0
 
     def _buys(self, price: float, catching_up: float) -> bool:
