@@ -334,6 +334,25 @@ def test_a_device_proposers_length_follows_what_drafting_costs(branches: int) ->
             assert any(lengths[:100])
 
 
+@pytest.mark.parametrize(("colder", "hosts", "pays"), [(1.0, 1.0, True), (1.0, 1.9, False), (2.0, 1.0, False)])
+def test_a_device_proposer_is_off_where_the_rest_is_faster(colder: float, hosts: float, pays: bool) -> None:
+    """Steps right behind its drafts take longer than others, and drafts of the host's proposers may do as well."""
+    cost = steps(lambda rows: 0.001 * (1 + 0.01 * rows))
+    ahead, lengths = ahead_of(cost), []
+    for _ in range(400):
+        length = ahead.choose(4, 1, 1, 0)
+        lengths.append(length)
+        ahead.beside(hosts)
+        if length:
+            ahead.verified(1 + length, 0, colder * 0.001 * (1 + 0.01 * (1 + length)))
+            ahead.timed(length, 1, 0.0002 * length, 0, settled=True)
+            ahead.judged([True, False], length, length)
+        else:
+            cost.observe(1, 0, 0.00101)
+    assert (sum(map(bool, lengths[200:])) > 190) == pays
+    assert cost.pace * cost.table[1] == pytest.approx(0.00101, rel=0.02)
+
+
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40), st.floats(-1, 100)), max_size=40))
 def test_any_times_give_a_length(times: list[tuple[int, int, float]]) -> None:

@@ -54,16 +54,17 @@ class StepCost:
 
     Attributes:
         table: seconds by number of rows, from 0 on, at the usual pace and without keys.
-        pace: by what factor steps now take longer than usual.
     """
 
-    def __init__(self, most_rows: int, key_share: float = 0.0) -> None:
+    def __init__(self, most_rows: int, key_share: float = 0.0, like: "StepCost | None" = None) -> None:
         """Begin with nothing known: every row is assumed to cost as much as the first.
 
         Args:
             most_rows: most rows of a step.
             key_share: bytes of a token's keys and values, as a share of the bytes of all weights.
+            like: of the same steps under other circumstances: both have one pace.
         """
+        self._paced = like or self
         self._most_rows = most_rows
         self._key_share = key_share
         self._known: dict[int, float] = {}  # seconds by knot
@@ -71,8 +72,24 @@ class StepCost:
         self._weights: dict[int, int] = {}  # observations by knot
         self._seen: dict[int, int] = {}  # and the number of the step in which it was last observed
         self._steps = self._news = 0
-        self.pace = 1.0
+        self._pace = 1.0
         self.table: Sequence[float] = Curve((1,), (1.0,), most_rows)
+
+    def beside(self) -> "StepCost":
+        """Return the cost of steps under other circumstances, of which as much is assumed as is known here."""
+        other = StepCost(self._most_rows, self._key_share, self._paced)
+        other._known, other._timed, other.table = dict(self._known), dict(self._timed), self.table
+        other._weights = dict.fromkeys(self._known, 1)
+        return other
+
+    @property
+    def pace(self) -> float:
+        """By what factor steps now take longer than usual."""
+        return self._paced._pace
+
+    @pace.setter
+    def pace(self, pace: float) -> None:
+        self._paced._pace = pace
 
     @property
     def key(self) -> float:
@@ -268,6 +285,28 @@ class Curve(Sequence[float]):
             return seconds[-1] * rows / knots[-1]
         share = (rows - knots[place - 1]) / (knots[place] - knots[place - 1])
         return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
+
+
+class Behind(Sequence[float]):
+    """Seconds of steps by rows, from another table beyond so many rows."""
+
+    def __init__(self, table: Sequence[float], beyond: Sequence[float], rows: int) -> None:
+        """Take the larger of both beyond `rows`."""
+        self._table, self._beyond, self._rows = table, beyond, rows
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @overload
+    def __getitem__(self, rows: int) -> float: ...
+    @overload
+    def __getitem__(self, rows: slice) -> list[float]: ...
+    def __getitem__(self, rows: int | slice) -> float | list[float]:
+        """Return seconds of a step of so many rows, or of several."""
+        if isinstance(rows, slice):
+            return [self[i] for i in range(*rows.indices(len(self)))]
+        own = self._table[rows]
+        return own if rows <= self._rows else max(own, self._beyond[rows])
 
 
 def _knot(rows: int) -> int:

@@ -319,17 +319,21 @@ class Drafting:
             step.asking = self._clock() - began
             self.seconds += step.asking
             policy.asking.spend(step.asking, asked)
+        if policy.ahead is not None and self._hosts and not self._steps % _TIMED:
+            hosted = [[one for one in request.drafting.candidates if not one.speculated] for request in some]
+            likely = [max((one.chances for one in own), key=sum) for own in hosted if own]
+            policy.ahead.beside(policy.gain(likely, step.emitting, rows, keys) if likely else 1.0)
         drafts = [request.drafting.best for request in some]
         best = [one for one in drafts if one is not None]
         made = any(one.speculated for one in best)
         chances = [one.chances for one in best]
         chosen = policy.choose(chances, step.emitting, rows, keys, waiting=waiting, from_device=made) if some else []
-        hosted = 0
+        count = 0
         for request, one, nodes in zip(some, best, chosen, strict=True):
             request.drafting.take(nodes)
-            hosted += one.count_hosted(nodes)
-        if hosted:
-            policy.asking.gain(-policy.extra(rows, hosted))
+            count += one.count_hosted(nodes)
+        if count:
+            policy.asking.gain(-policy.extra(rows, count))
         step.drafted = any(chosen)
 
     def _take_all(self, step: StepDrafts, request: Drafted, room: int) -> int:

@@ -11,7 +11,7 @@ from operator import mul
 
 from parlay.drafting.belief import Belief
 from parlay.drafting.budget import Budget
-from parlay.drafting.cost import DraftCost, StepCost
+from parlay.drafting.cost import Behind, DraftCost, StepCost
 from parlay.drafting.goodput import best_draft, choose
 from parlay.types.plan import SETTLED, StepTimes
 
@@ -35,6 +35,7 @@ _ASKS = 256  # of a host proposer for one request: before anything is decided, a
 _STEPS = 8  # plain steps: losses that drafts which have paid may cause before asking ends
 _OWED = 32  # times asking for one request
 _NEWS = 0.05  # weight of a new time in the moving average of asking
+_OTHERS = 0.1  # weight of a step in what the proposers on the host gain
 _MOST = 4.0  # longest time that counts, as a factor of the usual one: processes are stopped now and then
 _RUN = 6.0  # drafts of a device proposer that are saved up for: with fewer a trial tells little
 _LOST = 0.1  # least share of a trial's seconds that is counted as lost, however likely it is to be accepted
@@ -120,6 +121,8 @@ class Ahead:
         self._age = 0
         self._branching = 1.0  # verified tokens for each level of a draft
         self._follow = 0.0  # seconds of processing a token that the proposer is behind
+        self._others = 1.0  # goodput with drafts of the proposers on the host alone, by that without any
+        self._colder: StepCost | None = None  # of short steps that verify right behind its drafts
 
     def best(self, most: int, count: int, requests: int, keys: int) -> tuple[int, float, int, list[float]]:
         """Return the best length of drafts, and what it is based on.
@@ -138,7 +141,8 @@ class Ahead:
         if found is None:
             times = self.cost.by_length(most, count)
             nodes = [self._branching * length for length in range(most + 1)]
-            step = self._steps.table, times, keys * self._steps.key, 1.0 if self._pays else _AHEAD, nodes
+            margin = self._others * (1.0 if self._pays else _AHEAD)
+            step = self._table(requests), times, keys * self._steps.key, margin, nodes
             length, saving = best_draft(self.belief.levels(most), count, requests, *step)
             hoped = length or best_draft(self.belief.levels(most, 1.0), count, requests, *step)[0]
             found = self._answers[most, count, requests] = length, saving, hoped, times
@@ -199,10 +203,23 @@ class Ahead:
         if not self.belief.enough:
             return further
         worth = near * sum(accumulate(self.belief.levels(further), mul)) * plain / requests
-        cost = self.cost.by_length(further, near)[further]
-        rows = steps.table[min(requests + near * further, len(steps.table) - 1)] + keys * steps.key - plain
+        cost, table = self.cost.by_length(further, near)[further], self._table(requests)
+        rows = table[min(requests + near * further, len(table) - 1)] + keys * steps.key - plain
         price = max(cost + rows - worth, _LOST * cost) + (_WARM * _COLD * plain / _RUN if plain < _SHORT else 0.0)
         return further if self._buys(price, self._follow * behind + rerun) else 0
+
+    def _table(self, requests: int) -> Sequence[float]:
+        """Return seconds of steps by rows: of so many without drafts, and of more right behind drafts."""
+        return self._steps.table if self._colder is None else Behind(self._steps.table, self._colder.table, requests)
+
+    def beside(self, gain: float) -> None:
+        """Learn what the proposers on the host gain alone: the factor in goodput of a step."""
+        self._others += _OTHERS * (gain - self._others)
+
+    def verified(self, rows: int, keys: int, seconds: float) -> None:
+        """Learn the time of a short step right behind drafts: these evict weights, and take Python's time too."""
+        self._colder = self._colder or self._steps.beside()
+        self._colder.observe(rows, keys, seconds)
 
     def _buys(self, price: float, catching_up: float) -> bool:
         """Whether a trial may be made; then it is paid.
@@ -350,6 +367,15 @@ class Policy:
         table = self.cost.table
         return table[min(rows + nodes, len(table) - 1)] - table[min(rows, len(table) - 1)]
 
+    def gain(self, chances: Sequence[Sequence[float]], requests: int, rows: int, keys: int) -> float:
+        """Return by what factor the best part of some drafts raises goodput; arguments as of `choose`."""
+        table, more = self.cost.table, keys * self.cost.key - self.extra(min(requests, rows), max(rows - requests, 0))
+        chosen = choose(chances, requests, rows, table, more, _GO_ON)
+        nodes = sum(map(len, chosen))
+        tokens = sum(own[node] for own, part in zip(chances, chosen, strict=True) for node in part)
+        plain = table[min(rows, len(table) - 1)] + more
+        return (1 + tokens / requests) * plain / (plain + self.extra(rows, nodes))
+
     def choose(
         self,
         chances: Sequence[Sequence[float]],
@@ -396,8 +422,9 @@ class Policy:
             times: where they went.
             drafted: whether it verified drafts.
         """
-        # Steps that verify are meant to be those after drafting, which evicts the target's weights from the caches.
-        if times.settled and (drafted or times.rested >= self._cold):
+        if times.settled and drafted and not times.rested and self.ahead is not None and self.plain < _SHORT:
+            self.ahead.verified(rows, keys, seconds)
+        elif times.settled and (drafted or times.rested >= self._cold):
             measured = self.measuring.left > 0 and self.ahead is not None
             if self.cost.observe(rows, keys, seconds, measured=measured) < _SURPRISE and self.measuring.left:
                 self.measuring.surprise()
