@@ -320,9 +320,7 @@ class Drafting:
             self.seconds += step.asking
             policy.asking.spend(step.asking, asked)
         if policy.ahead is not None and self._hosts and not self._steps % _TIMED:
-            hosted = [[one for one in request.drafting.candidates if not one.speculated] for request in some]
-            likely = [max((one.chances for one in own), key=sum) for own in hosted if own]
-            policy.ahead.beside(policy.gain(likely, step.emitting, rows, keys) if likely else 1.0)
+            policy.ahead.beside(policy.gain(_hosted(some), step.emitting, rows, keys))
         drafts = [request.drafting.best for request in some]
         best = [one for one in drafts if one is not None]
         made = any(one.speculated for one in best)
@@ -333,7 +331,7 @@ class Drafting:
             request.drafting.take(nodes)
             count += one.count_hosted(nodes)
         if count:
-            policy.asking.gain(-policy.extra(rows, count))
+            policy.asking.gain(-policy.price_of(rows, count))
         step.drafted = any(chosen)
 
     def _take_all(self, step: StepDrafts, request: Drafted, room: int) -> int:
@@ -524,6 +522,12 @@ class Drafting:
         # A grammar may have added tokens that cost nothing to draft.
         most = max(min(self.limit(request), room), *(len(one.draft) for one in candidates), 0)
         return union(candidates, most, lambda draft: self._belief.estimate(draft, params))
+
+
+def _hosted(requests: Iterable[Drafted]) -> list[Sequence[float]]:
+    """Return the chances of the likeliest draft of each request that proposers on the host have one for."""
+    own = ([one.chances for one in request.drafting.candidates if not one.speculated] for request in requests)
+    return [max(drafts, key=sum) for drafts in own if drafts]
 
 
 def _permitted(request: Drafted, loaded: Sequence[str]) -> Sequence[str] | None:

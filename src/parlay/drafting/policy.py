@@ -30,6 +30,7 @@ _WARM = 8  # such steps without drafts until the target's weights are in the pro
 # weights evict the target's from the processor's caches, so it pauses for several steps, of which the first do not
 # count, less often.
 _BUSY, _SELDOM, _PAUSE = 8, 128, 3
+_FREE = 16  # steps with drafts, at least, for each further one of such a pause that does not count
 _SURPRISE = 0.85  # of the expected seconds of such a step: if it took less, they are as frequent as at first again
 _ASKS = 256  # of a host proposer for one request: before anything is decided, and what is saved for
 _STEPS = 8  # plain steps: losses that drafts which have paid may cause before asking ends
@@ -57,7 +58,7 @@ class Measuring:
         """Begin a step; `drafted`: whether the one before had drafts."""
         self.left = max(self.left - 1, 0)
         self._busy += drafted
-        if self._busy >= self._stamina:
+        if self._busy >= max(self._stamina, _FREE * (self.length - _PAUSE - 1)):
             self._busy, self._stamina = 0, min(2 * self._stamina, self.length * _SELDOM)
             self.left = self.length
 
@@ -313,6 +314,7 @@ class Policy:
         self._steps = 0
         self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
         self._verifies = self._drafted = False
+        self._verifying: StepCost | None = None  # of short steps that verify: drafts take Python's time too
 
     def begin(self, requests: int, rows: int, keys: int) -> None:
         """Begin a step: find the price of a row.
@@ -367,14 +369,26 @@ class Policy:
         table = self.cost.table
         return table[min(rows + nodes, len(table) - 1)] - table[min(rows, len(table) - 1)]
 
+    def _table(self, rows: int) -> Sequence[float]:
+        """Return seconds of steps by rows: of so many without drafts, and of more with drafts."""
+        return self.cost.table if self._verifying is None else Behind(self.cost.table, self._verifying.table, rows)
+
+    def price_of(self, rows: int, nodes: int) -> float:
+        """Return the seconds that verifying `nodes` adds to a step of so many rows without them."""
+        table = self._table(rows)
+        return table[min(rows + nodes, len(table) - 1)] - table[min(rows, len(table) - 1)]
+
     def gain(self, chances: Sequence[Sequence[float]], requests: int, rows: int, keys: int) -> float:
         """Return by what factor the best part of some drafts raises goodput; arguments as of `choose`."""
-        table, more = self.cost.table, keys * self.cost.key - self.extra(min(requests, rows), max(rows - requests, 0))
+        table, more = (
+            self._table(rows),
+            keys * self.cost.key - self.extra(min(requests, rows), max(rows - requests, 0)),
+        )
         chosen = choose(chances, requests, rows, table, more, _GO_ON)
         nodes = sum(map(len, chosen))
         tokens = sum(own[node] for own, part in zip(chances, chosen, strict=True) for node in part)
         plain = table[min(rows, len(table) - 1)] + more
-        return (1 + tokens / requests) * plain / (plain + self.extra(rows, nodes))
+        return (1 + tokens / requests) * plain / (plain + self.price_of(rows, nodes))
 
     def choose(
         self,
@@ -406,7 +420,7 @@ class Policy:
         # Prompts take their time with or without drafts, and must not make a draft's row look cheap in comparison.
         more = keys * self.cost.key - self.extra(min(requests, rows), max(rows - requests, 0))
         fair = self.fair(waiting=waiting)
-        chosen = choose(chances, requests, rows, self.cost.table, more, margin, fair=fair)
+        chosen = choose(chances, requests, rows, self._table(rows), more, margin, fair=fair)
         self._verifies = self._drafted = any(chosen)
         return chosen
 
@@ -422,8 +436,12 @@ class Policy:
             times: where they went.
             drafted: whether it verified drafts.
         """
-        if times.settled and drafted and not times.rested and self.ahead is not None and self.plain < _SHORT:
-            self.ahead.verified(rows, keys, seconds)
+        if times.settled and drafted and self.plain < _SHORT:
+            if self.ahead is not None and not times.rested:
+                self.ahead.verified(rows, keys, seconds)
+            else:
+                self._verifying = self._verifying or self.cost.beside()
+                self._verifying.observe(rows, keys, seconds)
         elif times.settled and (drafted or times.rested >= self._cold):
             measured = self.measuring.left > 0 and self.ahead is not None
             if self.cost.observe(rows, keys, seconds, measured=measured) < _SURPRISE and self.measuring.left:
