@@ -1,7 +1,7 @@
 """Training of a DFlash head: see the proposer of the same name.
 
 Its authors let it learn the text's tokens; here it learns the target's distributions of them, as all heads do. What
-stands for a mask is learnt too, beside the target's embedding, which is lent.
+stands for a mask is learnt too, beside the target's embedding, which the head shares.
 """
 
 from typing import Any
