@@ -265,11 +265,13 @@ void causal_conv(const Tensor& x, const Tensor& weight, const std::optional<Tens
 }
 
 // Deals sequences, heads and pieces of their columns to threads, by the rows that there are now.
-void recur(const RecurrenceArgs& a, int64_t sequences, int64_t rows) {
+void recur(RecurrenceArgs a, int64_t sequences, int64_t rows) {
   int64_t live = 0, replayed = 0;
   for (; live < sequences && a.states.sequences[5 * live + 4] > a.states.sequences[5 * live + 3]; ++live)
     replayed += a.states.sequences[5 * live + 2] - a.states.sequences[5 * live + 1];
-  const int64_t tasks = live * a.heads * ((a.values + kStatePiece - 1) / kStatePiece);
+  const int64_t pieces = (a.values + kStatePiece - 1) / kStatePiece;
+  a.pieces = live * a.heads >= 4 * get_threads() ? pieces : 1;  // whole heads where they are enough for all threads
+  const int64_t tasks = live * a.heads * ((pieces + a.pieces - 1) / a.pieces);
   deal_unequal(tasks, (rows + replayed + live) * a.heads * a.keys * a.values / 8,
                [&](int64_t task) { table->recurrence(a, task, task + 1); });
 }

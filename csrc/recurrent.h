@@ -19,6 +19,7 @@ struct Past {
   const T* rows[kMostTaps] = {};
   int64_t count = 0;
 
+  Past() = default;
   Past(const ConvArgs& a, int64_t row, const int32_t* sequence, int64_t replayed_end) {
     const int64_t most = a.taps - 1, width = a.width;
     for (; row >= 0 && count < most; row = a.states.rows[4 * row + 1]) rows[count++] = (const T*)a.x + row * width;
@@ -39,32 +40,57 @@ struct Past {
   }
 };
 
+// Keeps what a row, and what is replayed before a sequence's first one, leave for later.
+template <class T>
+PARLAY_INLINE void keep_row(const ConvArgs& a, int64_t row) {
+  const int32_t* of = a.states.rows + 4 * row;
+  const int32_t* sequence = a.states.sequences + 5 * of[0];
+  if (of[2] >= 0) Past<T>(a, row, sequence, sequence[2]).store(a, of[2]);
+  if (of[3] >= 0) memcpy((void*)((T*)a.kept + of[3] * a.width), (const T*)a.x + row * a.width, a.width * sizeof(T));
+  if (row != sequence[3]) return;
+  for (int64_t i = sequence[1]; i < sequence[2]; ++i)
+    if (a.states.replayed[2 * i + 1] >= 0) Past<T>(a, -1, sequence, i + 1).store(a, a.states.replayed[2 * i + 1]);
+}
+
+// Rows of a convolution that share each weight that is read.
+constexpr int64_t kConvRows = 4;
+
+// R neighbours, each behind a path of its own.
+template <int R, class T>
+PARLAY_INLINE void convolve(const ConvArgs& a, int64_t row, const Past<T>* pasts) {
+  const T *weight = (const T*)a.weight, *bias = (const T*)a.bias, *own = (const T*)a.x + row * a.width;
+  T* out = (T*)a.out + row * a.width;
+  PARLAY_ROW(first, n, a.width) {
+    Vec total[R];
+    _Pragma("GCC unroll 4") for (int r = 0; r < R; ++r) total[r] = splat(0.f);
+    for (int64_t tap = 0; tap + 1 < a.taps; ++tap) {
+      const Vec w = load_at(weight + tap * a.width, first, n);
+      _Pragma("GCC unroll 4") for (int r = 0; r < R; ++r) {
+        const T* before = pasts[r].rows[a.taps - 2 - tap];
+        total[r] = fma(w, before ? load_at(before, first, n) : splat(0.f), total[r]);
+      }
+    }
+    const Vec w = load_at(weight + (a.taps - 1) * a.width, first, n);
+    _Pragma("GCC unroll 4") for (int r = 0; r < R; ++r) {
+      total[r] = fma(w, load_at(own + r * a.width, first, n), total[r]);
+      if (bias) total[r] = total[r] + load_at(bias, first, n);
+      store_at(out + r * a.width, a.silu ? Silu::of(total[r]) : total[r], first, n);
+    }
+  }
+}
+
 template <class T>
 void causal_conv_rows(const ConvArgs& a, int64_t begin, int64_t end) {
-  const T *x = (const T*)a.x, *weight = (const T*)a.weight, *bias = (const T*)a.bias;
-  for (int64_t row = begin; row < end; ++row) {
-    const int32_t* of = a.states.rows + 4 * row;
-    const int32_t* sequence = a.states.sequences + 5 * of[0];
-    const Past<T> past(a, of[1], sequence, sequence[2]);
-    const T* own = x + row * a.width;
-    T* out = (T*)a.out + row * a.width;
-    PARLAY_ROW(first, n, a.width) {
-      Vec total = splat(0.f);
-      for (int64_t tap = 0; tap + 1 < a.taps; ++tap) {
-        const T* before = past.rows[a.taps - 2 - tap];
-        const Vec value = before ? load_at(before, first, n) : splat(0.f);
-        total = fma(load_at(weight + tap * a.width, first, n), value, total);
-      }
-      total = fma(load_at(weight + (a.taps - 1) * a.width, first, n), load_at(own, first, n), total);
-      if (bias) total = total + load_at(bias, first, n);
-      store_at(out, a.silu ? Silu::of(total) : total, first, n);
+  Past<T> pasts[kConvRows];
+  for (int64_t row = begin; row < end;) {
+    const int64_t count = end - row < kConvRows ? 1 : kConvRows;
+    for (int64_t r = 0; r < count; ++r) {
+      const int32_t* of = a.states.rows + 4 * (row + r);
+      const int32_t* sequence = a.states.sequences + 5 * of[0];
+      pasts[r] = Past<T>(a, of[1], sequence, sequence[2]);
     }
-    if (of[2] >= 0) Past<T>(a, row, sequence, sequence[2]).store(a, of[2]);
-    if (of[3] >= 0) memcpy((void*)((T*)a.kept + of[3] * a.width), own, a.width * sizeof(T));
-    if (row != sequence[3]) continue;
-    for (int64_t i = sequence[1]; i < sequence[2]; ++i)
-      if (a.states.replayed[2 * i + 1] >= 0)
-        Past<T>(a, -1, sequence, i + 1).store(a, a.states.replayed[2 * i + 1]);
+    count == kConvRows ? convolve<kConvRows>(a, row, pasts) : convolve<1>(a, row, pasts);
+    for (const int64_t next = row + count; row < next; ++row) keep_row<T>(a, row);
   }
 }
 
@@ -146,56 +172,93 @@ PARLAY_INLINE void widen_row(const T* from, float* to, int64_t n, bool unit, flo
   PARLAY_ROW(first, some, n) store_at(to, load_at(from, first, some) * scale, first, some);
 }
 
-// One row's update of some columns of a head's state, [keys, kStatePiece], and what its query reads there; `out` is
-// null where nobody asks. Each key's column decays by itself if there are `decays` for that.
+// A row's key and query in a head, [keys] each, and what its keys' columns decay by if they do so by themselves.
+template <bool each>
+struct Vectors {
+  float *key, *query, *decays, *asked;  // asked: the key as it meets the state that has not decayed yet
+
+  explicit Vectors(float* at, int64_t keys)
+      : key(at), query(key + stride(keys)), decays(query + stride(keys)), asked(decays + stride(keys)) {}
+  static int64_t stride(int64_t keys) { return keys + kLanes; }
+  static int64_t size(int64_t keys) { return 4 * stride(keys); }
+
+  template <class T>
+  PARLAY_INLINE void read(const RecurrenceArgs& a, const T* row, const T* logits, int64_t head, bool with_query) {
+    const int64_t keys = a.keys, group = a.tiled ? head % a.groups : head / (a.heads / a.groups);
+    widen_row(row + a.key_at + group * keys, key, keys, a.delta, 1.f);
+    if (with_query) widen_row(row + a.query_at + group * keys, query, keys, a.delta, a.query_scale);
+    if (!each) return;
+    channel_decays(a, logits, head, decays);
+    for (int64_t i = 0; i < keys; ++i) asked[i] = key[i] * decays[i];
+  }
+  PARLAY_INLINE const float* asking() const { return each ? asked : key; }
+};
+
+// What a key reads of some columns of a state, [keys, kStatePiece].
+PARLAY_INLINE void read_state(const float* key, int64_t keys, const float* state, Vec* read) {
+  _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) read[v] = splat(0.f);
+  for (int64_t i = 0; i < keys; ++i)
+    _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v)
+      read[v] = fma(splat(key[i]), load(state + i * kStatePiece + v * kLanes), read[v]);
+}
+
+// The state decays and takes a share; as it passes by, the row's query reads it, and the key of the row that follows.
+template <bool each, bool query, bool next>
+PARLAY_INLINE void update_state(const Vectors<each>& of, int64_t keys, const Vec& decay, const Vec* share, const float* asking,
+                                float* state, Vec* read, Vec* asked) {
+  Vec shares[kPieceVecs], reads[kPieceVecs], asks[kPieceVecs];
+  _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) shares[v] = share[v], reads[v] = asks[v] = splat(0.f);
+  for (int64_t i = 0; i < keys; ++i) {
+    const Vec k = splat(of.key[i]), by = each ? splat(of.decays[i]) : decay;
+    _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) {
+      float* at = state + i * kStatePiece + v * kLanes;
+      const Vec s = fma(k, shares[v], load(at) * by);
+      store(at, s);
+      if constexpr (query) reads[v] = fma(splat(of.query[i]), s, reads[v]);
+      if constexpr (next) asks[v] = fma(splat(asking[i]), s, asks[v]);
+    }
+  }
+  _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) read[v] = reads[v], asked[v] = asks[v];
+}
+
+// One row's update of some columns of a head's state, and what its query reads there; `out` is null where nobody asks.
+// `asked` is what the row's key reads of the state, and becomes what the key `asking` reads after it, unless null.
 template <bool each, class T>
-PARLAY_INLINE void update(const RecurrenceArgs& a, const T* row, float decay_by, const float* decays, float write_by,
-                          int64_t head, int64_t first, float* state, float* key, float* query, T* out) {
-  const int64_t keys = a.keys, group = a.tiled ? head % a.groups : head / (a.heads / a.groups);
-  widen_row(row + a.key_at + group * keys, key, keys, a.delta, 1.f);
-  if (out) widen_row(row + a.query_at + group * keys, query, keys, a.delta, a.query_scale);
+PARLAY_INLINE void update(const RecurrenceArgs& a, const T* row, const Vectors<each>& of, float decay_by, float write_by,
+                          int64_t head, int64_t piece, const float* asking, float* state, Vec* asked, T* out) {
+  const int64_t first = piece * kStatePiece;
   const T* values = row + a.value_at + head * a.values + first;
   const Vec decay = splat(decay_by), write = splat(write_by);
   Vec share[kPieceVecs], read[kPieceVecs];
-  _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) read[v] = splat(0.f);
-  if (a.delta)
-    for (int64_t i = 0; i < keys; ++i) {
-      const Vec k = splat(each ? key[i] * decays[i] : key[i]);
-      _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v)
-        read[v] = fma(k, load(state + i * kStatePiece + v * kLanes), read[v]);
-    }
   _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) {
     const int64_t at = first + v * kLanes;
     const Vec value = at < a.values ? load(values + v * kLanes) : splat(0.f);
-    share[v] = (a.delta ? value - (each ? read[v] : decay * read[v]) : value) * write;
-    read[v] = splat(0.f);
+    share[v] = (a.delta ? value - (each ? asked[v] : decay * asked[v]) : value) * write;
   }
-  for (int64_t i = 0; i < keys; ++i) {
-    const Vec k = splat(key[i]), by = each ? splat(decays[i]) : decay;
-    _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) {
-      float* at = state + i * kStatePiece + v * kLanes;
-      const Vec s = fma(k, share[v], load(at) * by);
-      store(at, s);
-      if (out) read[v] = fma(splat(query[i]), s, read[v]);
-    }
-  }
+  if (asking)
+    out ? update_state<each, true, true>(of, a.keys, decay, share, asking, state, read, asked)
+        : update_state<each, false, true>(of, a.keys, decay, share, asking, state, read, asked);
+  else
+    out ? update_state<each, true, false>(of, a.keys, decay, share, asking, state, read, asked)
+        : update_state<each, false, false>(of, a.keys, decay, share, asking, state, read, asked);
   if (!out) return;
   _Pragma("GCC unroll 4") for (int v = 0; v < kPieceVecs; ++v) {
     if (first + v * kLanes >= a.values) continue;
     Vec r = read[v];
     if (a.skip) r = fma(splat(a.skip[head]), load(values + v * kLanes), r);
-    store(out + v * kLanes, r);
+    store(out + first + v * kLanes, r);
   }
 }
 
-// Where a slot has some columns of a head's state.
-PARLAY_INLINE float* stored_at(const RecurrenceArgs& a, int64_t slot, int64_t head, int64_t first) {
+// Where a slot has a piece of a head's state.
+PARLAY_INLINE float* stored_at(const RecurrenceArgs& a, int64_t slot, int64_t head, int64_t piece) {
   const int64_t pieces = (a.values + kStatePiece - 1) / kStatePiece;
-  return a.stored + ((slot * a.heads + head) * pieces + first / kStatePiece) * a.keys * kStatePiece;
+  return a.stored + ((slot * a.heads + head) * pieces + piece) * a.keys * kStatePiece;
 }
 
+// Some pieces of a head of a sequence. Rows go by in groups, whose vectors are read once for all pieces.
 template <bool each, class T>
-void recurrence_task(const RecurrenceArgs& a, int64_t number, int64_t head, int64_t first) {
+void recurrence_task(const RecurrenceArgs& a, int64_t number, int64_t head, int64_t first_piece, int64_t pieces) {
   const int32_t* sequence = a.states.sequences + 5 * number;
   const int32_t* rows = a.states.rows;
   const int64_t begin = sequence[3], end = sequence[4], width = a.width, gates = a.gates_width;
@@ -204,66 +267,89 @@ void recurrence_task(const RecurrenceArgs& a, int64_t number, int64_t head, int6
   while (nodes > begin && rows[4 * (nodes - 1) + 3] >= 0) --nodes;
   bool chain = true;
   for (int64_t row = nodes; row < end; ++row) chain = chain && rows[4 * row + 1] == row - 1;
-  const int64_t size = a.keys * kStatePiece;
-  float* key = (float*)scratch((3 * (a.keys + kLanes) + (chain ? 1 : end - nodes + 1) * size) * sizeof(float));
-  float *query = key + a.keys + kLanes, *decays = query + a.keys + kLanes, *state = decays + a.keys + kLanes;
-  const auto keep = [&](int64_t slot, const float* from) {
-    if (slot >= 0) memcpy(stored_at(a, slot, head, first), from, size * sizeof(float));
+  const int64_t size = a.keys * kStatePiece, vectors = Vectors<each>::size(a.keys);
+  float* memory = (float*)scratch((kLanes * vectors + pieces * (chain ? 1 : end - nodes + 1) * size) * sizeof(float));
+  float* states = memory + kLanes * vectors;
+  const auto vectors_of = [&](int64_t j) { return Vectors<each>(memory + j * vectors, a.keys); };
+  // A piece of the state behind the rows that are certain, or behind a node of a tree.
+  const auto state_of = [&](int64_t row, int64_t piece) {
+    return states + ((chain || row < nodes ? 0 : row - nodes + 1) * pieces + piece) * size;
+  };
+  const auto keep = [&](int64_t slot, int64_t piece, const float* from) {
+    if (slot >= 0) memcpy(stored_at(a, slot, head, first_piece + piece), from, size * sizeof(float));
   };
   if (sequence[0] >= 0)
-    memcpy(state, stored_at(a, sequence[0], head, first), size * sizeof(float));
+    memcpy(states, stored_at(a, sequence[0], head, first_piece), pieces * size * sizeof(float));
   else
-    memset(state, 0, size * sizeof(float));
+    memset(states, 0, pieces * size * sizeof(float));
+
   Gates gate;
-  for (int64_t i = sequence[1]; i < sequence[2]; ++i) {
-    const int32_t* own = a.states.replayed + 2 * i;
-    const int64_t at = (i - sequence[1]) % kLanes, left = sequence[2] - i;
-    if (at == 0)
-      gate.read<T>(a, head, left < kLanes ? left : kLanes,
-                   [&](int64_t j) { return (const T*)a.kept_gates + own[2 * j] * gates; });
-    if (each) channel_decays(a, (const T*)a.kept_gates + own[0] * gates + a.heads, head, decays);
-    update<each, T>(a, (const T*)a.kept + own[0] * width, gate.decay[at], decays, gate.write[at], head, first, state,
-                    key, query, nullptr);
-    keep(own[1], state);
-  }
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t at = (row - begin) % kLanes, left = end - row;
-    if (at == 0)
-      gate.read<T>(a, head, left < kLanes ? left : kLanes,
-                   [&](int64_t j) { return (const T*)a.gates + (row + j) * own_gates; });
-    float* own = state;
-    if (row >= nodes && !chain) {  // a state for each node, since several may go on from one
-      const int64_t parent = rows[4 * row + 1];
-      own = state + (row - nodes + 1) * size;
-      memcpy(own, parent < nodes ? state : state + (parent - nodes + 1) * size, size * sizeof(float));
+  for (int64_t from = sequence[1]; from < sequence[2]; from += kLanes) {
+    const int64_t count = sequence[2] - from < kLanes ? sequence[2] - from : kLanes;
+    const int32_t* replayed = a.states.replayed + 2 * from;
+    const auto x_of = [&](int64_t j) { return (const T*)a.kept + replayed[2 * j] * width; };
+    const auto gates_of = [&](int64_t j) { return (const T*)a.kept_gates + replayed[2 * j] * gates; };
+    gate.read<T>(a, head, count, gates_of);
+    for (int64_t j = 0; j < count; ++j) vectors_of(j).read(a, x_of(j), gates_of(j) + a.heads, head, false);
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      float* state = state_of(0, piece);
+      Vec asked[kPieceVecs];
+      if (a.delta) read_state(vectors_of(0).asking(), a.keys, state, asked);
+      for (int64_t j = 0; j < count; ++j) {
+        const float* asking = a.delta && j + 1 < count ? vectors_of(j + 1).asking() : nullptr;
+        update<each, T>(a, x_of(j), vectors_of(j), gate.decay[j], gate.write[j], head, first_piece + piece, asking,
+                        state, asked, nullptr);
+        keep(replayed[2 * j + 1], piece, state);
+      }
     }
-    const T *x = (const T*)a.x + row * width, *g = (const T*)a.gates + row * own_gates;
-    const T* logits = each ? (const T*)a.channels + row * a.heads * a.keys : nullptr;
-    T* out = (T*)a.out + (row * a.heads + head) * a.values + first;
-    if (each) channel_decays(a, logits, head, decays);
-    update<each, T>(a, x, gate.decay[at], decays, gate.write[at], head, first, own, key, query, out);
-    keep(rows[4 * row + 2], own);
-    const int64_t place = rows[4 * row + 3];
-    if (place >= 0 && head == 0 && first == 0) {
-      memcpy((void*)((T*)a.kept + place * width), x, width * sizeof(T));
+  }
+  for (int64_t from = begin; from < end; from += kLanes) {
+    const int64_t count = end - from < kLanes ? end - from : kLanes;
+    const auto x_of = [&](int64_t j) { return (const T*)a.x + (from + j) * width; };
+    const auto gates_of = [&](int64_t j) { return (const T*)a.gates + (from + j) * own_gates; };
+    const auto logits_of = [&](int64_t j) { return each ? (const T*)a.channels + (from + j) * a.heads * a.keys : nullptr; };
+    // Whether a row goes on from the one before it, in place.
+    const auto follows = [&](int64_t j) { return chain || from + j < nodes; };
+    gate.read<T>(a, head, count, gates_of);
+    for (int64_t j = 0; j < count; ++j) vectors_of(j).read(a, x_of(j), logits_of(j), head, true);
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      Vec asked[kPieceVecs];
+      for (int64_t j = 0; j < count; ++j) {
+        const int64_t row = from + j;
+        float* state = state_of(row, piece);
+        if (!follows(j)) memcpy(state, state_of(rows[4 * row + 1], piece), size * sizeof(float));
+        if (a.delta && (j == 0 || !follows(j))) read_state(vectors_of(j).asking(), a.keys, state, asked);
+        const bool next = a.delta && j + 1 < count && follows(j + 1);
+        T* out = (T*)a.out + (row * a.heads + head) * a.values;
+        update<each>(a, x_of(j), vectors_of(j), gate.decay[j], gate.write[j], head, first_piece + piece,
+                     next ? vectors_of(j + 1).asking() : nullptr, state, asked, out);
+        keep(rows[4 * row + 2], piece, state);
+      }
+    }
+    if (head || first_piece) continue;
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t place = rows[4 * (from + j) + 3];
+      if (place < 0) continue;
+      memcpy((void*)((T*)a.kept + place * width), x_of(j), width * sizeof(T));
       T* to = (T*)a.kept_gates + place * gates;
-      memcpy((void*)to, g, own_gates * sizeof(T));
-      if (each) memcpy((void*)(to + own_gates), logits, a.heads * a.keys * sizeof(T));
+      memcpy((void*)to, gates_of(j), own_gates * sizeof(T));
+      if (each) memcpy((void*)(to + own_gates), logits_of(j), a.heads * a.keys * sizeof(T));
     }
   }
 }
 
-// Tasks are sequences, times heads, times pieces of a head's columns.
+// Tasks are sequences, times heads, times shares of the pieces of a head's columns.
 void recurrence(const RecurrenceArgs& a, int64_t begin, int64_t end) {
-  const int64_t pieces = (a.values + kStatePiece - 1) / kStatePiece;
+  const int64_t pieces = (a.values + kStatePiece - 1) / kStatePiece, shares = (pieces + a.pieces - 1) / a.pieces;
   for (int64_t task = begin; task < end; ++task) {
-    const int64_t number = task / (a.heads * pieces), head = task / pieces % a.heads;
-    const int64_t first = task % pieces * kStatePiece;
+    const int64_t number = task / (a.heads * shares), head = task / shares % a.heads;
+    const int64_t first = task % shares * a.pieces, count = pieces - first < a.pieces ? pieces - first : a.pieces;
     if (a.channels)
-      a.bf16 ? recurrence_task<true, bf16>(a, number, head, first) : recurrence_task<true, float>(a, number, head, first);
+      a.bf16 ? recurrence_task<true, bf16>(a, number, head, first, count)
+             : recurrence_task<true, float>(a, number, head, first, count);
     else
-      a.bf16 ? recurrence_task<false, bf16>(a, number, head, first)
-             : recurrence_task<false, float>(a, number, head, first);
+      a.bf16 ? recurrence_task<false, bf16>(a, number, head, first, count)
+             : recurrence_task<false, float>(a, number, head, first, count);
   }
 }
 

@@ -165,8 +165,8 @@ struct ConvArgs {
   bool silu, bf16;
 };
 
-// Columns of a head's state that are one task.
-constexpr int64_t kStatePiece = 64;
+// Columns of a head's state that lie together: few enough that they stay in the first-level cache from row to row.
+constexpr int64_t kStatePiece = 32;
 
 struct RecurrenceArgs {
   const void* x;      // [T, width]: queries, keys and values, at the columns below
@@ -181,6 +181,7 @@ struct RecurrenceArgs {
   void* kept_gates;
   void* out;  // [T, heads * values]
   int64_t heads, groups, keys, values, width, gates_width, query_at, key_at, value_at;
+  int64_t pieces;  // of a head's columns, that are one task
   float query_scale, least_step, most_step;
   bool delta, tiled, bf16;  // tiled: head h reads group h % groups, otherwise neighbours share one
 };

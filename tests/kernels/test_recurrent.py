@@ -10,11 +10,11 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
-from parlay.kernels.views import StateView
+from parlay.kernels.views import STATE_PIECE, StateView
 
 from .helpers import DTYPES, random, same_bits
 
-SLOTS, PLACES = 5, 12
+SLOTS, PLACES = 5, 20
 
 
 def view(sequences: list[list[int]], rows: list[list[int]], replayed: list[list[int]] | None = None) -> StateView:
@@ -61,7 +61,7 @@ def memory(dtype: torch.dtype, channels: int, gates: int) -> Memory:
     return Memory(
         random(SLOTS, TAPS - 1, channels, dtype=dtype, seed=90),
         torch.zeros(PLACES, channels, dtype=dtype),
-        random(SLOTS, HEADS, -(-VALUES // 64), KEYS, 64, seed=91),
+        random(SLOTS, HEADS, -(-VALUES // STATE_PIECE), KEYS, STATE_PIECE, seed=91),
         torch.zeros(PLACES, channels, dtype=dtype),
         torch.zeros(PLACES, gates, dtype=dtype),
     )
@@ -204,19 +204,19 @@ SHAPES = {"chain": [-1, 0, 1, 2, 3, 4, 5], "tree": [-1, -1, 0, 0, 1, 4, 2], "bra
 @pytest.mark.parametrize("name", KINDS)
 def test_nodes_and_their_replay(kernels: Kernels, dtype: torch.dtype, name: str, shape: str) -> None:
     """A node's row is that of its path; the next step goes on from any of them by what was kept of them."""
-    one, x, gates, own = made(name, kernels, dtype, 16)
-    parents, known = SHAPES[shape], 5
+    one, x, gates, own = made(name, kernels, dtype, 21)
+    parents, known = SHAPES[shape], 12  # so that nodes begin within a group of 16 rows, and end in the next
     rows = [[0, i - 1, 0 if i == known - 1 else -1, -1] for i in range(known)]
     rows += [[0, known + p if p >= 0 else known - 1, -1, i] for i, p in enumerate(parents)]
     drafted = one.run(
-        x[: known + 7].contiguous(), gates[: known + 7].contiguous(), view([[-1, 0, 0, 0, 12]], rows), own
+        x[: known + 7].contiguous(), gates[: known + 7].contiguous(), view([[-1, 0, 0, 0, 19]], rows), own
     )
     before = own.stored[0].clone()
     for node in range(7):
         path = [node]
         while parents[path[0]] >= 0:
             path.insert(0, parents[path[0]])
-        index = torch.tensor([*range(known), *(known + n for n in path), 12, 13])
+        index = torch.tensor([*range(known), *(known + n for n in path), 19, 20])
         count = len(index)
         alone = one.run(x[index].contiguous(), gates[index].contiguous(), chain(count, to=1), own)
         assert same_bits(drafted[known + node], alone[-3])
@@ -225,7 +225,7 @@ def test_nodes_and_their_replay(kernels: Kernels, dtype: torch.dtype, name: str,
         if len(path) > 1:
             replayed[-1][1] = 4
         again = view([[0, 0, len(path), 0, 2]], [[0, -1, -1, -1], [0, 0, 2, -1]], replayed)
-        further = one.run(x[12:14].contiguous(), gates[12:14].contiguous(), again, own)
+        further = one.run(x[19:21].contiguous(), gates[19:21].contiguous(), again, own)
         assert same_bits(further, alone[-2:])
         for memory_of in (own.stored, own.tails):
             assert same_bits(memory_of[2], memory_of[1])
@@ -238,6 +238,17 @@ def test_nodes_and_their_replay(kernels: Kernels, dtype: torch.dtype, name: str,
             one.run(x[index[:-2]].contiguous(), gates[index[:-2]].contiguous(), chain(count - 2, to=1), own)
             assert same_bits(own.stored[4], own.stored[1])
     assert same_bits(own.stored[0], before)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_long_draft_is_replayed(kernels: Kernels, name: str) -> None:
+    one, x, gates, own = made(name, kernels, torch.float32, 22)
+    whole = one.run(x, gates, chain(22, to=0), own)
+    nodes = [[0, i - 1, 1 if i == 0 else -1, i - 1 if i else -1] for i in range(20)]
+    one.run(x[:20].contiguous(), gates[:20].contiguous(), view([[-1, 0, 0, 0, 20]], nodes), own)
+    again = view([[1, 0, 19, 0, 2]], [[0, -1, -1, -1], [0, 0, 2, -1]], [[i, -1] for i in range(19)])
+    assert same_bits(one.run(x[20:].contiguous(), gates[20:].contiguous(), again, own), whole[20:])
+    assert same_bits(own.stored[2], own.stored[0])
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -265,7 +276,7 @@ def test_native_is_near_the_twin(native: Kernels, reference: ReferenceKernels, d
     for field in ("tails", "rows", "stored", "kept", "gates"):
         first, second = (getattr(own, field) for own in left)
         if field == "stored":  # the last piece has more columns than there are
-            first, second = first[..., :VALUES], second[..., :VALUES]
+            first, second = (x.transpose(2, 3).flatten(3)[..., :VALUES] for x in (first, second))
         torch.testing.assert_close(first, second, **tolerance)
 
 

@@ -357,7 +357,7 @@ class Kernels(Drawing, Protocol):
             groups: G, heads of queries and keys. H / G neighbouring heads of values read the same one,
             tiled: or with this head h reads `h % G`.
             states: what rows go on from.
-            stored: float32 `[slots, H, ceil(V / 64), K, 64]`, columns of S in pieces.
+            stored: float32 `[slots, H, ceil(V / 32), K, 32]`, columns of S in pieces.
             kept: T `[places, 2 G K + H V]`, rows of x.
             kept_gates: T `[places, 2 H]`, rows of gates; beside channels `[places, H + H K]`, theirs behind.
             out: T `[rows, H V]`.
@@ -396,7 +396,7 @@ class Kernels(Drawing, Protocol):
             groups: G.
             least_step, most_step: bounds of s.
             states: what rows go on from.
-            stored: float32 `[slots, H, ceil(V / 64), K, 64]`, columns of S in pieces.
+            stored: float32 `[slots, H, ceil(V / 32), K, 32]`, columns of S in pieces.
             kept: T `[places, H V + 2 G K]`, rows of x.
             kept_gates: T `[places, H]`, rows of gates.
             out: T `[rows, H V]`.

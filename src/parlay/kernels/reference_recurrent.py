@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.reference_drawing import FloatArray
-from parlay.kernels.views import StateView
-
-_PIECE = 64  # columns of a state that lie together
+from parlay.kernels.views import STATE_PIECE, StateView
 
 
 def _numbers(x: Tensor) -> FloatArray:
@@ -166,9 +164,9 @@ class ReferenceRecurrent:
 
         def keep(state: FloatArray, slot: int) -> FloatArray:
             if slot >= 0:
-                padded = np.zeros((heads, keys, pieces * _PIECE), np.float32)
+                padded = np.zeros((heads, keys, pieces * STATE_PIECE), np.float32)
                 padded[..., :size] = state
-                stored[slot] = torch.from_numpy(padded).view(heads, keys, pieces, _PIECE).transpose(1, 2)
+                stored[slot] = torch.from_numpy(padded).view(heads, keys, pieces, STATE_PIECE).transpose(1, 2)
             return state
 
         for slot, replayed, rows in _paths(states):

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+STATE_PIECE = 32  # columns of a recurrent state that lie together, as in csrc/table.h
+
 
 @dataclass(frozen=True)
 class AttentionView:

@@ -17,11 +17,12 @@ from torch import Tensor
 from parlay.checkpoints.loader import TensorReader
 from parlay.errors import ModelError
 from parlay.kernels.base import Kernels
+from parlay.kernels.views import STATE_PIECE
 from parlay.models.config import ModelConfig
 from parlay.models.context import Buffers, ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, SplitLinear, whole_linear
 from parlay.models.origins import TensorOrigin
-from parlay.models.recurrent import PIECE, check_taps
+from parlay.models.recurrent import check_taps
 from parlay.parallel.group import ALONE, Group
 from parlay.types.cache import RecurrentSpec
 from parlay.weights.weight import Weight
@@ -161,7 +162,9 @@ class DeltaNets:
         begin, end = self._heads(group)
         heads = (end - begin) * self._ratio
         channels = (end - begin) * 2 * self.key + heads * self.value
-        return RecurrentSpec(channels, self.taps, (heads, -(-self.value // PIECE), self.key, PIECE), 2 * heads)
+        return RecurrentSpec(
+            channels, self.taps, (heads, -(-self.value // STATE_PIECE), self.key, STATE_PIECE), 2 * heads
+        )
 
     def products(self, hidden: int) -> list[tuple[str, tuple[int, int]]]:
         """Return the names and shapes of a layer's linear layers."""

@@ -16,11 +16,12 @@ from torch import Tensor
 from parlay.checkpoints.loader import TensorReader
 from parlay.errors import ModelError
 from parlay.kernels.base import Kernels
+from parlay.kernels.views import STATE_PIECE
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
 from parlay.models.origins import TensorOrigin
-from parlay.models.recurrent import PIECE, check_taps
+from parlay.models.recurrent import check_taps
 from parlay.parallel.group import ALONE, Group
 from parlay.types.cache import RecurrentSpec
 
@@ -103,7 +104,7 @@ class KimiDeltaLayers:
         """Return what a layer keeps on one of the ranks: of its heads."""
         begin, end = group.share(group.bounds(self.heads))
         heads, width = end - begin, self.width
-        state = heads, -(-width // PIECE), width, PIECE
+        state = heads, -(-width // STATE_PIECE), width, STATE_PIECE
         return RecurrentSpec(3 * heads * width, self.taps, state, heads * (1 + width))
 
     def products(self, hidden: int) -> list[tuple[str, tuple[int, int]]]:

@@ -17,11 +17,12 @@ from parlay.checkpoints.files import config_file
 from parlay.checkpoints.loader import TensorReader
 from parlay.errors import ModelError, shown
 from parlay.kernels.base import Kernels
+from parlay.kernels.views import STATE_PIECE
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, SplitLinear
 from parlay.models.origins import TensorOrigin
-from parlay.models.recurrent import PIECE, check_taps
+from parlay.models.recurrent import check_taps
 from parlay.parallel.group import ALONE, Group
 from parlay.types.cache import RecurrentSpec
 
@@ -164,7 +165,9 @@ class MambaLayers:
         begin, end = group.share(self._bounds(group))
         heads = end - begin
         channels = heads * self.width + 2 * self._own_groups(heads) * self.state
-        return RecurrentSpec(channels, self.taps, (heads, -(-self.width // PIECE), self.state, PIECE), heads)
+        return RecurrentSpec(
+            channels, self.taps, (heads, -(-self.width // STATE_PIECE), self.state, STATE_PIECE), heads
+        )
 
     def _own_groups(self, heads: int) -> int:
         return min(heads, 1) if self.groups == 1 else heads // (self.heads // self.groups)

@@ -3,8 +3,6 @@
 from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 
-PIECE = 64  # columns of a state that lie together
-
 
 def check_taps(config: ModelConfig, taps: int) -> None:
     """Refuse a convolution that the kernel does not have.
