@@ -441,7 +441,7 @@ __attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride
 template <class F, int R = 1>
 PARLAY_INLINE void multiply_block_rows(int64_t rows, const Quantised& x, int64_t row, const uint8_t* panel,
                                        int64_t blocks, int64_t ahead, Vec (*total)[kPanelVecs]) {
-  constexpr int next = R < 4 ? R + 1 : R < 8 ? R + 2 : R + 4;
+  constexpr int next = R < 4 ? R + 1 : R + 2;
   if constexpr (next > kBlockRows)
     multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, ahead, total + row);
   else if (rows <= R)

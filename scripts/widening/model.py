@@ -7,7 +7,9 @@ no text; a widened one writes what the trained small one writes, token for token
     - old heads keep their groups and old inner units their order; what further ones compute meets zeros in the
       output projections;
     - further layers have output projections of zeros and add nothing;
-    - random numbers stand wherever they are multiplied by zeros or feed zeros.
+    - random numbers stand wherever they are multiplied by zeros or feed zeros;
+    - layers of other kinds, and those that predict further tokens, stay as they are but for inner units, where these
+      alone are to be more.
 
 Added zeros change no bit of a sum as long as the others stay in order and in their blocks (see csrc/linear.h and
 csrc/norm.h). Widening by the defaults gives the same bits through the native kernels, in bfloat16 and float32. Where
@@ -117,7 +119,12 @@ def widen(model: str, output: Path, shape: Shape, seed: int, tick: Callable[[str
     ratio = shape.hidden_size / small.hidden_size
     wide = _config(small, output, shape)
     places, dtype = find_places(small, wide), resolve_dtype("auto", small)
-    shapes = weight_shapes(wide)
+    with Checkpoint(small.path) as weights:
+        old_shapes = weight_shapes(small) | _further(weights, small, small)
+        shapes = weight_shapes(wide) | _further(weights, small, wide)
+    for name, size in shapes.items():
+        if len(size) > 1 and size != old_shapes.get(name) and name.split(".")[-2] not in _MATRICES:
+            raise ModelError(f"{small.path}: {name} cannot grow; let the intermediate size alone be another")
     parameters = sum(torch.Size(s).numel() for s in shapes.values())
 
     make_directory(output)
@@ -125,13 +132,12 @@ def widen(model: str, output: Path, shape: Shape, seed: int, tick: Callable[[str
     generator = torch.Generator().manual_seed(seed)
     shards = list(_shards(shapes, dtype.itemsize))
     files = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-    old_names = weight_shapes(small)
     with Checkpoint(small.path) as weights:
         for file, names in zip(files, shards, strict=True):
             tensors = {}
             for name in names:
                 tick(f"{file}: {name}")
-                old = weights.read(name, dtype) if name in old_names else None
+                old = weights.read(name, dtype) if name in old_shapes else None
                 tensors[name] = _tensor(name, old, places, shapes[name], dtype, ratio, generator)
             save_file(tensors, output / file, metadata={"format": "pt"})
     index = {
@@ -284,6 +290,8 @@ def _tensor(
     generator: torch.Generator,
 ) -> Tensor:
     """Return a tensor of the wide model; `old` is what the small one has under that name, if anything."""
+    if old is not None and tuple(old.shape) == shape and ratio == 1:
+        return old.clone()  # what shares memory cannot be written
     if len(shape) == 1:  # a norm's weight
         wide = torch.ones(shape, dtype=dtype)
         if old is not None:
@@ -296,6 +304,20 @@ def _tensor(
     if old is not None:
         wide[getattr(places, rows)[:, None], getattr(places, columns)] = old
     return wide
+
+
+def _further(weights: Checkpoint, small: ModelConfig, wide: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what a model has beside its own layers: those that predict further tokens."""
+    if wide.hidden_size != small.hidden_size:
+        return {}
+    names = [name for name in weights.names if name.startswith("mtp.")]
+    sizes = {small.intermediate_size: wide.intermediate_size}
+    inner = [name for name in names if "inner" in _MATRICES.get(name.split(".")[-2], ())]
+    return {
+        name: tuple(sizes.get(size, size) for size in shape) if name in inner else shape
+        for name in names
+        for shape in [weights.shape(name)]
+    }
 
 
 def _shards(shapes: dict[str, tuple[int, ...]], itemsize: int) -> Iterator[list[str]]:

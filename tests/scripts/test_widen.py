@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import read_config, write_llama
+from mtp_layers import write_mtp
 from safetensors import safe_open
 from torch import Tensor
 from widen import main
@@ -79,6 +80,24 @@ def test_the_same_tokens_and_acceptance(wide: Path) -> None:
     accepted = [c.metrics.accepted_per_position for c in small]
     assert [c.metrics.accepted_per_position for c in large] == accepted
     assert any(map(sum, accepted))
+
+
+@pytest.mark.skipif(not NATIVE, reason="the twins sum in another order")
+def test_inner_units_of_a_recurrent_model(tmp_path: Path) -> None:
+    """Layers of other kinds stay as they are, and so does what the one that predicts further tokens drafts."""
+    small = write_mtp(tmp_path / "small", "qwen3_5", vocab_size=4096, intermediate_size=640)
+    own = {field.name: getattr(describe_model(str(small)), field.name) for field in dataclasses.fields(Shape)}
+    with pytest.raises(ModelError, match=r"linear_attn.* cannot grow; let the intermediate size alone be another"):
+        widen(str(small), tmp_path / "wide", Shape(**own | {"hidden_size": 256}), 0, lambda label: None)
+    assert widen(str(small), tmp_path / "wide", Shape(**own | {"intermediate_size": 2048}), 0, lambda label: None)[
+        "same_bits"
+    ]
+    few, many = (
+        complete(model, speculative_config={"method": "mtp", "lengths": "fixed", "num_speculative_tokens": 2})
+        for model in (small, tmp_path / "wide")
+    )
+    assert [c.token_ids for c in many] == [c.token_ids for c in few]
+    assert [c.metrics.accepted_per_position for c in many] == [c.metrics.accepted_per_position for c in few]
 
 
 def test_weights_have_to_be_read(wide: Path) -> None:
