@@ -84,6 +84,19 @@ def test_drafts_are_right(tmp_path: Path, target: Path, library: bool) -> None:
     assert max(len(noted.draft) for noted in watch.drafts.values()) == (10 if library else 5)
 
 
+def test_as_vllm_names_it(tmp_path: Path, target: Path) -> None:
+    config, tensors = masked()
+    head = write(tmp_path / "head", config, tensors)
+    del config["mask_token_id"], tensors["mask_hidden"]
+    other = write(tmp_path / "other", config | {"architectures": ["LlamaForCausalLMEagle3"]}, tensors)
+    given = {"method": "eagle3", "num_speculative_tokens": 3}
+    for more in ({}, {"parallel_drafting": True}):
+        assert head_of(serve(target, head, **given, **more)).source == "peagle"
+    assert head_of(serve(target, other, **given)).source == "eagle3"
+    with pytest.raises(ConfigError, match="'eagle3'"):
+        serve(target, other, **given, parallel_drafting=True)
+
+
 def test_same_tokens_from_several_turns(make_llm: MakeLLM, plain: Plain) -> None:
     many = [Ask(ask.prompt, ask.params) for ask in asks(max_tokens=8)] * 2
     assert_same(run(make_llm("peagle", 8), many), plain("float32", many))
