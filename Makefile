@@ -4,12 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 CLIENTS := build/clients
+ARM := build/arm
+ARM_TOOLS := $(and $(shell command -v aarch64-linux-gnu-g++),$(shell command -v qemu-aarch64))
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Bytecode is kept whatever the shell says: the suite starts over a hundred processes, which would compile all anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test clients soak check docs stub clean
+.PHONY: demo test arm clients soak check docs stub clean
 
 # A stamp per set of tools, so that `make demo` installs no test tools. Native sources are part of the package: when
 # they change, it is built again, and nothing else builds it. pip knows dependency groups since 25.1.
@@ -56,7 +58,16 @@ demo: $(VENV)/.installed
 	$(BIN)/parlay demo $(MODEL)
 
 test: $(VENV)/.tools
+	$(if $(ARM_TOOLS),-$(MAKE) arm)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+# The native module for ARM, which tests run under qemu-user: apt-get install g++-aarch64-linux-gnu qemu-user cmake ninja-build
+arm: $(ARM)/.built
+
+$(ARM)/.built: $(SOURCES) scripts/arm.sh | $(VENV)/.tools
+	rm -f $@
+	PYTHON=$(BIN)/python scripts/arm.sh $(ARM)
+	touch $@
 
 clients: $(VENV)/.clients $(CLIENTS)/.installed $(CLIENTS)/older/.installed $(CLIENTS)/load/.installed
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
@@ -64,6 +75,7 @@ clients: $(VENV)/.clients $(CLIENTS)/.installed $(CLIENTS)/older/.installed $(CL
 	$(BIN)/python -m pytest -m clients tests/clients
 
 soak: $(VENV)/.clients
+	$(if $(ARM_TOOLS),-$(MAKE) arm)
 	PARLAY_SOAK_SECONDS=$${PARLAY_SOAK_SECONDS:-600} PARLAY_TEST_SEED=$${PARLAY_TEST_SEED:-$$(date +%Y%m%d)} $(BIN)/python -m pytest -m soak
 
 check: $(VENV)/.tools

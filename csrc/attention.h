@@ -22,7 +22,7 @@ namespace {
 // How many queries, tiles of sixteen keys and vectors of columns share one pass; registers decide.
 #if defined(PARLAY_AVX512)
 constexpr int kQueries = 4, kTiles = 4, kColumns = 4;
-#elif defined(PARLAY_AVX2)
+#elif defined(PARLAY_AVX2) || defined(PARLAY_NEON)
 constexpr int kQueries = 2, kTiles = 2, kColumns = 2;
 #else
 constexpr int kQueries = 2, kTiles = 1, kColumns = 1;

@@ -59,6 +59,29 @@ struct Step<bf16> {
   PARLAY_INLINE static Vec add(const Vec& total, const Input& x, const Weight& w) {
     return {{_mm512_dpbf16_ps(total.p[0], (__m512bh)w, (__m512bh)x)}};
   }
+#elif defined(PARLAY_NEON_BF16)
+  static constexpr int parts = 1;
+  typedef bf16 X;
+  struct Weight {
+    bfloat16x8_t p[kParts];
+  };
+  typedef bfloat16x8_t Input;
+  PARLAY_INLINE static Weight weight(const bf16* w, int) {
+    Weight r;
+    PARLAY_EACH memcpy(&r.p[i], w + i * 2 * kWidth, sizeof r.p[i]);
+    return r;
+  }
+  PARLAY_INLINE static Input input(const bf16* x, int) {
+    uint32_t both;
+    memcpy(&both, x, 4);
+    return (Input)vdupq_n_u32(both);
+  }
+  // Both products first, then their sum to the total, each rounded to odd: not the bits of two fused steps.
+  PARLAY_INLINE static Vec add(const Vec& total, const Input& x, const Weight& w) {
+    Vec r;
+    PARLAY_EACH r.p[i] = vbfdotq_f32(total.p[i], w.p[i], x);
+    return r;
+  }
 #else
   static constexpr int parts = 2;  // the second input of each pair comes first, as in the instruction
   typedef float X;
@@ -87,7 +110,7 @@ struct Step<bf16> {
 // Rows and vectors of outputs in flight at once: sums, the weights and an input fill the registers.
 #if defined(PARLAY_AVX512)
 constexpr int kRows = 12, kVecs = 2;
-#elif defined(PARLAY_AVX2)
+#elif defined(PARLAY_AVX2) || defined(PARLAY_NEON)
 constexpr int kRows = 6, kVecs = 1;
 #else
 constexpr int kRows = 4, kVecs = 1;

@@ -18,6 +18,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 #include "deal.h"
 #include "exchange.h"
@@ -44,6 +47,20 @@ bool tiles_allowed() {
 }
 #endif
 
+#if defined(__aarch64__)
+// What of NEON's extensions there is, as Linux says (arch/arm64, elf_hwcaps); of other systems nothing is known.
+struct Features {
+  bool dot = false, i8mm = false, bf16 = false;
+
+  Features() {
+#if defined(__linux__)
+    const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
+    dot = first >> 20 & 1, i8mm = second >> 13 & 1, bf16 = second >> 14 & 1;
+#endif
+  }
+};
+#endif
+
 std::vector<const Table*> supported() {  // best first
   std::vector<const Table*> all;
 #if defined(__x86_64__)
@@ -60,6 +77,16 @@ std::vector<const Table*> supported() {  // best first
     all.push_back(table_avx512());
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back(table_avx2());
+#elif defined(__aarch64__)
+  const Features features;
+  if (features.dot) {
+    if (features.i8mm) {
+      if (features.bf16) all.push_back(table_neonbf16());
+      all.push_back(table_neoni8mm());
+    }
+    all.push_back(table_neondot());
+  }
+  all.push_back(table_neon());
 #endif
   all.push_back(table_baseline());
   return all;

@@ -33,6 +33,8 @@ PARLAY_INLINE PartU64 mul_even(const PartU64& a, uint32_t m) {
   return (PartU64)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(m));
 #elif defined(__x86_64__)
   return (PartU64)_mm_mul_epu32((__m128i)a, _mm_set1_epi64x(m));
+#elif defined(PARLAY_NEON)
+  return (PartU64)vmull_n_u32(vmovn_u64((uint64x2_t)a), m);
 #else
   return (a & 0xffffffff) * (uint64_t)m;
 #endif

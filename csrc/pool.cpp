@@ -35,6 +35,23 @@ class DefaultFloats {
   static constexpr unsigned kDefault = 0x1f80, kFlags = 0x3f;  // the flags only tell what happened
   bool altered() const { return (before_ & ~kFlags) != kDefault; }
   const unsigned before_;
+#elif defined(__aarch64__)
+ public:
+  DefaultFloats() : before_(control()) {
+    if (before_) set(0);
+  }
+  ~DefaultFloats() {
+    if (before_) set(before_);
+  }
+
+ private:
+  static uint64_t control() {
+    uint64_t bits;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(bits));
+    return bits;
+  }
+  static void set(uint64_t bits) { __asm__ volatile("msr fpcr, %0" : : "r"(bits) : "memory"); }
+  const uint64_t before_;
 #else
  public:
   DefaultFloats() {}

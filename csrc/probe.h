@@ -35,7 +35,7 @@ float probe_read(const void* from, int64_t windows, int64_t ahead) {
 // As many accumulators as registers allow; each loaded weight meets every row, as in a matrix product.
 #if defined(PARLAY_AVX512)
 constexpr int kProbeRows = 6, kProbePanels = 4;
-#elif defined(PARLAY_AVX2)
+#elif defined(PARLAY_AVX2) || defined(PARLAY_NEON)
 constexpr int kProbeRows = 6, kProbePanels = 1;
 #else
 constexpr int kProbeRows = 3, kProbePanels = 1;
@@ -64,6 +64,23 @@ struct ProbeBf16 {
   PARLAY_INLINE static Weight weight(const uint32_t* w) { return {_mm512_loadu_si512(w)}; }
   PARLAY_INLINE static Vec add(const Vec& total, uint32_t x, const Weight& w) {
     return {{_mm512_dpbf16_ps(total.p[0], (__m512bh)w.v, (__m512bh)_mm512_set1_epi32((int)x))}};
+  }
+};
+#elif defined(PARLAY_NEON_BF16)
+struct ProbeBf16 {
+  static constexpr int width = 2;
+  struct Weight {
+    bfloat16x8_t p[kParts];
+  };
+  PARLAY_INLINE static Weight weight(const uint32_t* w) {
+    Weight r;
+    PARLAY_EACH r.p[i] = (bfloat16x8_t)vld1q_u32(w + i * kWidth);
+    return r;
+  }
+  PARLAY_INLINE static Vec add(const Vec& total, uint32_t x, const Weight& w) {
+    Vec r;
+    PARLAY_EACH r.p[i] = vbfdotq_f32(total.p[i], w.p[i], (bfloat16x8_t)vdupq_n_u32(x));
+    return r;
   }
 };
 #else

@@ -46,6 +46,8 @@ PARLAY_INLINE Vec to_float(const Ints& x) {
 PARLAY_INLINE int32_t greatest(const PartI& x) {  // of lanes of at least 0
 #if defined(PARLAY_AVX512)
   return _mm512_reduce_max_epi32((__m512i)x);
+#elif defined(PARLAY_NEON)
+  return vmaxvq_s32(x);
 #else
   int32_t most = 0;
   for (int lane = 0; lane < kWidth; ++lane) most = x[lane] > most ? x[lane] : most;
@@ -66,6 +68,11 @@ PARLAY_INLINE int32_t store_bytes(int8_t* to, const Ints& x) {
   const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
   const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+#elif defined(PARLAY_NEON)
+  const int16x8_t low = vcombine_s16(vmovn_s32(x.p[0]), vmovn_s32(x.p[1]));
+  const int16x8_t high = vcombine_s16(vmovn_s32(x.p[2]), vmovn_s32(x.p[3]));
+  vst1q_s8(to, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+  return vaddvq_s16(low + high);
 #else
   int32_t sum = 0;
   PARLAY_EACH for (int lane = 0; lane < kWidth; ++lane) {
@@ -127,10 +134,11 @@ struct Quantised {
 };
 
 // Codes of four inputs of each output, and how they meet four of a row. Without the instruction for it, codes of eight
-// bits are split into sizes and signs: a sum of two products of 255 and 127 does not fit into sixteen bits.
-#if defined(__AVX512VNNI__)
+// bits are split into sizes and signs: a sum of two products of 255 and 127 does not fit into sixteen bits. NEON takes
+// them less their offset, as signed bytes.
+#if defined(__AVX512VNNI__) || defined(PARLAY_NEON_I8MM)
 constexpr bool kSigned = false;
-#elif defined(PARLAY_AVX512) || defined(PARLAY_AVX2)
+#elif defined(PARLAY_AVX512) || defined(PARLAY_AVX2) || defined(PARLAY_NEON)
 constexpr bool kSigned = true;
 #else
 constexpr bool kSigned = false;
@@ -164,11 +172,26 @@ PARLAY_INLINE Codes<true> with_sign(const Codes<false>& code) {  // of codes wit
     r.level[i] = _mm256_xor_si256((__m256i)code.p[i], _mm256_set1_epi8((char)0x80));
     r.size[i] = _mm256_abs_epi8(r.level[i]);
   }
+#elif defined(PARLAY_NEON)
+  PARLAY_EACH r.p[i] = code.p[i] ^ 0x80808080;
 #else
   PARLAY_EACH r.p[i] = code.p[i];
 #endif
   return r;
 }
+
+#if defined(PARLAY_NEON)
+// total + codes . x of four outputs, for codes that fit into signed bytes.
+PARLAY_INLINE PartI dot_signed(const PartI& total, const PartU& code, int32_t x) {
+  const int8x16_t four = (int8x16_t)vdupq_n_s32(x), level = (int8x16_t)code;
+#if defined(PARLAY_NEON_DOT)
+  return vdotq_s32(total, level, four);
+#else  // a sum of two products of 128 and 127 fits into sixteen bits
+  const int16x8_t low = vmull_s8(vget_low_s8(level), vget_low_s8(four)), high = vmull_high_s8(level, four);
+  return vpadalq_s16(total, vpaddq_s16(low, high));
+#endif
+}
+#endif
 
 // total + codes . x, exactly.
 PARLAY_INLINE Ints dot(const Ints& total, const Codes<false>& code, int32_t x) {
@@ -183,6 +206,10 @@ PARLAY_INLINE Ints dot(const Ints& total, const Codes<false>& code, int32_t x) {
     const __m256i pairs = _mm256_maddubs_epi16((__m256i)code.p[i], _mm256_set1_epi32(x));
     r.p[i] = total.p[i] + (PartI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   }
+#elif defined(PARLAY_NEON_I8MM)
+  PARLAY_EACH r.p[i] = vusdotq_s32(total.p[i], (uint8x16_t)code.p[i], (int8x16_t)vdupq_n_s32(x));
+#elif defined(PARLAY_NEON)
+  PARLAY_EACH r.p[i] = dot_signed(total.p[i], code.p[i], x);
 #else
   PARLAY_EACH {
     r.p[i] = total.p[i];
@@ -204,6 +231,8 @@ PARLAY_INLINE Ints dot(const Ints& total, const Codes<true>& code, int32_t x) {
     const __m256i pairs = _mm256_maddubs_epi16(code.size[i], _mm256_sign_epi8(_mm256_set1_epi32(x), code.level[i]));
     r.p[i] = total.p[i] + (PartI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   }
+#elif defined(PARLAY_NEON)
+  PARLAY_EACH r.p[i] = dot_signed(total.p[i], code.p[i], x);
 #else
   r = total, (void)code, (void)x;  // no other processor asks
 #endif
@@ -272,6 +301,8 @@ PARLAY_INLINE Codes<false> look_up(const Codes<false>& index) {
   r.p[0] = (PartU)_mm512_shuffle_epi8(_mm512_load_si512(levels.of), (__m512i)index.p[0]);
 #elif defined(PARLAY_AVX2)
   PARLAY_EACH r.p[i] = (PartU)_mm256_shuffle_epi8(_mm256_load_si256((const __m256i*)levels.of), (__m256i)index.p[i]);
+#elif defined(PARLAY_NEON)
+  PARLAY_EACH r.p[i] = (PartU)vqtbl1q_u8(vld1q_u8(levels.of), (uint8x16_t)index.p[i]);
 #else
   PARLAY_EACH for (int lane = 0; lane < kWidth; ++lane) {
     uint32_t four = 0;
@@ -323,6 +354,12 @@ PARLAY_INLINE Vec load_bytes(const uint8_t* from, bool is_signed, int shift = 0,
 #elif defined(PARLAY_AVX2)
     const __m128i bytes = _mm_loadl_epi64((const __m128i*)(from + i * kWidth));
     const PartI wide = (PartI)(is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#elif defined(PARLAY_NEON)
+    uint32_t four;
+    memcpy(&four, from + i * kWidth, sizeof four);
+    const uint8x8_t bytes = vcreate_u8(four);
+    const PartI wide = is_signed ? (PartI)vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(bytes))))
+                                 : (PartI)vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
 #else
     PartI wide;
     for (int lane = 0; lane < kWidth; ++lane)
@@ -345,8 +382,8 @@ PARLAY_INLINE Vec load_minimums(const uint8_t* from) {
 
 // Adds a group's products to the sums; where they go through sixteen bits, these begin there with `start`.
 template <class F, int R, int steps, class Start>
-PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t* chunk, int from, Start start,
-                                  Ints (*sum)[kVecs]) {
+PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t* chunk, int from,
+                                  [[maybe_unused]] Start start, Ints (*sum)[kVecs]) {
   const auto four_at = [&](int r, int s) __attribute__((always_inline)) {
     int32_t four;
     memcpy(&four, x[r * stride].x + s * 4, 4);

@@ -402,6 +402,11 @@ const Table* table_avx512bf16();
 const Table* table_avx512vnni();
 const Table* table_avx512();
 const Table* table_avx2();
+#elif defined(__aarch64__)
+const Table* table_neonbf16();
+const Table* table_neoni8mm();
+const Table* table_neondot();
+const Table* table_neon();
 #endif
 const Table* table_baseline();
 

@@ -1,6 +1,6 @@
 // Sixteen float lanes on every instruction set.
 //
-// A Vec is one AVX-512 register, two AVX2 registers or four of the baseline, but always sixteen lanes that are
+// A Vec is one AVX-512 register, two AVX2 registers or four of NEON's or the baseline's, but always sixteen lanes that are
 // summed in one order, so a kernel is written once and its sums do not depend on the register width.
 // Everything lives in an unnamed namespace: this header is compiled several times with different flags, and a
 // shared symbol would let the linker hand AVX-512 code to a machine without it. For the same reason no file
@@ -11,6 +11,17 @@
 #include <cstring>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(PARLAY_NEON)
+#include <arm_neon.h>
+#if defined(__ARM_FEATURE_DOTPROD)
+#define PARLAY_NEON_DOT 1
+#endif
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define PARLAY_NEON_I8MM 1
+#endif
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define PARLAY_NEON_BF16 1
+#endif
 #endif
 
 #define PARLAY_INLINE inline __attribute__((always_inline))
@@ -101,6 +112,8 @@ PARLAY_INLINE Vec fma(const Vec& a, const Vec& b, const Vec& c) {
   r.p[0] = _mm512_fmadd_ps(a.p[0], b.p[0], c.p[0]);
 #elif defined(PARLAY_AVX2)
   PARLAY_EACH r.p[i] = _mm256_fmadd_ps(a.p[i], b.p[i], c.p[i]);
+#elif defined(PARLAY_NEON)
+  PARLAY_EACH r.p[i] = vfmaq_f32(c.p[i], a.p[i], b.p[i]);
 #else
   PARLAY_EACH r.p[i] = a.p[i] * b.p[i] + c.p[i];
 #endif
@@ -167,6 +180,8 @@ PARLAY_INLINE Vec load(const fp16* from) {
   r.p[0] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
 #elif defined(PARLAY_AVX2)
   PARLAY_EACH r.p[i] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + i * kWidth)));
+#elif defined(PARLAY_NEON)
+  PARLAY_EACH r.p[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t*)(from + i * kWidth))));
 #else
   PARLAY_EACH for (int lane = 0; lane < kWidth; ++lane) r.p[i][lane] = half_to_float(from[i * kWidth + lane].bits);
 #endif
@@ -319,6 +334,10 @@ PARLAY_INLINE uint32_t not_above(const Vec& a, const Vec& b) {
   uint32_t r = 0;
   PARLAY_EACH r |= (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a.p[i], b.p[i], _CMP_LE_OQ)) << (i * kWidth);
   return r;
+#elif defined(PARLAY_NEON)
+  PartU bits = {};
+  PARLAY_EACH bits |= (PartU)(a.p[i] <= b.p[i]) & (PartU{1, 2, 4, 8} << (i * kWidth));
+  return vaddvq_u32(bits);
 #else
   uint32_t r = 0;
   PARLAY_EACH for (int l = 0; l < kWidth; ++l) r |= (uint32_t)(a.p[i][l] <= b.p[i][l]) << (i * kWidth + l);

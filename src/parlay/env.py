@@ -2,8 +2,8 @@
 
 Variables:
     PARLAY_KERNELS   `native` or `reference`: which kernels to use (default: native where it was built).
-    PARLAY_ISA       `amx`, `avx512bf16`, `avx512vnni`, `avx512`, `avx2` or `baseline`: instruction set of the native
-                     kernels.
+    PARLAY_ISA       `amx`, `avx512bf16`, `avx512vnni`, `avx512`, `avx2` or `baseline`; on ARM `neonbf16`, `neoni8mm`,
+                     `neondot`, `neon` or `baseline`: instruction set of the native kernels.
     PARLAY_CHECK_KERNELS  `1`: check every slot, block, row offset and token id that the native kernels are given, and
                      raise an error that names a wrong one. Slow; to find mistakes in parlay (default: 0).
     PARLAY_THREADS   threads for compute (default: one per available core).

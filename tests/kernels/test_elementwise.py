@@ -268,6 +268,33 @@ def summed_in_tiles(x: Tensor, weight: Tensor) -> Tensor:
     return torch.from_numpy(total)
 
 
+def to_odd(total: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """Return the float32 of two sums that is exact, or else of the two neighbours the odd one; too small is zero."""
+    a, b = total.astype(np.float64), more.astype(np.float64)
+    exact = a + b
+    left = (a - (exact - (exact - a))) + (b - (exact - a))  # what the sum of doubles leaves out
+    near = exact.astype(np.float32)
+    bits = near.view(np.int32)
+    error = (exact - near) + left
+    inwards = np.where(error * np.sign(near) < 0, bits - 1, bits)  # truncated
+    odd = np.where(error != 0, inwards | 1, bits).view(np.float32)
+    return np.where(np.abs(odd) < np.finfo(np.float32).tiny, np.copysign(0, odd), odd).astype(np.float32)
+
+
+def summed_in_pairs(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply as ARM's BFDOT does (Arm Architecture Reference Manual): a pair's products, their sum, the total."""
+    block = 1024 if x.shape[1] > 1024 else 512
+    total = np.zeros((x.shape[0], weight.shape[0]), np.float32)
+    rows, columns = x.float().numpy(), weight.float().numpy()
+    for first in range(0, x.shape[1], block):
+        own = np.zeros_like(total)
+        for k in range(first, min(first + block, x.shape[1]), 2):
+            products = [np.outer(rows[:, i], columns[:, i]) for i in (k, k + 1)]
+            own = to_odd(own, to_odd(*products))
+        total += own
+    return torch.from_numpy(total)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), [(514, 40), (1024, 48), (1536, 33), (2050, 17), (74, 64)])
 def test_the_order_in_which_products_are_summed(
@@ -277,6 +304,8 @@ def test_the_order_in_which_products_are_summed(
     x, weight = cancelling(3, inputs, outputs, dtype)
     if native.name == "native-amx" and dtype is torch.bfloat16:
         expected = summed_in_tiles(x, weight)
+    elif native.name == "native-neonbf16" and dtype is torch.bfloat16:
+        expected = summed_in_pairs(x, weight)
     else:
         expected = summed_in_blocks(x, weight, fused=native.name != "native-baseline")
     assert same_bits(head(native, x, weight), expected)

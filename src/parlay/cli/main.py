@@ -35,7 +35,8 @@ _ENVIRONMENT = """environment:
   PARLAY_THREADS   threads for compute, as --threads (default: one for each available core)
   PARLAY_MEMORY    bytes of memory for weights and cache (default: what is free)
   PARLAY_LOG       level of the log: DEBUG, INFO, WARNING, ERROR (default: WARNING)
-  PARLAY_ISA       instruction set: amx, avx512bf16, avx512vnni, avx512, avx2, baseline (default: the best)
+  PARLAY_ISA       instruction set: amx, avx512bf16, avx512vnni, avx512, avx2, baseline; on ARM neonbf16, neoni8mm,
+                   neondot, neon, baseline (default: the best)
   PARLAY_KERNELS   native or reference (default: native where they were built)
   PARLAY_API_KEY   keys of `parlay serve`, separated by commas
   PARLAY_FLAG_...  a flag's value, such as PARLAY_FLAG_MAX_MODEL_LEN=4096 for --max-model-len

@@ -22,7 +22,8 @@ class NativeKernels(_native.Operations):
         """Use the best instruction set here, or `isa`, process-wide.
 
         Args:
-            isa: "amx", "avx512bf16", "avx512vnni", "avx512", "avx2" or "baseline".
+            isa: "amx", "avx512bf16", "avx512vnni", "avx512", "avx2" or "baseline"; on ARM "neonbf16", "neoni8mm",
+                "neondot", "neon" or "baseline".
         """
         if isa is not None:
             if isa not in _native.isas():
