@@ -55,7 +55,8 @@ struct Features {
   Features() {
 #if defined(__linux__)
     const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
-    dot = first >> 20 & 1, i8mm = second >> 13 & 1, bf16 = second >> 14 & 1;
+    dot = (first >> 20 & 1) && (first >> 8 & 1);  // compiled for ARMv8.2, whose atomic operations may be used
+    i8mm = second >> 13 & 1, bf16 = second >> 14 & 1;
 #endif
   }
 };

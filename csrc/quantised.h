@@ -180,21 +180,50 @@ PARLAY_INLINE Codes<true> with_sign(const Codes<false>& code) {  // of codes wit
   return r;
 }
 
+// Four inputs of a row, those of step s of a chunk.
+#if defined(PARLAY_NEON_DOT)
+struct Four {  // instructions take them from a register of sixteen
+  int8x16_t sixteen;
+  int place;
+};
+PARLAY_INLINE Four four_at(const Chunk& chunk, int s) { return {vld1q_s8(chunk.x + s / 4 * 16), s % 4}; }
+#define PARLAY_EACH_PLACE(dot, total, code, x)              \
+  switch (x.place) {                                        \
+    case 0: return dot(total, code, x.sixteen, 0);          \
+    case 1: return dot(total, code, x.sixteen, 1);          \
+    case 2: return dot(total, code, x.sixteen, 2);          \
+    default: return dot(total, code, x.sixteen, 3);         \
+  }
+#else
+typedef int32_t Four;
+PARLAY_INLINE Four four_at(const Chunk& chunk, int s) {
+  Four four;
+  memcpy(&four, chunk.x + s * 4, sizeof four);
+  return four;
+}
+#endif
+
 #if defined(PARLAY_NEON)
 // total + codes . x of four outputs, for codes that fit into signed bytes.
-PARLAY_INLINE PartI dot_signed(const PartI& total, const PartU& code, int32_t x) {
-  const int8x16_t four = (int8x16_t)vdupq_n_s32(x), level = (int8x16_t)code;
+PARLAY_INLINE PartI dot_signed(const PartI& total, const PartU& code, const Four& x) {
+  const int8x16_t level = (int8x16_t)code;
 #if defined(PARLAY_NEON_DOT)
-  return vdotq_s32(total, level, four);
+  PARLAY_EACH_PLACE(vdotq_laneq_s32, total, level, x)
 #else  // a sum of two products of 128 and 127 fits into sixteen bits
+  const int8x16_t four = (int8x16_t)vdupq_n_s32(x);
   const int16x8_t low = vmull_s8(vget_low_s8(level), vget_low_s8(four)), high = vmull_high_s8(level, four);
   return vpadalq_s16(total, vpaddq_s16(low, high));
 #endif
 }
 #endif
+#if defined(PARLAY_NEON_I8MM)
+PARLAY_INLINE PartI dot_unsigned(const PartI& total, const PartU& code, const Four& x) {
+  PARLAY_EACH_PLACE(vusdotq_laneq_s32, total, (uint8x16_t)code, x)
+}
+#endif
 
 // total + codes . x, exactly.
-PARLAY_INLINE Ints dot(const Ints& total, const Codes<false>& code, int32_t x) {
+PARLAY_INLINE Ints dot(const Ints& total, const Codes<false>& code, const Four& x) {
   Ints r;
 #if defined(__AVX512VNNI__)
   r.p[0] = (PartI)_mm512_dpbusd_epi32((__m512i)total.p[0], (__m512i)code.p[0], _mm512_set1_epi32(x));
@@ -207,7 +236,7 @@ PARLAY_INLINE Ints dot(const Ints& total, const Codes<false>& code, int32_t x) {
     r.p[i] = total.p[i] + (PartI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   }
 #elif defined(PARLAY_NEON_I8MM)
-  PARLAY_EACH r.p[i] = vusdotq_s32(total.p[i], (uint8x16_t)code.p[i], (int8x16_t)vdupq_n_s32(x));
+  PARLAY_EACH r.p[i] = dot_unsigned(total.p[i], code.p[i], x);
 #elif defined(PARLAY_NEON)
   PARLAY_EACH r.p[i] = dot_signed(total.p[i], code.p[i], x);
 #else
@@ -219,7 +248,7 @@ PARLAY_INLINE Ints dot(const Ints& total, const Codes<false>& code, int32_t x) {
   return r;
 }
 
-PARLAY_INLINE Ints dot(const Ints& total, const Codes<true>& code, int32_t x) {
+PARLAY_INLINE Ints dot(const Ints& total, const Codes<true>& code, const Four& x) {
   Ints r;
 #if defined(PARLAY_AVX512)
   const __m512i four = _mm512_set1_epi32(x);
@@ -384,17 +413,12 @@ PARLAY_INLINE Vec load_minimums(const uint8_t* from) {
 template <class F, int R, int steps, class Start>
 PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t* chunk, int from,
                                   [[maybe_unused]] Start start, Ints (*sum)[kVecs]) {
-  const auto four_at = [&](int r, int s) __attribute__((always_inline)) {
-    int32_t four;
-    memcpy(&four, x[r * stride].x + s * 4, 4);
-    return four;
-  };
   if constexpr (kPairedSteps<F> == 0) {
     _Pragma("GCC unroll 8") for (int s = from; s < from + steps; ++s) {
       Codes<F::wide && kSigned> w[kVecs];
       PARLAY_VECS w[v] = codes_at<F>(chunk + v * kLanes * 4, s);
       PARLAY_ROWS {
-        const int32_t four = four_at(r, s);
+        const Four four = four_at(x[r * stride], s);
         PARLAY_VECS sum[r][v] = dot(sum[r][v], w[v], four);
       }
     }
@@ -408,7 +432,7 @@ PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t*
         Codes<false> w[kVecs];
         PARLAY_VECS w[v] = codes_at<F>(chunk + v * kLanes * 4, from + begin + s);
         PARLAY_ROWS {
-          const int32_t four = four_at(r, from + begin + s);
+          const Four four = four_at(x[r * stride], from + begin + s);
           PARLAY_VECS {
             const Pairs more = pairs_of(w[v], four);
             pairs[r][v] = s == 0 ? more : pairs[r][v] + more;

@@ -10,14 +10,20 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-import arm_native
 import pytest
+
+pytest.importorskip("parlay.kernels._native")
+
+import arm_native
 
 from .arm_bits import bits_of
 from .conftest import ISAS, KIND
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "build" / "arm"
+HERE = Path(__file__).parent
+# Tests that are about this machine's module, or alter what modules are loaded.
+LEFT_OUT = "test_arm.py", "test_select.py", "test_stub.py"
 if "PARLAY_ARM" in os.environ:
     pytest.skip("these tests run the others on ARM's kernels", allow_module_level=True)
 if not (BUILT / ".built").exists():
@@ -63,3 +69,18 @@ def test_the_bits_are_those_of_this_machine() -> None:
         products = {name for name in expected if name.startswith(("linear", "logits", "attention"))}
         own_way = {name for name in products if name.endswith("bfloat16")}
         assert differ == (own_way if isa == "neonbf16" else set()), isa
+
+
+def test_bfdot_is_what_the_manual_says() -> None:
+    """Sums in its order and with its rounding, and those of float32 in the order of all others."""
+    chosen = "test_the_order_in_which_products_are_summed and neonbf16"
+    assert "10 passed" in run_tests("-k", chosen, HERE / "test_elementwise.py")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "tests", sorted(path for path in HERE.glob("test_*.py") if path.name not in LEFT_OUT), ids=str
+)
+def test_all_of_the_kernels(tests: Path) -> None:
+    """Against twins and references, with every variant."""
+    assert " passed" in run_tests(tests)
