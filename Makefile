@@ -61,7 +61,8 @@ test: $(VENV)/.tools
 	$(if $(ARM_TOOLS),-$(MAKE) arm)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-# The native module for ARM, which tests run under qemu-user: apt-get install g++-aarch64-linux-gnu qemu-user cmake ninja-build
+# The native module for ARM, which tests run under qemu-user. Needs Debian's g++-aarch64-linux-gnu, qemu-user, cmake and
+# ninja-build.
 arm: $(ARM)/.built
 
 $(ARM)/.built: $(SOURCES) scripts/arm.sh | $(VENV)/.tools

@@ -1,7 +1,7 @@
 // Sixteen float lanes on every instruction set.
 //
-// A Vec is one AVX-512 register, two AVX2 registers or four of NEON's or the baseline's, but always sixteen lanes that are
-// summed in one order, so a kernel is written once and its sums do not depend on the register width.
+// A Vec is one AVX-512 register, two AVX2 registers or four of NEON or the baseline, but always sixteen lanes that
+// are summed in one order, so a kernel is written once and its sums do not depend on the register width.
 // Everything lives in an unnamed namespace: this header is compiled several times with different flags, and a
 // shared symbol would let the linker hand AVX-512 code to a machine without it. For the same reason no file
 // that includes it uses the standard library's templates.

@@ -1,5 +1,7 @@
 """Data and views for the kernels' tests."""
 
+import os
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,7 @@ from parlay.kernels.base import Activation, AttentionView, Filters, Kernels
 
 DTYPES = (torch.float32, torch.bfloat16)
 BLOCK = 16
+EMULATED = "PARLAY_ARM" in os.environ  # which is slow
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, spread: float = 1.0) -> Tensor:
