@@ -1,11 +1,12 @@
-"""The memory that control groups leave, as Docker, Kubernetes, systemd and a shell set them up."""
+"""The memory and processors that control groups leave, as Docker, Kubernetes, systemd and a shell set them up."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from parlay.control_groups import available_memory
+from parlay import env
+from parlay.control_groups import available_memory, available_processors
 
 V1 = "31 23 0:32 {inside} /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory"
 CPU = "30 23 0:31 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu"
@@ -88,6 +89,59 @@ def test_the_least_that_any_group_leaves(
     assert machine(tmp_path, mounts, own, groups) == left
 
 
+@pytest.mark.parametrize(
+    ("mounts", "own", "groups", "left"),
+    [
+        pytest.param([CPU], "1:cpu:/x\n", {"cpu/x": "200000 100000"}, 2, id="v1"),
+        pytest.param([CPU], "1:cpu:/x\n", {"cpu/x": "-1 100000"}, sys.maxsize, id="v1 without a quota"),
+        pytest.param(
+            [CPU.replace("rw,cpu", "rw,cpu,cpuacct"), V1.format(inside="/")],
+            "4:memory:/x\n1:cpu,cpuacct:/kubepods/c1\n",
+            {"cpu/kubepods": "400000 100000", "cpu/kubepods/c1": "-1 100000"},
+            4,
+            id="v1 in Kubernetes: the pod's quota",
+        ),
+        pytest.param([V2.format(inside="/")], "0::/\n", {".": "150000 100000"}, 1, id="v2: one and a half"),
+        pytest.param([V2.format(inside="/")], "0::/\n", {".": "20000 100000"}, 1, id="a fifth"),
+        pytest.param([V2.format(inside="/")], "0::/a\n", {"a": "max 100000"}, sys.maxsize, id="v2 without a quota"),
+        pytest.param(
+            [V2.format(inside="/")],
+            "0::/a/b\n",
+            {"a": "300000 100000", "a/b": "800000 100000"},
+            3,
+            id="a group that contains it grants less",
+        ),
+        pytest.param([V2.format(inside="/")], "0::/\n", {}, sys.maxsize, id="no quotas here"),
+    ],
+)
+def test_the_processors_whose_time_is_granted(
+    tmp_path: Path, mounts: list[str], own: str, groups: dict[str, str], left: int
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mountinfo").write_text("\n".join(mounts) + "\n")
+    (tmp_path / "proc/self/cgroup").write_text(own)
+    for name, numbers in groups.items():
+        folder = tmp_path / "sys/fs/cgroup" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if name.startswith("cpu/"):
+            for what, number in zip(("quota", "period"), numbers.split(), strict=True):
+                (folder / f"cpu.cfs_{what}_us").write_text(number + "\n")
+        else:
+            (folder / "cpu.max").write_text(numbers + "\n")
+    assert available_processors(tmp_path) == left
+
+
+def test_a_quota_bounds_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container sees all processors of its host, and is stopped for most of every period if it uses them all."""
+    monkeypatch.delenv("PARLAY_THREADS", raising=False)
+    monkeypatch.setattr(env.control_groups, "available_processors", lambda: 1)
+    assert env.threads() == 1
+    monkeypatch.setenv("PARLAY_THREADS", "3")
+    assert env.threads() == 3, "what the user says stands"
+
+
 def test_a_system_without_them(tmp_path: Path) -> None:
     assert available_memory(tmp_path) == sys.maxsize
     assert available_memory() > 0
+    assert available_processors(tmp_path) == sys.maxsize
+    assert available_processors() > 0

@@ -6,7 +6,7 @@ Variables:
                      `neondot`, `neon` or `baseline`: instruction set of the native kernels.
     PARLAY_CHECK_KERNELS  `1`: check every slot, block, row offset and token id that the native kernels are given, and
                      raise an error that names a wrong one. Slow; to find mistakes in parlay (default: 0).
-    PARLAY_THREADS   threads for compute (default: one per available core).
+    PARLAY_THREADS   threads for compute (default: one per core that may be used, within a container's quota).
     PARLAY_RANK_TIMEOUT  seconds that a rank waits for another before the engine gives up (default: 20).
     PARLAY_RANK_KEY  secret that ranks of several machines show each other, at least 16 characters.
     PARLAY_MEMORY    bytes of memory for weights and cache (default: what is free).
@@ -87,7 +87,8 @@ def threads() -> int:
     asked = _number("PARLAY_THREADS", MOST_THREADS, f"a number from 1 to {MOST_THREADS} (so must --threads)")
     if asked is not None:
         return asked
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(own, control_groups.available_processors())
 
 
 def rank_timeout() -> float:
