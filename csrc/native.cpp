@@ -14,18 +14,15 @@
 #include <vector>
 
 #if defined(PARLAY_HAS_AMX)
-#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#endif
-#if defined(__aarch64__) && defined(__linux__)
-#include <sys/auxv.h>
 #endif
 
 #include "deal.h"
 #include "exchange.h"
 #include "operations.h"
 #include "pool.h"
+#include "processor.h"
 #include "suffix.h"
 #include "table.h"
 #include "tape.h"
@@ -37,52 +34,31 @@ namespace parlay {
 namespace {
 
 #if defined(PARLAY_HAS_AMX)
-// Whether there are tiles, and Linux lets this process have their eight kilobytes of registers a thread (x86/xstate).
+// Whether Linux lets this process have the tiles' eight kilobytes of registers a thread (x86/xstate).
 bool tiles_allowed() {
-  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;  // of leaf 7
   constexpr long kAskFor = 0x1023, kTileData = 18;
-  unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kBf16) == 0 || (d & kTiles) == 0) return false;
   return syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;
 }
-#endif
-
-#if defined(__aarch64__)
-// What of NEON's extensions there is, as Linux says (arch/arm64, elf_hwcaps); of other systems nothing is known.
-struct Features {
-  bool dot = false, i8mm = false, bf16 = false;
-
-  Features() {
-#if defined(__linux__)
-    const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
-    dot = (first >> 20 & 1) && (first >> 8 & 1);  // compiled for ARMv8.2, whose atomic operations may be used
-    i8mm = second >> 13 & 1, bf16 = second >> 14 & 1;
-#endif
-  }
-};
 #endif
 
 std::vector<const Table*> supported() {  // best first
   std::vector<const Table*> all;
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
+  const Processor here;
+  if (here.avx512bf16 && here.avx512vnni) {
 #if defined(PARLAY_HAS_AMX)
-      if (tiles_allowed()) all.push_back(table_amx());
+    if (here.tiles && tiles_allowed()) all.push_back(table_amx());
 #endif
-      all.push_back(table_avx512bf16());
-    }
-    if (__builtin_cpu_supports("avx512vnni")) all.push_back(table_avx512vnni());
-    all.push_back(table_avx512());
+    all.push_back(table_avx512bf16());
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back(table_avx2());
+  if (here.avx512vnni) all.push_back(table_avx512vnni());
+  if (here.avx512) all.push_back(table_avx512());
+  if (here.avx2) all.push_back(table_avx2());
 #elif defined(__aarch64__)
-  const Features features;
-  if (features.dot) {
-    if (features.i8mm) {
-      if (features.bf16) all.push_back(table_neonbf16());
+  const Processor here;
+  if (here.dot) {
+    if (here.i8mm) {
+      if (here.bf16) all.push_back(table_neonbf16());
       all.push_back(table_neoni8mm());
     }
     all.push_back(table_neondot());

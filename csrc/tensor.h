@@ -165,9 +165,9 @@ inline Tensor tensor_of(nb::handle source) {
   Tensor tensor;
   const nb::object shape = attribute(python.shape);
   if (!PyTuple_Check(shape.ptr())) throw nb::type_error("a tensor's shape is no tuple");
-  tensor.dimensions = static_cast<int>(PyTuple_GET_SIZE(shape.ptr()));
+  tensor.dimensions = static_cast<int>(PyTuple_Size(shape.ptr()));
   if (tensor.dimensions > kMostDimensions) throw nb::type_error("a tensor has too many dimensions");
-  for (int i = 0; i < tensor.dimensions; ++i) tensor.sizes[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape.ptr(), i));
+  for (int i = 0; i < tensor.dimensions; ++i) tensor.sizes[i] = PyLong_AsLongLong(PyTuple_GetItem(shape.ptr(), i));
   const nb::object dtype = attribute(python.dtype);
   tensor.type = static_cast<Type>(std::find(python.dtypes, std::end(python.dtypes), dtype.ptr()) - python.dtypes);
   tensor.contiguous = call(python.is_contiguous).is(nb::handle(Py_True));

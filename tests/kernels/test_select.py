@@ -1,11 +1,13 @@
 """Which kernels are chosen."""
 
 import logging
+import platform
 import sys
 
 import pytest
 
 import parlay.kernels
+from parlay import env
 from parlay.errors import ConfigError
 from parlay.kernels.select import select_kernels
 
@@ -20,6 +22,21 @@ def test_native_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PARLAY_ISA", raising=False)
     assert select_kernels().name == f"native-{ISAS[0]}"
     assert select_kernels(force="native").name == f"native-{ISAS[0]}"
+
+
+@needs_native
+@pytest.mark.skipif("x86" not in platform.machine(), reason="of x86-64 alone")
+def test_what_the_system_says_of_the_processor() -> None:
+    """Linux lists what the processor has and it lets programs use."""
+    words = set(env.cpu()[1].split())
+    needed = {
+        "avx2": {"avx2", "fma", "f16c"},
+        "avx512": {"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    }
+    needed["avx512vnni"] = needed["avx512"] | {"avx512_vnni"}
+    needed["avx512bf16"] = needed["avx512vnni"] | {"avx512_bf16"}
+    assert set(ISAS) - {"amx", "baseline"} == {name for name, of in needed.items() if of <= words}
+    assert "amx" not in ISAS or {"amx_tile", "amx_bf16"} <= words
 
 
 def test_reference_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
