@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # Bytecode is kept whatever the shell says: the suite starts over a hundred processes, which would compile all anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test arm clients soak check docs stub clean
+.PHONY: demo test arm clients soak check lint docs stub wheels clean
 
 # A stamp per set of tools, so that `make demo` installs no test tools. Native sources are part of the package: when
 # they change, it is built again, and nothing else builds it. pip knows dependency groups since 25.1.
@@ -79,11 +79,24 @@ soak: $(VENV)/.clients
 	$(if $(ARM_TOOLS),-$(MAKE) arm)
 	PARLAY_SOAK_SECONDS=$${PARLAY_SOAK_SECONDS:-600} PARLAY_TEST_SEED=$${PARLAY_TEST_SEED:-$$(date +%Y%m%d)} $(BIN)/python -m pytest -m soak
 
-check: $(VENV)/.tools
+check: $(VENV)/.tools lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What is no Python: workflows and the scripts in them, forms, images, compose, Kubernetes. None of these runs anything.
+SCHEMA := $(BIN)/check-jsonschema --quiet --builtin-schema
+lint: $(VENV)/.tools
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/actionlint
+	$(BIN)/zizmor --quiet --offline --min-severity medium .github
+	$(BIN)/shellcheck --severity=warning .ci/run scripts/*.sh
+	$(BIN)/hadolint deploy/Dockerfile .devcontainer/Dockerfile
+	$(SCHEMA) vendor.dependabot .github/dependabot.yml
+	$(SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA) vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(SCHEMA) vendor.compose-spec deploy/compose.yaml
+	$(BIN)/kubernetes-validate --quiet --strict deploy/kubernetes.yaml
 
 # The documentation as a site in build/site; a link that leads nowhere fails.
 docs: $(VENV)/.tools
@@ -92,6 +105,10 @@ docs: $(VENV)/.tools
 # Types of the native module, written by nanobind: after a change to what csrc/ offers Python.
 stub: $(VENV)/.tools
 	$(BIN)/python -m nanobind.stubgen --module parlay.kernels._native --output-file src/parlay/kernels/_native.pyi
+
+# The wheel for this Python and machine in dist/; scripts/wheels.py takes others too, and needs no container.
+wheels:
+	$(PYTHON) scripts/wheels.py
 
 clean:
 	rm -rf build $(VENV) src/parlay/kernels/*.so
