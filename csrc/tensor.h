@@ -161,7 +161,10 @@ inline Tensor tensor_of(nb::handle source) {
     return nb::steal(made);
   };
   const auto attribute = [&](PyObject* name) { return owned(PyObject_GetAttr(source.ptr(), name)); };
-  const auto call = [&](PyObject* name) { return owned(PyObject_CallMethodNoArgs(source.ptr(), name)); };
+  const auto call = [&](PyObject* name) {
+    PyObject* self = source.ptr();
+    return owned(PyObject_VectorcallMethod(name, &self, 1, nullptr));
+  };
   Tensor tensor;
   const nb::object shape = attribute(python.shape);
   if (!PyTuple_Check(shape.ptr())) throw nb::type_error("a tensor's shape is no tuple");

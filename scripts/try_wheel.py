@@ -58,7 +58,7 @@ class Newcomer:
 
     def serve(self, snippet: str) -> str:
         """Run a client's Python beside a server that answers to the name in it."""
-        command = [self.programs / "parlay", *"serve tiny-code --served-model-name smollm2 --port 0".split()]
+        command = [self.programs / "parlay", "serve", "tiny-code", "--served-model-name", "smollm2", "--port", "0"]
         with subprocess.Popen(command, env=self.variables, stderr=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stderr is not None
@@ -81,7 +81,9 @@ def snippet() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheels", type=Path, nargs="?", default=ROOT / "dist", help="folder (default: dist)")
-    parser.add_argument("--bill", type=Path, help="write what is installed with it, as CycloneDX (needs cyclonedx-bom)")
+    parser.add_argument(
+        "--bill", type=Path, help="write what is installed with it, as CycloneDX (needs cyclonedx-bom)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         seconds = try_all(Newcomer(Path(folder)), options.wheels.resolve(), options.bill)

@@ -34,10 +34,12 @@ class Target:
 
     @property
     def platform(self) -> str:
+        """What the wheel's name promises."""
         return f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{self.machine}"
 
     @property
     def triple(self) -> str:
+        """The same for the compiler."""
         return f"{self.machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
 
     @property

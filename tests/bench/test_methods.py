@@ -208,11 +208,12 @@ def test_the_command(
     command: str, several: bool, models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table fits a terminal, everything is in the last line, and the file and the plot are written."""
-    plot, output = tmp_path / "plot.png", tmp_path / "rows.json"
+    plot, output, page = tmp_path / "plot.png", tmp_path / "rows.json", tmp_path / "page.md"
     arguments = ["bench", command, *(["--models", *models, "--budgets", "1", "3"] if several else models[:1])]
     arguments += ["--workloads", "random", "--prefixes", "4", "--methods", "ngram"]
     arguments += ["--batch-sizes", "2", "4", "--temperatures", "0", "--repetitions", "1", "--minutes", "0.5"]
     arguments += ["--precision", "0.1", "--lengths", "latency", "--output", str(output), "--plot", str(plot)]
+    arguments += ["--report", str(page)]
     assert main(arguments) == 0
     *table, last = capsys.readouterr().out.strip().splitlines()
     found = json.loads(last)
@@ -234,6 +235,14 @@ def test_the_command(
     numerics = [row.pop("numerics") for row in content["rows"]]
     assert found["provenance"]["numerics"] == sorted(set(numerics))
     assert content["rows"] == found["rows"]
+    text = page.read_text("utf-8")
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    facts = {row[0]: row[1] for row in cells if len(row) == 2}
+    assert facts["processor"] == found["provenance"]["cpu"]
+    assert facts["numerics"].replace("`", "").split(", ") == sorted(set(numerics))
+    titles, _, *measured = (row for row in cells if len(row) > 2)
+    assert [row[titles.index("method")] for row in measured] == [row["method"] for row in found["rows"]]
+    assert [row[titles.index("same")] for row in measured] == ["yes"] * len(found["rows"])
 
 
 @pytest.mark.parametrize(
@@ -241,6 +250,7 @@ def test_the_command(
     [
         (["--plot", "result.pdf"], "a plot is a .png file"),
         (["--output", "rows.txt"], "an output is a .json file"),
+        (["--report", "/no/such/folder/page.md"], "a report is a .md file in a folder that exists"),
         (["--precision", "0"], "precision must be a number above 0, not 0.0"),
         (["--minutes", "inf"], "minutes must be a number above 0, not inf"),
         (["--temperatures", "-1"], "a temperature must be at least 0"),

@@ -3,12 +3,15 @@
 import logging
 import platform
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import parlay.kernels
 from parlay import env
 from parlay.errors import ConfigError
+from parlay.kernels import select
 from parlay.kernels.select import select_kernels
 
 from .conftest import ISAS
@@ -55,6 +58,45 @@ def test_an_instruction_set_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="avx1024"):
         select_kernels(force="native")
     _native.set_isa(ISAS[0])
+
+
+@needs_native
+def test_a_processor_without_vectors(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    from parlay.kernels import _native
+
+    monkeypatch.setattr(_native, "isas", lambda: ["baseline"])
+    with caplog.at_level(logging.WARNING, "parlay"):
+        assert select_kernels(force="native")
+    assert "none of the instruction sets" in caplog.text
+    assert "several times slower" in caplog.text
+
+
+@pytest.mark.parametrize("installed", ["2.13.0+cpu", "2.14.1", "2.14.0a0+git1234", "nightly"])
+def test_a_torch_that_was_tested(
+    installed: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(select, "version", lambda name: installed)
+    with caplog.at_level(logging.WARNING, "parlay"):
+        select_kernels(force="reference")
+    assert not caplog.text
+
+
+def test_a_torch_out_of_range(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """An older one is refused; a newer one may have other bits, which `parlay verify` and the self-check show."""
+    monkeypatch.setattr(select, "version", lambda name: "2.4.1")
+    with pytest.raises(ConfigError, match=r"^torch 2\.4\.1 is too old; install 2\.\d+ to 2\.\d+$"):
+        select_kernels(force="reference")
+    monkeypatch.setattr(select, "version", lambda name: "3.0.0+cu999")
+    with caplog.at_level(logging.WARNING, "parlay"):
+        select_kernels(force="reference")
+    assert "torch 3.0.0+cu999 is newer" in caplog.text
+
+
+def test_the_package_asks_for_the_same_versions_of_torch() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (wanted,) = (one for one in project["dependencies"] if one.startswith("torch"))
+    (first, oldest), (second, newest) = select.TORCH
+    assert wanted == f"torch>={first}.{oldest},<{second}.{newest + 1}"
 
 
 def test_unknown_names_are_errors() -> None:

@@ -10,6 +10,7 @@ from parlay.bench.options import MethodsOptions
 from parlay.cli.bench_speed import add_plot_flag
 from parlay.cli.drafts import add_draft_flag, given_drafts
 from parlay.cli.flags import add_dequantize_flag, add_flags, add_model, given
+from parlay.cli.page import check_page, write_page
 from parlay.cli.report import Columns, count, progress, report
 from parlay.config.speculative import TreeShape, parse_tree
 from parlay.config.verification import COUPLED
@@ -64,6 +65,12 @@ def add_parser(kinds: Any) -> None:
         metavar="FILE.json",
         help="write rows here after every case; with the same file a run goes on where it stopped",
     )
+    add(
+        "--report",
+        type=Path,
+        metavar="FILE.md",
+        help="write the table here too, with what it was measured on: one page to attach",
+    )
     add_plot_flag(parser)
     parser.set_defaults(run=_run)
 
@@ -88,6 +95,8 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.plot is not None:
         check_target(options.plot)
+    if options.report is not None:
+        check_page(options.report)
     with progress() as tick:
         rows = measure(measured, options.output, tick)
     if options.plot is not None:
@@ -99,5 +108,8 @@ def _run(options: argparse.Namespace) -> int:
         # Ten columns have to fit a terminal of eighty.
         "decode_speed_up": len(measured.models) > 1 or bool(measured.budgets),
     }
-    report(options, [dict(row) for row in rows], {k: v for k, v in _COLUMNS.items() if not left_out.get(k)})
+    columns = {key: column for key, column in _COLUMNS.items() if not left_out.get(key)}
+    if options.report is not None:
+        write_page(options.report, "parlay bench methods", rows, _COLUMNS)
+    report(options, [dict(row) for row in rows], columns)
     return 1 if any(row["same_tokens"] is False for row in rows) else 0

@@ -68,9 +68,9 @@ def table(rows: Sequence[dict[str, Any]], columns: Columns) -> None:
     """Print some columns of rows, each a title and a format; what is None stays empty."""
     shown = plain_table(*(title for title, _ in columns.values()))
     for row in rows:
-        shown.add_row(*(_cell(row, key, form) for key, (_, form) in columns.items()))
+        shown.add_row(*cells(row, columns))
     paper().print(shown)
-    for line in _notes(rows, columns):
+    for line in notes(rows, columns):
         paper(style="dim", highlight=False).print(line)
 
 
@@ -89,6 +89,11 @@ def aligned(pairs: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{name:{width}}  {text}" for name, text in known]
 
 
+def cells(row: dict[str, Any], columns: Columns) -> list[str]:
+    """Return a row's values as a table shows them."""
+    return [_cell(row, key, form) for key, (_, form) in columns.items()]
+
+
 def _cell(row: dict[str, Any], key: str, form: str) -> str:
     value = row[key]
     if key == "interval" and value is None and row.get("repetitions"):  # too few for an interval
@@ -99,7 +104,7 @@ def _cell(row: dict[str, Any], key: str, form: str) -> str:
     return f"{text} *" if key == "interval" and row.get("precise") is False else text
 
 
-def _notes(rows: Sequence[dict[str, Any]], columns: Columns) -> Iterator[str]:
+def notes(rows: Sequence[dict[str, Any]], columns: Columns) -> Iterator[str]:
     """Yield what a table's marks and short titles mean."""
     if "interval" in columns and any(row.get("precise") is False for row in rows):
         yield "* or (runs): wider than --precision, or too few repetitions for an interval; give more --minutes"

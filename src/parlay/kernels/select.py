@@ -1,9 +1,16 @@
-"""Chooses the kernels for a device."""
+"""Chooses the kernels for a device, and looks whether torch is one that they were tested with."""
+
+import re
+from importlib.metadata import PackageNotFoundError, version
 
 from parlay import env
 from parlay.errors import ConfigError, nearest, shown
 from parlay.kernels.base import Kernels
 from parlay.log import logger
+
+# Minor versions of torch that the suite was run with, the first and the last; pyproject.toml has the same bounds.
+# Each may sum in an order of its own: that is why there is a last one.
+TORCH = (2, 13), (2, 14)
 
 
 def select_kernels(device: str = "cpu", force: str | None = None) -> Kernels:
@@ -12,7 +19,11 @@ def select_kernels(device: str = "cpu", force: str | None = None) -> Kernels:
     Args:
         device: "cpu".
         force: "native" or "reference"; by default PARLAY_KERNELS decides, then what is there.
+
+    Raises:
+        ConfigError: there are none of these, or torch is too old.
     """
+    _check_torch()
     if device != "cpu":
         raise ConfigError(f"there are no kernels for the device {device!r}{nearest(device, ['cpu'])}")
     asked = force or env.kernels()
@@ -41,6 +52,11 @@ def _native(required: bool) -> Kernels:
             raise ConfigError(f"the native kernels cannot be imported: {error}") from error
         logger.warning("kernels: the native ones cannot be imported (%s); the slow twins run instead", error)
         return _reference()
+    if instruction_sets() == ["baseline"]:
+        logger.warning(
+            "kernels: this processor has none of the instruction sets that they are made for (AVX2 or later on "
+            "x86-64, NEON on ARM); the plain ones run, several times slower"
+        )
     return (CheckedKernels if env.checks_kernels() else NativeKernels)(env.isa())
 
 
@@ -48,3 +64,28 @@ def _reference() -> Kernels:
     from parlay.kernels.reference import ReferenceKernels
 
     return ReferenceKernels()
+
+
+def _check_torch() -> None:
+    """Refuse a torch that is too old, and warn of one that is newer than those that were tested.
+
+    Raises:
+        ConfigError: it is too old.
+    """
+    try:
+        installed = version("torch")
+    except PackageNotFoundError:  # from a tree that is not installed
+        return
+    found = re.match(r"(\d+)\.(\d+)", installed)
+    oldest, newest = (".".join(map(str, one)) for one in TORCH)
+    if found is None:
+        return
+    minor = int(found[1]), int(found[2])
+    if minor < TORCH[0]:
+        raise ConfigError(f"torch {installed} is too old; install {oldest} to {newest}")
+    if minor > TORCH[1]:
+        logger.warning(
+            "torch %s is newer than those that parlay was tested with (%s to %s): `parlay verify` shows whether the "
+            "same-tokens guarantee holds with it",
+            *(installed, oldest, newest),
+        )
