@@ -1,4 +1,4 @@
-"""What is in `deploy/`: the dashboard asks for what the server tells, the image is built from what there is."""
+"""What `deploy/` and the workflows name is there; linters and schemas look at the rest, in `make check`."""
 
 import json
 import re
@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from parlay.server.metrics import names
+from parlay.config import ServerConfig
+from parlay.server.metrics import ENDPOINTS, names
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -101,3 +102,52 @@ def test_the_services() -> None:
         assert yaml.safe_load(config["content"])
     scraped = yaml.safe_load(compose["configs"]["prometheus"]["content"])["scrape_configs"][0]
     assert scraped["static_configs"][0]["targets"] == ["parlay:8000"]
+
+
+def test_the_cluster() -> None:
+    parts = {part["kind"]: part for part in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())}
+    pod = parts["Deployment"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert container["image"] == f"parlay:{project['version']}"
+    (port,) = container["ports"]
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    assert f"EXPOSE {port['containerPort']}\n" in dockerfile
+    assert f"USER {pod['spec']['securityContext']['runAsUser']}\n" in dockerfile
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["path"] in ENDPOINTS
+        assert container[probe]["httpGet"]["port"] == port["name"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {one["name"] for one in pod["spec"]["volumes"]}
+    assert pod["spec"]["terminationGracePeriodSeconds"] > ServerConfig().shutdown_timeout
+    for kind in ("Service", "PodDisruptionBudget"):
+        selector = parts[kind]["spec"]["selector"]
+        assert selector.get("matchLabels", selector).items() <= pod["metadata"]["labels"].items()
+    # Waiting requests become the figure that is scaled by.
+    (rule,) = yaml.safe_load(parts["ConfigMap"]["data"]["rules.yaml"])["rules"]
+    (metric,) = parts["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert rule["seriesQuery"].partition("{")[0] in names()
+    assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
+
+
+def test_workflows_run_what_a_contributor_runs() -> None:
+    """All that CI runs of make is in `.ci/run` too, and the other way round."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    there = {command for step in steps for command in re.findall(r"^make \w+", step, re.MULTILINE)}
+    here = set(re.findall(r"^make \w+", (ROOT / ".ci" / "run").read_text(), re.MULTILINE))
+    assert there == here == {"make check", "make docs", "make test", "make clients"}
+
+
+def test_workflows_call_scripts_that_exist() -> None:
+    named = set()
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        named |= set(re.findall(r"\bscripts/\w+\.py", file.read_text()))
+        for target in re.findall(r"run: make ([a-z ]+)$", file.read_text(), re.MULTILINE):
+            assert all(f"\n{one}:" in (ROOT / "Makefile").read_text() for one in target.split())
+    assert {"scripts/wheels.py", "scripts/try_wheel.py"} <= named
+    assert all((ROOT / one).is_file() for one in named)
+    development = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert (ROOT / ".devcontainer" / development["build"]["dockerfile"]).is_file()
+    assert f"\n{development['postCreateCommand'].removeprefix('make ').replace('.venv', '$(VENV)')}:" in (
+        (ROOT / "Makefile").read_text()
+    )
