@@ -22,6 +22,7 @@ from hypothesis import settings
 from parlay import LLM, CompletionOutput
 from parlay.cli import serve
 from parlay.engine import local_ranks
+from parlay.kernels import tuning
 from parlay.proposers.base import HostProposer
 from parlay.proposers.select import proposers
 
@@ -45,6 +46,14 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _usual_prefetching() -> Iterator[None]:
+    """No start of an engine measures how far ahead to prefetch, but for the tests of that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "measure", lambda kernels: tuning.Prefetching())
         yield
 
 
@@ -97,10 +106,14 @@ def _rank_command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[st
 
 
 @pytest.fixture
-def forked_ranks(monkeypatch: pytest.MonkeyPatch, _rank_command: tuple[str, ...]) -> None:
-    """With ranks that are forked from a process which has torch imported, for tests that start many."""
+def forked_ranks(monkeypatch: pytest.MonkeyPatch, _rank_command: tuple[str, ...]) -> tuple[str, ...]:
+    """With ranks that are forked from a process which has torch imported, for tests that start many.
+
+    Returns the command of one; with `parlay` and arguments behind it, that command is forked.
+    """
     monkeypatch.setattr(local_ranks, "_COMMAND", _rank_command)
     monkeypatch.setattr(ranks, "COMMAND", (*_rank_command, "parlay"))
+    return _rank_command
 
 
 class Pair(NamedTuple):

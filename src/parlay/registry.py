@@ -1,6 +1,6 @@
 """Finding plug-ins by name: one is imported when its name is first asked for."""
 
-from collections.abc import Iterator
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -28,15 +28,19 @@ class Registry:
         self._part = part
         self._files = files
 
-    def names(self) -> Iterator[str]:
-        """Yield the names that `load` accepts, sorted."""
+    def names(self) -> tuple[str, ...]:
+        """Return the names that `load` accepts, sorted."""
+        return self._names
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
         found = set()
         for folder in map(Path, import_module(self._package).__path__):
             if self._files:
                 found |= {file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")}
             if self._part is not None:
                 found |= {file.parent.name for file in folder.glob(f"*/{self._part}.py")}
-        yield from sorted(found)
+        return tuple(sorted(found))
 
     def load(self, name: str) -> ModuleType:
         """Import and return the plug-in called `name`, or this registry's part of it.
@@ -44,8 +48,7 @@ class Registry:
         Raises:
             ConfigError: no such plug-in; the message suggests the nearest name.
         """
-        names = list(self.names())
-        if name not in names:
-            raise ConfigError(f"unknown {self._kind} {shown(name)}{nearest(name, names)}")
+        if name not in self.names():
+            raise ConfigError(f"unknown {self._kind} {shown(name)}{nearest(name, self.names())}")
         module = import_module(f"{self._package}.{name}")
         return import_module(f"{module.__name__}.{self._part}") if hasattr(module, "__path__") else module

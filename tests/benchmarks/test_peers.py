@@ -156,14 +156,16 @@ def test_a_worker_survives_what_it_cannot_do(worker: PeerWorker) -> None:
 
 
 def test_a_comparison_goes_on_without_those_that_fail(
-    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And what a file has is not measured again."""
     output = tmp_path / "peers.json"
-    result = measured(capsys, *small, "--rows", "1", "3", "--output", str(output))
+    flags = [*small, "--rows", "1", "3", "--batch-sizes", "2", "--output", str(output)]
+    result = measured(capsys, *flags)
     rows = result["rows"]
     assert list(dict.fromkeys(row["measured"] for row in rows)) == [
         *("step of 1", "step of 3", "prompt of 8"),
-        *("some, plain", "some, speculation, temperature 0"),
+        *("some, plain", "some, plain, batch 2", "some, speculation, temperature 0"),
     ]
     assert result["missing"] == {"fake lookup 1 on tiny": "OSError: this file is not for me"}
     plain = {row["engine"]: row for row in rows if row["measured"] == "some, plain"}
@@ -179,18 +181,10 @@ def test_a_comparison_goes_on_without_those_that_fail(
     assert speculating == ["plain", "auto", "lookup 2"]
     steps = [row["engine"] for row in rows if row["measured"] == "step of 3"]
     assert steps == [OURS]  # nobody else offers single passes
+    [batch] = [row for row in rows if row["measured"] == "some, plain, batch 2"]  # nor several prompts
+    assert (batch["engine"], len(batch["seconds"])) == (OURS, 2)
+    assert batch["figure"] > 0
     assert len(json.loads(output.read_text())["rows"]) == len(rows)
-
-
-def test_batches_of_engines_that_complete_several_prompts(
-    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And what a file has is not measured again."""
-    flags = [*small, "--peers", "fake", "--rows", "1", "--batch-sizes", "2", "--output", str(tmp_path / "rows.json")]
-    rows = measured(capsys, *flags)["rows"]
-    batches = [row for row in rows if row["measured"] == "some, plain, batch 2"]
-    assert [(row["engine"], len(row["seconds"])) for row in batches] == [(OURS, 2)]
-    assert batches[0]["figure"] > 0
 
     def start(*_: object) -> None:
         raise AssertionError("a worker was started")
@@ -201,18 +195,36 @@ def test_batches_of_engines_that_complete_several_prompts(
     assert "was measured with prefixes None, here 2" in capsys.readouterr().err
 
 
-def test_environments_are_made_once(tmp_path: Path) -> None:
+def test_environments_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels: list[str] = []
-    there = Peer("tool", ("pip",), {}, without=("setuptools",))  # every environment has pip
-    python = installed(there, tmp_path / "all", None, labels.append)
-    assert python.exists()
-    assert installed(there, tmp_path / "all", None, labels.append) == python
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        if "venv" in command:
+            (tmp_path / "all" / "pip" / "bin").mkdir(parents=True)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(peer_process.subprocess, "run", run)
+        there = Peer("tool", ("pip",), {}, without=("setuptools",))
+        python = installed(there, tmp_path / "all", None, labels.append)
+        assert installed(there, tmp_path / "all", None, labels.append) == python
     assert labels == ["installing pip, which may take a while"]
+    pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    assert ran[1:] == [[*pip, "install", "pip"], [*pip, "uninstall", "--yes", "setuptools"]]
+
+
+@pytest.mark.soak
+def test_environments(tmp_path: Path) -> None:
+    there = Peer("tool", ("pip",), {}, without=("setuptools",))  # every environment has pip
+    python = installed(there, tmp_path / "all", None, lambda _: None)
+    assert python.exists()
     has = [str(python), "-c", "import setuptools"]
     assert subprocess.run(has, capture_output=True, check=False).returncode == 1
     broken = Peer("broken", (str(tmp_path / "nothing.whl"),), {})
     with pytest.raises(PeerError, match=r"cannot be installed: .*nothing.whl"):
-        installed(broken, tmp_path / "all", None, labels.append)
+        installed(broken, tmp_path / "all", None, lambda _: None)
 
 
 def test_mistakes_come_before_installing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The smaller benchmarks: that they end with rows that fit together, not how fast anything is."""
 
 import json
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from mtp_layers import write_mtp
 from vocabularies import shortened
 
 from benchmarks import draft_vocabulary, ranks, ratios, sampling, startup, structured, vocabularies
+from parlay.bench.contenders import contenders
 from parlay.checkpoints.find import ASSETS
 
 
@@ -33,7 +35,14 @@ def test_draft_vocabulary(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert all(row["ms"] > 0 < row["step_ms"] for row in rows)
 
 
-def test_startup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_startup(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, forked_ranks: tuple[str, ...]
+) -> None:
+    def forked(command: list[str], **more: Any) -> subprocess.Popen[bytes]:
+        return popen([*forked_ranks, "parlay", *command[3:]], **more)
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(startup.subprocess, "Popen", forked)
     (row,) = result(startup.main, ["--repetitions", "1"], capsys)["rows"]
     assert row["seconds_to_first_token"] > 0
 
@@ -67,14 +76,19 @@ def test_ranks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     assert "--ranks and --stages must be at least 2" in capsys.readouterr().err
 
 
-def test_structured(capsys: pytest.CaptureFixture[str]) -> None:
+def some(*methods: str) -> Callable[..., Any]:
+    """Return a `contenders` of these alone."""
+    return lambda model, length: contenders(model, length, methods)
+
+
+def test_structured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structured, "contenders", some("ngram", "draft_model"))
     found = result(
         structured.main, ["--requests", "4", "--batch-sizes", "2", "--num-speculative-tokens", "3"], capsys
     )
     assert found["provenance"]
     methods = [row["method"] for row in found["rows"] if row["temperature"] == 0]
-    assert methods[0] == "plain"
-    assert {"ngram", "draft_model"} < set(methods)
+    assert methods == ["plain", "ngram", "draft_model"]
     assert len(found["rows"]) == 2 * len(methods)
     for row in found["rows"]:
         assert row["same_tokens"]
@@ -89,7 +103,10 @@ def test_structured(capsys: pytest.CaptureFixture[str]) -> None:
             assert row["forced_share"] > 0.1
 
 
-def test_structured_answers_to_prompts_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_structured_answers_to_prompts_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structured, "contenders", some("ngram"))
     file = tmp_path / "own.jsonl"
     file.write_text('{"prompt": "def first(a, b):"}\n{"turns": ["A class for a stack.", "Another."]}\n')
     flags = ["--batch-sizes", "1", "--dataset", str(file), "--requests", "2"]

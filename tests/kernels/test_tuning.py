@@ -10,7 +10,7 @@ from parlay.cache_file import CacheFile
 from parlay.kernels import tuning
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
-from parlay.kernels.tuning import Prefetching, tune
+from parlay.kernels.tuning import Prefetching, measure, tune
 from parlay.numerics.selfcheck import random_blocks
 from parlay.weights.kinds import BY_NAME
 from parlay.weights.weight import Weight
@@ -21,7 +21,8 @@ from .test_quantised import multiplied
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Weights of a megabyte, and a cache folder of the test's own."""
+    """Measuring, with weights of a megabyte, and a cache folder of the test's own."""
+    monkeypatch.setattr(tuning, "measure", measure)
     monkeypatch.setattr(tuning, "_BYTES", 8 << 20)
     monkeypatch.setattr(env, "cache_dir", lambda: tmp_path)
 
