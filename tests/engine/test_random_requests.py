@@ -215,13 +215,13 @@ def _complete(
 
 @pytest.mark.parametrize(("method", "dtype"), [("ngram", "float32"), ("draft_model", "bfloat16")])
 def test_some_random_requests(make_llm: MakeLLM, method: str, dtype: str) -> None:
-    _check_random_requests(make_llm, 400, method, dtype)
+    _check_random_requests(make_llm, 200, method, dtype)
 
 
 @pytest.mark.parametrize("split", [{"ranks": 2}, {"stages": 2}, {"stages": 2, "ranks": 2}])
 @pytest.mark.usefixtures("forked_ranks")
 def test_some_random_requests_on_several_ranks(make_llm: MakeLLM, split: dict[str, int]) -> None:
-    _check_random_requests(make_llm, 100, "eagle3", "bfloat16", **split)
+    _check_random_requests(make_llm, 60, "eagle3", "bfloat16", **split)
 
 
 @pytest.mark.soak

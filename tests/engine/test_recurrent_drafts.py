@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from asking import Ask, accepted, assert_same, preempt_every_third_step, random_seed, run
+from crossing import crossed
 from families import write_family
 from pieces import random_tokens
 from random_requests import compare_random_requests
@@ -55,13 +56,12 @@ def plainly(model: Callable[[str], Path]) -> Callable[[str], list[Any]]:
     return cache(lambda name: alone(model(name), asks()))
 
 
-@pytest.mark.parametrize("more", [FIXED, TREE], ids=["chains", "trees"])
-@pytest.mark.parametrize("name", FAMILIES)
+@crossed(name=FAMILIES, shape=("chains", "trees"))
 def test_the_target_drafts_for_itself(
-    engine: Callable[..., LLM], plainly: Callable[[str], list[Any]], name: str, more: dict[str, Any]
+    engine: Callable[..., LLM], plainly: Callable[[str], list[Any]], name: str, shape: str
 ) -> None:
     """Its four bits begin with the state of the target, which they leave as it is."""
-    llm = engine(name, "self", more, max_num_batched_tokens=40)
+    llm = engine(name, "self", TREE if shape == "trees" else FIXED, max_num_batched_tokens=40)
     for meddle in (None, preempt_every_third_step()):
         found = run(llm, asks(), meddle)
         assert_same(found, plainly(name))

@@ -17,6 +17,7 @@ from asking import (
     with_params,
 )
 from blocks import block_config, random_block
+from crossing import crossed
 from eagles import eagle_config, random_eagle, random_eagle3
 from families import write_family
 from heads import write_head
@@ -83,31 +84,24 @@ def plainly(model: Callable[[str], Path]) -> Callable[[str], list[Any]]:
     return cache(lambda name: alone(model(name), asks()))
 
 
-@pytest.mark.parametrize("more", [FIXED, TREE], ids=["chains", "trees"])
-@pytest.mark.parametrize(("name", "method"), PAIRS)
+@crossed(pair=PAIRS, shape=("chains", "trees"))
 def test_same_tokens(
-    engine: Callable[..., LLM],
-    plainly: Callable[[str], list[Any]],
-    name: str,
-    method: str,
-    more: dict[str, Any],
+    engine: Callable[..., LLM], plainly: Callable[[str], list[Any]], pair: tuple[str, str], shape: str
 ) -> None:
     """In chunks and in company, then from the cache, then preempted at every third step."""
-    llm = engine(name, method, more, max_num_batched_tokens=40)
+    name, method = pair
+    llm = engine(name, method, TREE if shape == "trees" else FIXED, max_num_batched_tokens=40)
     for meddle in (None, None, preempt_every_third_step()):
         found = run(llm, asks(), meddle)
         assert_same(found, plainly(name))
         assert sum(one.metrics.drafted for one in found) > 100
-    assert more is FIXED or accepted(found) > 0  # chains of a random head are hardly ever right
+    assert shape == "chains" or accepted(found) > 0  # chains of a random head are hardly ever right
 
 
 @pytest.mark.usefixtures("forked_ranks")
-@pytest.mark.parametrize("split", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tp", "pp"])
-@pytest.mark.parametrize("method", METHODS)
-def test_ranks(
-    engine: Callable[..., LLM], plainly: Callable[[str], list[Any]], method: str, split: dict[str, int]
-) -> None:
-    assert_same(run(engine("qwen3_5", method, **split), asks()), plainly("qwen3_5"))
+@crossed(method=METHODS, split=("tensor_parallel_size", "pipeline_parallel_size"))
+def test_ranks(engine: Callable[..., LLM], plainly: Callable[[str], list[Any]], method: str, split: str) -> None:
+    assert_same(run(engine("qwen3_5", method, **{split: 2}), asks()), plainly("qwen3_5"))
 
 
 def drafts(llm: LLM, ask: Ask) -> tuple[list[Any], int]:

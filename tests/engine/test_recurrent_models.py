@@ -17,6 +17,8 @@ from asking import (
     run,
 )
 from checkpoints import write_llama
+from conftest import DTYPES
+from crossing import crossed
 from families import write_family
 from pieces import random_tokens
 from random_requests import compare_random_requests
@@ -49,8 +51,7 @@ def engine(path: Path, dtype: str = "float32", **options: Any) -> LLM:
     return LLM(str(path), dtype=dtype, max_model_len=256, **{"speculative_config": NGRAM, **options})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", FAMILIES)
+@crossed(name=FAMILIES, dtype=DTYPES)
 def test_what_other_engines_get_wrong(
     model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
 ) -> None:
@@ -69,11 +70,13 @@ def test_what_other_engines_get_wrong(
     assert counts[2] > 30
 
 
-@pytest.mark.parametrize("speculative", [None, NGRAM, SUFFIX, UNION], ids=["plain", "ngram", "suffix", "union"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_same_tokens(model: Callable[[str], Path], name: str, speculative: dict[str, Any] | None) -> None:
+HOW = {"plain": None, "ngram": NGRAM, "suffix": SUFFIX, "union": UNION}
+
+
+@crossed(name=FAMILIES, how=tuple(HOW))
+def test_same_tokens(model: Callable[[str], Path], name: str, how: str) -> None:
     """In chunks and in company, then from the cache, then preempted at every third step."""
-    llm = engine(model(name), speculative_config=speculative, max_num_batched_tokens=24, block_size=8)
+    llm = engine(model(name), speculative_config=HOW[how], max_num_batched_tokens=24, block_size=8)
     expected = plainly(model(name), "float32")
     for meddle in (None, None, preempt_every_third_step()):
         assert_same(run(llm, asks(), meddle), expected)
@@ -98,10 +101,9 @@ def test_lengths_chosen_at_random(model: Callable[[str], Path], monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("forked_ranks")
-@pytest.mark.parametrize("split", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tp", "pp"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_ranks(model: Callable[[str], Path], name: str, split: dict[str, int]) -> None:
-    llm = engine(model(name), **split, max_num_batched_tokens=40)
+@crossed(name=FAMILIES, split=("tensor_parallel_size", "pipeline_parallel_size"))
+def test_ranks(model: Callable[[str], Path], name: str, split: str) -> None:
+    llm = engine(model(name), **{split: 2}, max_num_batched_tokens=40)
     assert_same(run(llm, asks()), plainly(model(name), "float32"))
 
 
