@@ -62,20 +62,14 @@ def test_it_answers_alike_and_outlives_its_ranks(model: str, alone: tuple[object
         second = ranks_of(server)
         assert len(second) == 1
         assert not set(first) & set(second)
-        wait_for(lambda: not any(map(alive, first)), 20)
-        os.kill(second[0], signal.SIGKILL)  # while no request is open
-        wait_for(lambda: not server.ready(), 20)
-        wait_for(lambda: server.ready(), 60)
-        assert answer(server) == expected
-        third = ranks_of(server)
         assert server.stop() == 0
-        wait_for(lambda: not any(map(alive, second + third)), 20)
+        wait_for(lambda: not any(map(alive, first + second)), 20)
 
 
 def test_ranks_that_joined_join_again(
     model: str, alone: tuple[object, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of them is lost, the other stays; another one takes the place of the first."""
+    """One is lost while no request is open, the other stays; another one takes the place of the first."""
     monkeypatch.setenv("PARLAY_RANK_KEY", "a key for the ranks of this test")
     expected, _ = alone
     address = free_address()

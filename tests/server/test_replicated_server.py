@@ -10,7 +10,7 @@ from serving import wait_for
 from parlay import LLM, ConfigError
 from parlay.cli.main import main
 
-LONG = {"max_tokens": 800, "ignore_eos": True, "temperature": 0.8, "seed": 1, "n": 4}
+LONG = {"max_tokens": 300, "ignore_eos": True, "temperature": 0.8, "seed": 1, "n": 4}
 PLAIN = ("--speculative-config", "none")
 
 
@@ -21,7 +21,7 @@ def converse(server: ServerProcess, agents: int, turns: int) -> float:
     def agent(number: int) -> None:
         text = "# You are a careful programmer who writes short functions.\n" * 6 + f"# Task {number}\n"
         for turn in range(turns):
-            answer = server.post({"prompt": text, "max_tokens": 24, "temperature": 0, "ignore_eos": True})
+            answer = server.post({"prompt": text, "max_tokens": 4, "temperature": 0, "ignore_eos": True})
             seen = " ".join(f"line {line}: {number * line + turn}" for line in range(20))
             text += answer.json()["choices"][0]["text"] + f"\n# Tool: {seen}\n"
 
@@ -52,7 +52,7 @@ def test_two_are_as_one() -> None:
         wait_for(lambda: min(two.figures("vllm:generation_tokens_total").values()) > 0)
         assert set(two.figures("vllm:generation_tokens_total")) == {"0", "1"}
 
-        hit_rates = [converse(server, agents=5, turns=8) for server in (one, two)]
+        hit_rates = [converse(server, agents=5, turns=6) for server in (one, two)]
         assert hit_rates[0] > 0.7
         assert hit_rates[1] >= 0.95 * hit_rates[0], hit_rates
 

@@ -100,9 +100,10 @@ def test_a_signal_while_it_loads(model: str, number: signal.Signals, expected: i
     assert not server.said("Traceback")
 
 
-def test_killed_and_back_again_and_again(server: ServerProcess) -> None:
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.soak)])
+def test_killed_and_back_again(server: ServerProcess, times: int) -> None:
     """Open requests get a clear error, probes turn red, and each time it comes back."""
-    for _ in range(2):
+    for _ in range(times):
         watch = Watch(server.url, LONG)
         wait_for(lambda watch=watch: watch.running)  # type: ignore[misc]
         assert server.engine is not None
@@ -256,7 +257,7 @@ def test_templates_of_clients_keep_nobody_else_waiting_and_end_with_the_server(m
 def test_signals_under_load(model: str, number: signal.Signals) -> None:
     """The first lets what is open finish, the second does not."""
     with ServerProcess(model) as server:
-        watches = [Watch(server.url, {**LONG, "n": 16}) for _ in range(8)]
+        watches = [Watch(server.url, {**LONG, "n": 8}) for _ in range(4)]
         wait_for(lambda: any(watch.running for watch in watches))
         engine = server.engine
         server.process.send_signal(number)
