@@ -26,9 +26,11 @@ from parlay.kernels import tuning
 from parlay.proposers.base import HostProposer
 from parlay.proposers.select import proposers
 
-# The same examples every time, and no deadline on a machine that may be busy.
-settings.register_profile("fixed", derandomize=True, deadline=None)
-settings.load_profile("fixed")
+# The same examples every time, and no deadline on a machine that may be busy. `make soak` has many, and others.
+SOAK = "PARLAY_SOAK_SECONDS" in os.environ
+settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=40)
+settings.register_profile("soak", deadline=None, database=None, max_examples=2_000)
+settings.load_profile("soak" if SOAK else "fixed")
 
 # Tests run side by side, one process a core: engines compute in one thread each, in processes that tests start too.
 # Tests that are about threads set their number themselves.
@@ -69,6 +71,14 @@ def _threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have `make soak` run what hypothesis finds examples for, too."""
+    for item in items if SOAK else ():
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.soak)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

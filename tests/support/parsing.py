@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from parlay import ParlayError
 
 # The few are the same every time; the many are for `make soak`.
-FEW, MANY = 100, 20_000
+FEW, MANY = 40, 20_000
 examples = pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.soak)])
 
 ODD_NUMBERS = st.sampled_from(
