@@ -13,6 +13,7 @@ import torch
 from asking import Ask, accepted, assert_same, run
 from checkpoints import VOCAB
 from conftest import MakeLLM, Pair, Plain, proposer_options
+from crossing import crossed
 from eagles import eagle_config, random_eagle3, write
 from families import write_family
 from heads import random_medusa, write_head
@@ -108,8 +109,7 @@ class Between:
 
 
 @pytest.mark.usefixtures("replays_are_seen")
-@pytest.mark.parametrize("tree", ["off", {"width": 3, "depth": 3}], ids=["chains", "trees"])
-@pytest.mark.parametrize("method", METHODS)
+@crossed(method=METHODS, tree=("off", {"width": 3, "depth": 3}))
 def test_no_python_runs_between_two_levels(
     make_llm: MakeLLM, models: dict[str, Pair], method: str, tree: str | dict[str, int]
 ) -> None:
@@ -327,8 +327,7 @@ def permitted(name: str, tokens: Sequence[int]) -> bool:
     return not any(word in text for word in ("?", *ASKED[name].get("bad_words", ())))
 
 
-@pytest.mark.parametrize("name", ASKED)
-@pytest.mark.parametrize("method", METHODS)
+@crossed(method=METHODS, name=tuple(ASKED))
 def test_guesses_keep_to_what_a_request_asks_for(make_llm: MakeLLM, plain: Plain, method: str, name: str) -> None:
     prompts = [tuple((11 * i + 3 * j) % 60 for j in range(9 + i)) for i in range(4)]
     common = {"temperature": 0.9, "seed": 3, "max_tokens": 24, "logprobs": 0, "ignore_eos": True}

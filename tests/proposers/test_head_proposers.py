@@ -24,6 +24,7 @@ from asking import (
     with_params,
 )
 from conftest import MakeLLM, Pair, Plain
+from crossing import crossed
 from eagles import assert_right as assert_pairs_right
 from fitting import fitted
 from heads import (
@@ -101,18 +102,16 @@ def assert_right(llm: LLM, path: Path, drafts: dict[Known, Noted]) -> None:
         assert draft.probs == pytest.approx(probs, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"max_num_batched_tokens": 7},
-        {"max_num_batched_tokens": 23, "block_size": 3},
-        {"block_size": 1},
-        {"max_num_seqs": 2},
-    ],
-    ids=str,
+SMALL = (
+    {},
+    {"max_num_batched_tokens": 7},
+    {"max_num_batched_tokens": 23, "block_size": 3},
+    {"block_size": 1},
+    {"max_num_seqs": 2},
 )
-@pytest.mark.parametrize("method", EVERY)
+
+
+@crossed(options=SMALL, method=EVERY)
 def test_in_chunks_and_blocks_of_any_size(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, options: dict[str, int]
 ) -> None:
@@ -138,8 +137,7 @@ def test_from_a_cached_prefix(make_llm: MakeLLM, models: dict[str, Pair], method
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("method", EVERY)
+@crossed(method=EVERY, caching=(True, False))
 def test_after_preemption(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, caching: bool
 ) -> None:
@@ -198,8 +196,7 @@ def test_more_requests_than_a_turn_takes(
     assert_right(llm, path, watch.drafts)
 
 
-@pytest.mark.parametrize("kernels", ["native", "reference"])
-@pytest.mark.parametrize("method", EVERY)
+@crossed(method=EVERY, kernels=("native", "reference"))
 def test_recorded_or_not(
     make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, method: str, kernels: str
 ) -> None:

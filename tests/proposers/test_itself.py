@@ -6,11 +6,13 @@ or missing. What is emitted would be right even then; what is accepted tells.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 from asking import Ask, accepted, assert_same, half_repeating, preempt_every_third_step, run, with_params
 from conftest import DTYPES, MakeLLM, Pair, Plain
+from crossing import crossed
 from watching import asks
 
 from parlay import LLM, CompletionOutput
@@ -47,12 +49,14 @@ def all_accepted(answers: Sequence[CompletionOutput]) -> bool:
     return all(a.metrics.accepted == a.metrics.drafted > 0 for a in answers)
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.05}], ids=str)
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
-@pytest.mark.parametrize("dtype", DTYPES)
+WAYS = tuple(product((0.0, 0.7, 1.3), DTYPES))
+
+
+@crossed(way=WAYS, filters=({}, {"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.05}))
 def test_every_guess_is_accepted(
-    itself: MakeLLM, plain: Plain, dtype: str, temperature: float, filters: dict[str, Any]
+    itself: MakeLLM, plain: Plain, way: tuple[float, str], filters: dict[str, Any]
 ) -> None:
+    temperature, dtype = way
     answers = run(itself(4, dtype), asks(temperature, **filters))
     assert_same(answers, plain(dtype, asks(temperature, **filters)))
     assert all_accepted(answers)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from blocks import block_config, markov_tensors, random_block, walk_tensors
 from checkpoints import write_llama
+from crossing import crossed
 from eagles import eagle_config, random_eagle, random_eagle3, write
 from heads import mlp_config, random_medusa, random_mlp, write_head, write_medusa
 from ranks import together
@@ -166,16 +167,16 @@ def _matrices(value: Any) -> Iterator[int]:
     return walk(value, False)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("own", [True, False], ids=["its own", "the target's"])
-@pytest.mark.parametrize(
-    "method", ["dflash", "dspark", "dflash2", "peagle", "eagle", "eagle3", "medusa", "mlp_speculator"]
-)
+METHODS = ("dflash", "dspark", "dflash2", "peagle", "eagle", "eagle3", "medusa", "mlp_speculator")
+# With layers of its own or the target's; the latter in another order, so that a method meets two of all else.
+HEADS = [*((method, True) for method in METHODS), *((method, False) for method in METHODS[3:] + METHODS[:3])]
+
+
+@crossed(head=HEADS, size=(2, 3), dtype=("bfloat16", "float32"), quantization=(None, "int8"))
 def test_the_bits_of_one_rank(
-    tmp_path: Path, method: str, own: bool, size: int, dtype: str, quantization: str | None
+    tmp_path: Path, head: tuple[str, bool], size: int, dtype: str, quantization: str | None
 ) -> None:
+    method, own = head
     target = write_llama(tmp_path / "target", seed=1)
     options = {"model": str(write_variant(tmp_path / "head", method, own)), "quantization": quantization}
     alone = draft(ALONE, {}, target, method, options, dtype)
