@@ -80,14 +80,19 @@ def test_the_embedded_model(kinds: tuple[str, ...], tmp_path: Path, capsys: pyte
 
 def test_a_model_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(write_llama(tmp_path / "own", scale=7.0, calm=0.2))
-    assert main(["verify", "--model", model, "--quick", "--max-tokens", "6"]) == 0
+    assert main(["verify", "--model", model, "--quick", "--max-tokens", "6", "--draws", "0"]) == 0
     out = capsys.readouterr().out
     assert "own-" in out
     assert "draft_model was left out" in out, "the embedded draft model has another vocabulary"
     assert "ngram" in out
     assert "{" not in out.splitlines()[-1]
     draft = json.dumps({"method": "draft_model", "model": model, "num_speculative_tokens": 2})
-    assert main(["verify", model, "--max-tokens", "6", "--speculative-config", draft, "--json"]) == 0
+    assert (
+        main(
+            ["verify", model, "--quick", "--max-tokens", "6", "--draws", "0", "--speculative-config", draft, "--json"]
+        )
+        == 0
+    )
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert {row["method"] for row in rows} == {"plain", "draft_model"}
     assert sum(row.get("accepted", 0) for row in rows) > 0

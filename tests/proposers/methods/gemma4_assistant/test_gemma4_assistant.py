@@ -19,6 +19,7 @@ from asking import (
     run,
 )
 from assistants import Reference, convert_assistant, write_assistant
+from crossing import crossed
 from families import write_family
 from pieces import random_tokens
 from random_requests import compare_random_requests
@@ -201,11 +202,11 @@ def plainly(target: Models) -> Callable[[str], list[Any]]:
     return cache(answers)
 
 
-@pytest.mark.parametrize("spec", [FIXED, TREE], ids=["chains", "trees"])
-@pytest.mark.parametrize("name", ["plain", "shared-keys-ordered"])
-def test_same_tokens(pair: Pairs, plainly: Callable[[str], list[Any]], name: str, spec: Any) -> None:
+@crossed(name=("plain", "shared-keys-ordered"), shape=("chains", "trees"))
+def test_same_tokens(pair: Pairs, plainly: Callable[[str], list[Any]], name: str, shape: str) -> None:
     """Together, from cached prefixes and preempted."""
     target, assistant = pair(name)
+    spec = TREE if shape == "trees" else FIXED
     options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "block_size": 8}
     llm = LLM(str(target), **options, speculative_config={"model": str(assistant), **spec})
     assert llm.engine.methods == ("none", "gemma4_assistant")
@@ -248,7 +249,7 @@ def test_random_requests(pair: Pairs, monkeypatch: pytest.MonkeyPatch, name: str
 
 
 @pytest.mark.usefixtures("forked_ranks")
-@pytest.mark.parametrize("name", ["plain", "shared-keys-ordered"])
+@pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.soak), "shared-keys-ordered"])
 def test_two_ranks(pair: Pairs, plainly: Callable[[str], list[Any]], name: str) -> None:
     """Each has a part of the keys, or none; together they draft what one does."""
     target, assistant = pair(name)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from asking import Ask, assert_same, run
+from crossing import crossed
 from families import write_family
 from mtp_layers import MODELS, Reference, write_mtp
 from pieces import random_tokens
@@ -70,8 +71,15 @@ def test_drafts_are_those_of_transformers(
             torch.testing.assert_close(torch.cat(scored), logits, **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5moe", "glm4moelite", "mellum", "qwen2"])
-def test_same_tokens(model: Callable[[str], Path], name: str) -> None:
+SPECS = {
+    "chains": FIXED,
+    "trees": FIXED | {"tree": {"width": 4, "depth": 2}, "num_speculative_tokens": 12},
+    "auto": {"method": "auto"},
+}
+
+
+@crossed(name=("qwen3_5", "qwen3_5moe", "glm4moelite", "mellum", "qwen2"), spec=tuple(SPECS))
+def test_same_tokens(model: Callable[[str], Path], name: str, spec: str) -> None:
     given: dict[str, Any] = {"max_tokens": 24, "logprobs": 1, "ignore_eos": True}
     asks = [
         Ask(tuple(random_tokens(11 * (seed + 1), seed)), SamplingParams(temperature=t, seed=seed, **given))
@@ -81,10 +89,9 @@ def test_same_tokens(model: Callable[[str], Path], name: str) -> None:
     options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "block_size": 8}
     plain = LLM(str(model(name)), **options, enable_prefix_caching=False, speculative_config=None)
     expected = [one for ask in asks for one in run(plain, [ask])]
-    for spec in FIXED, FIXED | {"tree": {"width": 4, "depth": 2}, "num_speculative_tokens": 12}, {"method": "auto"}:
-        llm = LLM(str(model(name)), **options, speculative_config=spec)
-        for _ in range(2):
-            assert_same(run(llm, asks), expected)
+    llm = LLM(str(model(name)), **options, speculative_config=SPECS[spec])
+    for _ in range(2):
+        assert_same(run(llm, asks), expected)
 
 
 def test_in_bfloat16_and_in_few_bits(model: Callable[[str], Path]) -> None:

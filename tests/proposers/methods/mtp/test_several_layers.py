@@ -18,6 +18,7 @@ from asking import (
     run,
     with_params,
 )
+from crossing import crossed
 from families import write_family
 from mtp_layers import Reference, write_mtp
 from pieces import random_tokens
@@ -228,12 +229,11 @@ def test_a_cached_prefix(model: Callable[[str], Path], engine: Callable[..., LLM
 # --------------------------------------------------------------------------------------------------------- the tokens
 
 
-@pytest.mark.parametrize("name", SEVERAL)
-def test_same_tokens(engine: Callable[..., LLM], plainly: Callable[[str], list[Any]], name: str) -> None:
-    for spec in FIXED, TREE:
-        llm = engine(name, spec, max_num_batched_tokens=40)
-        for meddle in (None, None, preempt_every_third_step()):
-            assert_same(run(llm, asks(), meddle), plainly(name))
+@crossed(name=tuple(SEVERAL), shape=("chains", "trees"))
+def test_same_tokens(engine: Callable[..., LLM], plainly: Callable[[str], list[Any]], name: str, shape: str) -> None:
+    llm = engine(name, TREE if shape == "trees" else FIXED, max_num_batched_tokens=40)
+    for meddle in (None, None, preempt_every_third_step()):
+        assert_same(run(llm, asks(), meddle), plainly(name))
 
 
 @pytest.mark.parametrize(
