@@ -92,7 +92,7 @@ def main() -> None:
     for name in ("tiny-code", "tiny-code-draft"):
         folder = ASSETS / name
         folder.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(str(folder / "tokenizer.json"))
+        tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
         config = json.dumps(tokenizer_config(), indent=2) + "\n"
         (folder / "tokenizer_config.json").write_text(config)
 

@@ -1,6 +1,7 @@
 """Medusa heads: every layout, both generations, and the authors' own numbers."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -47,9 +48,23 @@ def as_vllms(tensors: dict[str, Tensor], layers: int = 1, prefix: str = "") -> d
 # ------------------------------------------------------------------------------------------------------- goldens
 
 
-@pytest.fixture(scope="module", params=["draft", "draft_vllm"])
-def golden(request: pytest.FixtureRequest) -> LLM:
-    config = {"model": str(GOLDENS / request.param), "lengths": "fixed", "num_speculative_tokens": 5}
+@pytest.fixture(scope="module", params=["the authors'", "vLLM's"])
+def form(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same heads in both layouts; their tensors are kept in the second."""
+    if request.param == "vLLM's":
+        return GOLDENS / "draft_vllm"
+    tensors = {}
+    for name, tensor in load_file(GOLDENS / "draft_vllm" / "model.safetensors").items():
+        kind, i, *rest = name.split(".")
+        tensors[f"{i}.1.weight" if kind == "lm_heads" else f"{i}.{rest[1]}.linear.{rest[2]}"] = tensor
+    path = shutil.copytree(GOLDENS / "draft", tmp_path_factory.mktemp("medusa") / "draft")
+    torch.save(tensors, path / "medusa_lm_head.pt")
+    return path
+
+
+@pytest.fixture(scope="module")
+def golden(form: Path) -> LLM:
+    config = {"model": str(form), "lengths": "fixed", "num_speculative_tokens": 5}
     return LLM(str(GOLDENS / "target"), dtype="float32", speculative_config=config)
 
 
@@ -73,12 +88,11 @@ def test_golden_text(golden: LLM) -> None:
 
 
 @pytest.mark.parametrize("name", ["mc_sim_7b_63", "vicuna_7b_stage2"])
-@pytest.mark.parametrize("form", ["draft", "draft_vllm"])
-def test_golden_trees(form: str, name: str) -> None:
+def test_golden_trees(form: Path, name: str) -> None:
     """The nodes that the reference makes of two of its own lists of choices."""
     golden = json.loads((GOLDENS / "golden.json").read_text())
     choices = golden["choices"][name]
-    config = {"model": str(GOLDENS / form), "medusa_choices": choices}
+    config = {"model": str(form), "medusa_choices": choices}
     llm = LLM(str(GOLDENS / "target"), dtype="float32", speculative_config=config)
     head, cases = head_of(llm), load_file(GOLDENS / "golden.safetensors")
     for number, case in enumerate(golden["prefixes"]):
@@ -108,7 +122,7 @@ def test_golden_trees(form: str, name: str) -> None:
     ],
 )
 def test_choices_that_do_not_fit(choices: Any, message: str) -> None:
-    config = {"model": str(GOLDENS / "draft"), "medusa_choices": choices}
+    config = {"model": str(GOLDENS / "draft_vllm"), "medusa_choices": choices}
     with pytest.raises(ConfigError, match=message):
         LLM(str(GOLDENS / "target"), dtype="float32", speculative_config=config)
     good = {**config, "medusa_choices": [[0], [0, 0]]}
