@@ -23,6 +23,7 @@ from parlay import LLM, CompletionOutput
 from parlay.cli import serve
 from parlay.engine import local_ranks
 from parlay.kernels import tuning
+from parlay.kernels.select import select_kernels
 from parlay.proposers.base import HostProposer
 from parlay.proposers.select import proposers
 
@@ -52,10 +53,11 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _usual_prefetching() -> Iterator[None]:
-    """No start of an engine measures how far ahead to prefetch, but for the tests of that."""
+def _usual_prefetching(_cache_of_its_own: None) -> Iterator[None]:
+    """No start of an engine measures how far ahead to prefetch, nor in processes that tests start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "measure", lambda kernels: tuning.Prefetching())
+        tuning.tune(select_kernels(), 1)
         yield
 
 
@@ -71,6 +73,11 @@ def _threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import clients' libraries for tests that are not run."""
+    return True if collection_path.name == "clients" and "not clients" in config.option.markexpr else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -193,12 +193,14 @@ class Configuration(NamedTuple):
         conditions: under which it is run.
         more: what is added, another of these in each cell.
         right: whether drafts are right at times on a random target's texts; None if that cannot be known.
+        in_turn: whether configurations of this kind take turns at the conditions in the suite.
     """
 
     config: Callable[..., Any]
     conditions: dict[str, Condition]
     more: Sequence[dict[str, Any]] = ({},)
     right: bool | None = True
+    in_turn: bool = False
 
 
 def one(method: str, pair: Pair, **more: Any) -> dict[str, Any]:
@@ -247,7 +249,7 @@ CONFIGURATIONS = {
         for variant in variants(name)
     },
     "auto": Configuration(partial(several, None), OF_MANY),
-    **{f"auto-and-{name}": Configuration(partial(several, name), OF_MANY) for name in WITH_WEIGHTS},
+    **{f"auto-and-{name}": Configuration(partial(several, name), OF_MANY, in_turn=True) for name in WITH_WEIGHTS},
     **{f"suffix-ngram-and-{name}": Configuration(partial(listed, name), OF_LISTS) for name in WITH_WEIGHTS},
 }
 
@@ -269,7 +271,7 @@ class Cell(NamedTuple):
 def cells() -> Iterator[tuple[Cell, bool]]:
     """Yield every cell, and whether the suite runs it.
 
-    It runs each configuration under each of its conditions once. Dtype and temperature, the engine's options and
+    It runs each configuration under each of its conditions once, or in turn under one. Dtype and temperature, the engine's options and
     what is added to the configuration take turns, so that different ones meet; `make soak` runs all of the former.
     """
     common = list(product(DTYPES, TEMPERATURES))
@@ -279,4 +281,4 @@ def cells() -> Iterator[tuple[Cell, bool]]:
                 n = i + j + turn
                 options = circumstances.options[(i + turn) % len(circumstances.options)]
                 cell = Cell(configuration, condition, *common[n % len(common)], options, how.more[n % len(how.more)])
-                yield cell, turn == 0
+                yield cell, turn == 0 and (not how.in_turn or i % len(how.conditions) == j)

@@ -12,17 +12,18 @@ from parlay.train.model_card import Figures
 from parlay.train.run import train
 from parlay.train.trainee import methods
 
+# One of each kind: heads side by side, a model, one after another, a layer of the target's, a block.
 KINDS = [
     ("medusa", {"num_heads": 3}),
     pytest.param("medusa", {"num_heads": 2, "num_layers": 2, "own_outputs": True}, marks=pytest.mark.soak),
-    ("mlp_speculator", {"n_predict": 3, "inner_dim": 96}),
+    pytest.param("mlp_speculator", {"n_predict": 3, "inner_dim": 96}, marks=pytest.mark.soak),
     ("draft_model", {"hidden_size": 64}),
     pytest.param(
         "mlp_speculator",
         {"n_predict": 3, "inner_dim": 96, "tie_weights": True, "scale_input": False},
         marks=pytest.mark.soak,
     ),
-    ("eagle", {"rollout": 3}),
+    pytest.param("eagle", {"rollout": 3}, marks=pytest.mark.soak),
     ("eagle3", {"rollout": 3, "draft_vocab_size": 48, "layers": (1, 2, 3)}),
     ("mtp", {"rollout": 3}),
     ("dflash", {"block_size": 4}),

@@ -110,7 +110,8 @@ def test_broken_kernels_fail(
     for module in (parlay.engine.load, parlay.numerics.identify):
         monkeypatch.setattr(module, "select_kernels", select)
     model = str(write_llama(tmp_path / "model", scale=7.0))
-    assert main(["verify", model, "--quick", "--max-tokens", "4", "--draws", "0", "--json"]) == 1
+    flags = ["--quick", "--max-tokens", "4", "--draws", "0", "--speculative-config", "ngram", "--json"]
+    assert main(["verify", model, *flags]) == 1
     *text, line = capsys.readouterr().out.splitlines()
     result = json.loads(line)
     assert "the same-tokens guarantee does NOT hold here to the bit" in text[-1]
