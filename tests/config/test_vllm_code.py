@@ -80,6 +80,7 @@ def test_offline_code(options: dict[str, Any], expected: list[tuple[int, ...]]) 
 
 @pytest.mark.parametrize("options", [{"speculative_config": NEWER[7]}, OLDER[1]])
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("forked_ranks")
 def test_offline_code_with_four_ranks(options: dict[str, Any], expected: list[tuple[int, ...]]) -> None:
     llm = parlay.LLM(model="tiny-code", tensor_parallel_size=4, **options)
     outputs = llm.generate(PROMPTS, SamplingParams(temperature=0.8, top_p=0.95, seed=1))

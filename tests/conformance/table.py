@@ -271,8 +271,9 @@ class Cell(NamedTuple):
 def cells() -> Iterator[tuple[Cell, bool]]:
     """Yield every cell, and whether the suite runs it.
 
-    It runs each configuration under each of its conditions once, or in turn under one. Dtype and temperature, the engine's options and
-    what is added to the configuration take turns, so that different ones meet; `make soak` runs all of the former.
+    It runs each configuration under each of its conditions once, or in turn under one. Dtype and temperature, the
+    engine's options and what is added to the configuration take turns, so that different ones meet; `make soak` runs
+    all of the former.
     """
     common = list(product(DTYPES, TEMPERATURES))
     for i, (configuration, how) in enumerate(CONFIGURATIONS.items()):

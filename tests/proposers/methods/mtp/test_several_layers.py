@@ -246,6 +246,7 @@ def test_same_tokens(engine: Callable[..., LLM], plainly: Callable[[str], list[A
     ],
     ids=["tp", "shared", "trees", "pp"],
 )
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks(
     engine: Callable[..., LLM],
     plainly: Callable[[str], list[Any]],
