@@ -17,7 +17,7 @@ from checkpoints import write_llama
 from families import write_family
 from fitting import FITTED, fitted, fitting
 from forked_ranks import forking
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from parlay import LLM, CompletionOutput
 from parlay.cli import serve
@@ -30,7 +30,9 @@ from parlay.proposers.select import proposers
 # The same examples every time, and no deadline on a machine that may be busy. `make soak` has many, and others.
 SOAK = "PARLAY_SOAK_SECONDS" in os.environ
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=40)
-settings.register_profile("soak", deadline=None, database=None, max_examples=2_000)
+settings.register_profile(
+    "soak", deadline=None, database=None, max_examples=1_000, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("soak" if SOAK else "fixed")
 
 # Tests run side by side, one process a core: engines compute in one thread each, in processes that tests start too.
