@@ -22,8 +22,9 @@ from .conftest import ISAS, KIND
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "build" / "arm"
 HERE = Path(__file__).parent
-# Tests that are about this machine's module, or alter what modules are loaded.
-LEFT_OUT = "test_arm.py", "test_select.py", "test_stub.py"
+# Tests of this machine's module (how it reads objects, its types, what is done without it), and of threads, whose
+# waiting takes an emulator minutes.
+LEFT_OUT = "test_arguments.py", "test_arm.py", "test_select.py", "test_stub.py", "test_threads.py"
 if "PARLAY_ARM" in os.environ:
     pytest.skip("these tests run the others on ARM's kernels", allow_module_level=True)
 if not (BUILT / ".built").exists():
