@@ -28,8 +28,8 @@ from .helpers import (
 )
 
 ROWS = 20 if EMULATED else 300
-SOME_ROWS = tuple(n for n in (1, 2, 3, 5, 16, 33, 64, 150) if n <= ROWS)
-MANY_ROWS = tuple(n for n in (*range(1, 14), 16, 33, 48, 49, 64, 97, 257) if n <= ROWS)
+SOME_ROWS = (1, 2, 3, 5, 16, 33, 64, 150)
+MANY_ROWS = (*range(1, 14), 16, 33, 48, 49, 64, 97, 257)
 
 Rows = Callable[[Tensor], Tensor]  # row numbers -> their results
 
@@ -43,7 +43,7 @@ def check(kernels: Kernels, rows: Rows, numbers: tuple[int, ...] = SOME_ROWS, co
         torch.set_num_threads(threads)
         kernels.set_threads(threads)
         assert same_bits(rows(torch.arange(count)), expected), f"{threads} threads"
-        for number in numbers:
+        for number in (n for n in numbers if n <= count):
             for chosen in (order[:number], torch.arange(count - number, count)):
                 assert same_bits(rows(chosen), expected[chosen]), f"{number} rows, {threads} threads"
 
