@@ -124,7 +124,7 @@ FAULTS = [
     ),
     Fault(
         "a numerics id without the kinds of weights",
-        "tests/numerics",
+        "tests/models/test_quantised_models.py",
         "src/parlay/numerics/identify.py",
         '"+".join((str(dtype).removeprefix("torch."), *_quantised(config)))',
         'str(dtype).removeprefix("torch.")',
