@@ -1,0 +1,208 @@
+"""Paged attention.
+
+A row's keys are cut at absolute multiples of `_CHUNK`, whichever blocks or extra slots hold them. Of each chunk a
+softmax is made by itself, in tiles of `_TILE` keys, and the chunks' results are combined in order: by a second kernel
+where chunks of few rows occupy the GPU together, or by the program that made them. Both do the same operations.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from parlay.kernels.base import AttentionView
+from parlay.kernels.triton.launch import EXACT, dot, padded, rounded
+
+_CHUNK = 256  # keys of which one program makes a softmax
+_TILE = 32  # keys that it reads at once, half as many where heads are wide
+_WIDE = 256  # columns
+_LEAST = 16  # query heads of a matrix product
+_ROOM = 1 << 26  # numbers of all chunks' results; beyond, a program goes through all chunks of its row
+_EXTRA = 512  # most nodes on a path of a draft
+
+# What varies with the batch must not be compiled in.
+_DATA = ["table_step", "chunks"]
+_VIEWS = ["tables", "owner", "first", "last", "extra_offsets", "extra_slots"]
+
+
+@triton.jit
+def _visible(row, first, last, extra_offsets, window):
+    known = tl.load(last + row)
+    total = known + tl.load(extra_offsets + row + 1) - tl.load(extra_offsets + row)
+    start = tl.load(first + row)
+    if window > 0:
+        start = tl.maximum(start, total - window)
+    return start, known, total
+
+
+@triton.jit
+def _merge(best, mass, mixed, own_best, own_mass, own_mixed):
+    # The softmax of some keys and of those behind them, as that of all.
+    new = tl.maximum(best, own_best)
+    before, behind = tl.exp(best - new), tl.exp(own_best - new)
+    return new, mass * before + own_mass * behind, mixed * before[:, None] + own_mixed * behind[:, None]
+
+
+@triton.jit
+def _softmax(
+    query, key_cache, value_cache, tables, extra_slots, row_table, extra_at, kv_head, begin, start, known, total, end,
+    scale, cap, dim,
+    kv_heads: tl.constexpr, block_size: tl.constexpr, lanes: tl.constexpr, group: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    lane, key = tl.arange(0, lanes), tl.arange(0, tile)
+    best = tl.full((group,), float("-inf"), tl.float32)
+    mass = tl.zeros((group,), tl.float32)
+    mixed = tl.zeros((group, lanes), tl.float32)
+    # Tiles before the first visible key are skipped: each of the others has one.
+    for at in range(tl.maximum(begin, start // tile * tile), end, tile):
+        index = at + key
+        seen = (index >= start) & (index < total)
+        in_table = index < known
+        block = tl.load(tables + row_table + index // block_size, mask=seen & in_table, other=0).to(tl.int64)
+        extra = tl.load(extra_slots + extra_at + index - known, mask=seen & (index >= known), other=0).to(tl.int64)
+        block = tl.where(in_table, block, extra // block_size)
+        within = tl.where(in_table, index % block_size, extra % block_size)
+        place = ((block * kv_heads + kv_head) * block_size + within) * dim
+        is_number = seen[:, None] & (lane < dim)[None, :]
+        keys = tl.load(key_cache + place[:, None] + lane[None, :], mask=is_number, other=0.0)
+        scores = dot(query, tl.trans(keys), tl.zeros((group, tile), tl.float32)) * scale
+        if cap > 0:
+            # tanh by e^x, which the interpreter has too
+            power = tl.exp(-2.0 * tl.abs(scores / cap))
+            bound = cap * ((1.0 - power) / (1.0 + power))
+            scores = tl.where(scores < 0, -bound, bound)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new = tl.maximum(best, tl.max(scores, 1))
+        shares = tl.exp(scores - new[:, None])
+        before = tl.exp(best - new)
+        values = tl.load(value_cache + place[:, None] + lane[None, :], mask=is_number, other=0.0)
+        mass = mass * before + tl.sum(shares, 1)
+        mixed = dot(rounded(shares, values.dtype).to(values.dtype), values, mixed * before[:, None])
+        best = new
+    return best, mass, mixed
+
+
+@triton.jit(do_not_specialize=_DATA, do_not_specialize_on_alignment=[*_VIEWS, "out"])
+def _attend(
+    query, key_cache, value_cache, tables, owner, first, last, extra_offsets, extra_slots, sinks, out,
+    part_best, part_mass, part_mixed, table_step, chunks, scale, window, cap, dim,
+    kv_heads: tl.constexpr, block_size: tl.constexpr, heads: tl.constexpr, lanes: tl.constexpr, group: tl.constexpr,
+    has_sinks: tl.constexpr, alone: tl.constexpr, size: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    # alone: the program goes through all chunks and writes the result; else it leaves one chunk's.
+    row, kv_head = tl.program_id(0), tl.program_id(1)
+    start, known, total = _visible(row, first, last, extra_offsets, window)
+    each: tl.constexpr = heads // kv_heads
+    head, lane = tl.arange(0, group), tl.arange(0, lanes)
+    is_number = (head < each)[:, None] & (lane < dim)[None, :]
+    at = (row.to(tl.int64) * heads + kv_head * each + head[:, None]) * dim + lane[None, :]
+    row_table = tl.load(owner + row).to(tl.int64) * table_step
+    extra_at = tl.load(extra_offsets + row)
+    if alone:
+        best = tl.full((group,), float("-inf"), tl.float32)
+        mass = tl.zeros((group,), tl.float32)
+        mixed = tl.zeros((group, lanes), tl.float32)
+        if has_sinks:
+            best = tl.load(sinks + kv_head * each + head, mask=head < each, other=0.0)
+            mass = tl.full((group,), 1.0, tl.float32)
+        own_query = tl.load(query + at, mask=is_number, other=0.0)
+        for chunk in range(start // size, tl.cdiv(total, size)):
+            begin = chunk * size
+            own_best, own_mass, own_mixed = _softmax(
+                own_query, key_cache, value_cache, tables, extra_slots, row_table, extra_at, kv_head, begin, start,
+                known, total, tl.minimum(begin + size, total), scale, cap, dim,
+                kv_heads, block_size, lanes, group, tile,
+            )  # fmt: skip
+            best, mass, mixed = _merge(best, mass, mixed, own_best, own_mass, own_mixed)
+        mixed = tl.where(start < total, mixed / mass[:, None], 0.0)
+        tl.store(out + at, rounded(mixed, out.dtype.element_ty).to(out.dtype.element_ty), mask=is_number)
+    else:
+        begin = tl.program_id(2) * size
+        if (begin < total) & (begin + size > start):
+            own_query = tl.load(query + at, mask=is_number, other=0.0)
+            own_best, own_mass, own_mixed = _softmax(
+                own_query, key_cache, value_cache, tables, extra_slots, row_table, extra_at, kv_head, begin, start,
+                known, total, tl.minimum(begin + size, total), scale, cap, dim,
+                kv_heads, block_size, lanes, group, tile,
+            )  # fmt: skip
+            place = (row.to(tl.int64) * heads + kv_head * each + head) * chunks + tl.program_id(2)
+            tl.store(part_best + place, own_best, mask=head < each)
+            tl.store(part_mass + place, own_mass, mask=head < each)
+            tl.store(part_mixed + place[:, None] * dim + lane[None, :], own_mixed, mask=is_number)
+
+
+@triton.jit(do_not_specialize=_DATA, do_not_specialize_on_alignment=[*_VIEWS, "out"])
+def _combine(
+    part_best, part_mass, part_mixed, first, last, extra_offsets, sinks, out, chunks, window, dim,
+    heads: tl.constexpr, lanes: tl.constexpr, has_sinks: tl.constexpr, size: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0), tl.program_id(1)
+    start, _, total = _visible(row, first, last, extra_offsets, window)
+    lane, one = tl.arange(0, lanes), tl.arange(0, 1)
+    best = tl.full((1,), float("-inf"), tl.float32)
+    mass = tl.zeros((1,), tl.float32)
+    mixed = tl.zeros((1, lanes), tl.float32)
+    if has_sinks:
+        best = tl.load(sinks + head + one)
+        mass = tl.full((1,), 1.0, tl.float32)
+    line = row.to(tl.int64) * heads + head
+    for chunk in range(start // size, tl.cdiv(total, size)):
+        place = line * chunks + chunk + one
+        own = tl.load(part_mixed + place[:, None] * dim + lane[None, :], mask=(lane < dim)[None, :], other=0.0)
+        best, mass, mixed = _merge(best, mass, mixed, tl.load(part_best + place), tl.load(part_mass + place), own)
+    mixed = tl.where(start < total, mixed / mass[:, None], 0.0)
+    at = line * dim + lane[None, :] + one[:, None]
+    tl.store(out + at, rounded(mixed, out.dtype.element_ty).to(out.dtype.element_ty), mask=(lane < dim)[None, :])
+
+
+class TritonAttention:
+    """The attention of `Kernels`; see there. Probabilities are rounded to T where they meet the values.
+
+    Attributes:
+        longest: most keys that a row sees through its table; the grid of a recorded pass has room for so many.
+    """
+
+    longest: int = 1 << 31
+
+    def attention(  # noqa: D102
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        view: AttentionView,
+        scale: float,
+        out: Tensor,
+        window: int = 0,
+        cap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> None:
+        rows, heads, dim = q.shape
+        if not rows or not heads:
+            return
+        kv_heads, block_size = key_cache.shape[1:3]
+        lanes, group = max(padded(dim), _LEAST), max(padded(heads // kv_heads), _LEAST)
+        longest = min(view.tables.shape[1] * block_size, self.longest) + min(view.extra_slots.numel(), _EXTRA)
+        chunks = triton.cdiv(longest, _CHUNK)
+        alone = rows * heads * chunks * dim > _ROOM
+        none = torch.empty(0, dtype=torch.float32, device=q.device)
+        best, mass, mixed = none, none, none
+        if not alone:
+            best, mass = torch.empty((2, rows * heads * chunks), dtype=torch.float32, device=q.device)
+            mixed = torch.empty(rows * heads * chunks * dim, dtype=torch.float32, device=q.device)
+        sees = view.first, view.last, view.extra_offsets
+        _attend[(rows, kv_heads, 1 if alone else chunks)](
+            *(q, key_cache, value_cache, view.tables, view.row_request, *sees, view.extra_slots),
+            *(none if sinks is None else sinks, out, best, mass, mixed, view.tables.shape[1], chunks),
+            *(float(scale), window, float(cap), dim, kv_heads, block_size, heads, lanes, group),
+            *(sinks is not None, alone, _CHUNK, _TILE if lanes <= _WIDE else _TILE // 2),
+            num_warps=4,
+            num_stages=2 if lanes <= _WIDE else 1,
+            **EXACT,
+        )
+        if not alone:
+            _combine[(rows, heads)](
+                *(best, mass, mixed, *sees, none if sinks is None else sinks, out, chunks, window, dim, heads),
+                *(lanes, sinks is not None, _CHUNK),
+                num_warps=4,
+                **EXACT,
+            )

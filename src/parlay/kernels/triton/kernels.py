@@ -1,0 +1,99 @@
+"""All of the kernels for a GPU."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from parlay.kernels.base import Kernels
+from parlay.kernels.triton.attention import TritonAttention
+from parlay.kernels.triton.drawing import TritonDrawing
+from parlay.kernels.triton.elementwise import TritonElementwise
+from parlay.kernels.triton.linear import TritonLinear
+from parlay.kernels.triton.norms import TritonNorms
+from parlay.kernels.triton.recurrent import TritonRecurrent
+from parlay.kernels.triton.rotary import TritonRotary
+from parlay.kernels.triton.routing import TritonRouting
+from parlay.log import logger
+
+
+class TritonKernels(
+    TritonLinear,
+    TritonAttention,
+    TritonNorms,
+    TritonRotary,
+    TritonElementwise,
+    TritonRouting,
+    TritonRecurrent,
+    TritonDrawing,
+):
+    """`Kernels` in Triton; see there for what each method does.
+
+    Attributes:
+        device: where tensors lie.
+    """
+
+    # Rows of a tile, and one more.
+    switches: tuple[int, ...] = (17, 33, 65, 129)
+    prefetch: Callable[[int, int, int], None] | None = None
+
+    def __init__(self, device: torch.device, host: Kernels, longest: int) -> None:
+        """Compute on a GPU, or in Triton's interpreter on the CPU.
+
+        Args:
+            device: which.
+            host: kernels for this machine's processor.
+            longest: most tokens of a sequence.
+        """
+        super().__init__(device)
+        self.longest = longest
+        self._host = host
+        self._pool: Any = None  # of what recordings allocate: one of them runs at a time
+        capability = "interpreted"
+        if device.type == "cuda":
+            capability = "sm{}{}".format(*torch.cuda.get_device_capability(device))
+        self.name = f"triton-{triton.__version__}-{capability}"
+
+    @property
+    def host(self) -> Kernels:  # noqa: D102
+        return self._host
+
+    def here(self) -> AbstractContextManager[object]:  # noqa: D102
+        return self.device
+
+    def place(self, tensor: Tensor) -> Tensor:  # noqa: D102
+        return tensor.to(self.device)
+
+    def holds(self, tensor: Tensor) -> bool:  # noqa: D102
+        return tensor.device == self.device
+
+    def careful(self) -> Kernels | None:  # noqa: D102
+        return None
+
+    def set_threads(self, threads: int) -> None:  # noqa: D102
+        pass
+
+    def record(self, work: Callable[[], object]) -> Callable[[], None] | None:  # noqa: D102
+        if self.device.type != "cuda":
+            return None
+        work()  # what is compiled, or made once, is made now
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                work()
+        except RuntimeError as error:
+            logger.warning("kernels: a pass cannot be recorded, and runs slower: %s", str(error).splitlines()[0])
+            torch.cuda.synchronize()
+            return lambda: _call(work)
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+
+def _call(work: Callable[[], object]) -> None:
+    work()

@@ -1,0 +1,272 @@
+"""Matrix products.
+
+A weight's tile is chosen once, by its shape, and used for every number of rows; with more rows there are more tiles.
+A row of a tile is computed from its own inputs, in the order of the blocks of K, whatever stands in the other rows.
+Where a weight has too few outputs to occupy the GPU its K is split, always alike, and the sums of the parts are added
+in their order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from parlay.kernels.linear import LinearWeight, PackedPart
+from parlay.kernels.triton.blocks import BlockPart, layout_of, load_tile, look_up, pack_blocks
+from parlay.kernels.triton.launch import EXACT, dot, padded, rounded
+from parlay.weights.weight import Part, Weight
+
+_PROGRAMS = 256  # that occupy a GPU: two for each of about 130 processors
+_ALIGNED = tl.constexpr(16)  # bytes, of what Triton reads in one piece
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a product is cut.
+
+    Attributes:
+        rows, outputs, inputs: of a block.
+        splits: of K.
+        warps, stages: of a program.
+    """
+
+    rows: int
+    outputs: int
+    inputs: int
+    splits: int
+    warps: int
+    stages: int
+
+
+def tile_of(outputs: int, inputs: int, dtype: torch.dtype) -> Tile:
+    """Return the tile of a weight `[outputs, inputs]`; one for all numbers of rows."""
+    if dtype is torch.float32:
+        return Tile(16, 32, 32, 1, 4, 2)
+    blocks = -(-inputs // 128)
+    splits = 1
+    while splits < 16 and -(-outputs // 64) * splits < _PROGRAMS and blocks >= 8 * splits:
+        splits *= 2
+    return Tile(16, 64, 128, splits, 4, 4)
+
+
+@triton.jit(do_not_specialize=["rows", "splits"], do_not_specialize_on_alignment=["partial"])
+def _multiply(
+    x, weight, scales, least, out, partial, rows, outputs, inputs, step, width, splits,
+    tile_rows: tl.constexpr, tile_outputs: tl.constexpr, tile_inputs: tl.constexpr,
+    bits: tl.constexpr, base: tl.constexpr, group: tl.constexpr,
+):  # fmt: skip
+    # One part of a weight; a row of results has `width` numbers. For the weight's own arguments see `load_tile`.
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
+    part = tl.program_id(2)
+    inner = tl.arange(0, tile_inputs)
+    row_is = row < rows
+    blocks = tl.cdiv(inputs, tile_inputs)
+    each = tl.cdiv(blocks, splits)
+    x_at = x + row.to(tl.int64)[:, None] * inputs + inner[None, :]
+    total = tl.zeros((tile_rows, tile_outputs), tl.float32)
+    for block in range(part * each, tl.minimum((part + 1) * each, blocks)):
+        begin = block * tile_inputs
+        left = inputs - begin
+        a = tl.load(x_at + begin, mask=row_is[:, None] & (inner < left)[None, :], other=0.0)
+        b = load_tile(
+            weight, scales, least, output, outputs, step, begin, left,
+            tile_outputs, tile_inputs, bits, base, group, x.dtype.element_ty,
+        )  # fmt: skip
+        total = dot(a, b, total)
+    at = row.to(tl.int64)[:, None] * width + output[None, :]
+    is_one = row_is[:, None] & (output < outputs)[None, :]
+    if splits == 1:
+        tl.store(out + at, rounded(total, out.dtype.element_ty), mask=is_one)
+    else:
+        tl.store(partial + part.to(tl.int64) * rows * width + at, total, mask=is_one)
+
+
+@triton.jit(do_not_specialize=["size", "splits"], do_not_specialize_on_alignment=["partial", "out"])
+def _add_parts(partial, out, size, splits, width: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * width + tl.arange(0, width)
+    total = tl.load(partial + at, mask=at < size, other=0.0)
+    for part in range(1, splits):
+        total += tl.load(partial + part * size + at, mask=at < size, other=0.0)
+    tl.store(out + at, rounded(total, out.dtype.element_ty), mask=at < size)
+
+
+@triton.jit
+def _address(table, expert, dtype: tl.constexpr):
+    return tl.multiple_of(tl.load(table + expert).to(tl.pointer_type(dtype)), _ALIGNED)
+
+
+@triton.jit(
+    do_not_specialize=["copies"], do_not_specialize_on_alignment=["experts", "weights", "scales", "least", "out"]
+)
+def _multiply_experts(
+    x, experts, weights, scales, least, out, copies, outputs, inputs, step, width,
+    tile_rows: tl.constexpr, tile_outputs: tl.constexpr, tile_inputs: tl.constexpr, splits: tl.constexpr,
+    bits: tl.constexpr, base: tl.constexpr, group: tl.constexpr, stored: tl.constexpr, scale: tl.constexpr,
+):  # fmt: skip
+    # One pair of a row and an expert: the first row of a tile of `_multiply`, with the same sums. Of weights, scales
+    # and least there are tables of addresses.
+    pair = tl.program_id(0)
+    output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
+    inner = tl.arange(0, tile_inputs)
+    line = tl.arange(0, tile_rows)
+    expert = tl.load(experts + pair)
+    weight = _address(weights, expert, stored)
+    own_scales, own_least = None, None
+    if scales is not None:
+        own_scales = _address(scales, expert, scale)
+    if least is not None:
+        own_least = _address(least, expert, scale)
+    x_at = x + (pair // copies).to(tl.int64) * inputs + inner[None, :] + line[:, None] * 0
+    blocks = tl.cdiv(inputs, tile_inputs)
+    each = tl.cdiv(blocks, splits)
+    whole = tl.zeros((tile_rows, tile_outputs), tl.float32)
+    for part in range(splits):
+        total = tl.zeros((tile_rows, tile_outputs), tl.float32)
+        for block in range(part * each, tl.minimum((part + 1) * each, blocks)):
+            begin = block * tile_inputs
+            left = inputs - begin
+            a = tl.load(x_at + begin, mask=(line == 0)[:, None] & (inner < left)[None, :], other=0.0)
+            b = load_tile(
+                weight, own_scales, own_least, output, outputs, step, begin, left,
+                tile_outputs, tile_inputs, bits, base, group, x.dtype.element_ty,
+            )  # fmt: skip
+            total = dot(a, b, total)
+        whole = total if part == 0 else whole + total
+    at = pair.to(tl.int64) * width + output[None, :] + line[:, None] * 0
+    is_one = (line == 0)[:, None] & (output < outputs)[None, :]
+    tl.store(out + at, rounded(whole, out.dtype.element_ty), mask=is_one)
+
+
+_TYPES = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.int16: tl.int16,
+    torch.uint8: tl.uint8,
+}
+
+
+def _aligned(x: Tensor) -> Tensor:
+    return x.clone() if x.data_ptr() % _ALIGNED.value else x
+
+
+def _layout(part: PackedPart) -> tuple[int, int | None, int]:
+    """Return `bits`, `base` and `group` of `load_tile`."""
+    if isinstance(part, BlockPart):
+        return part.layout.bits, part.layout.base, part.layout.group
+    return 0, 0, 1
+
+
+def _tensors(part: PackedPart) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return what `load_tile` reads."""
+    return (part.tensor, part.scales, part.least) if isinstance(part, BlockPart) else (part.tensor, None, None)
+
+
+def _tile(weight: LinearWeight, dtype: torch.dtype) -> Tile:
+    """Return the tile of all parts: that of a plain weight of the widest of them, codes being of type T."""
+    dtypes = [dtype if isinstance(part, BlockPart) else part.tensor.dtype for part in weight.parts]
+    return tile_of(weight.outputs, weight.inputs, max(dtypes, key=lambda each: each.itemsize))
+
+
+class TritonLinear:
+    """The products of `Kernels`; see there for what each method does.
+
+    Quantised weights are multiplied as the numbers that they stand for, rounded to T: rows are not quantised. A plain
+    weight of those numbers has the same tile; its bits are the same but for the order of inputs within a block of K,
+    which the compiler chooses, always alike for a kind.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Keep weights on a device."""
+        self.device = device
+        # Of experts' weights: addresses [parts, 3, experts] of what `_tensors` returns, by the first one's tensor.
+        self._tables: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    def pack_linear(self, weight: Tensor | Weight) -> LinearWeight:  # noqa: D102
+        weight = Weight.of(weight)
+        alike = groupby(weight.parts, key=lambda part: layout_of(part.kind) if part.quantised else part.data.dtype)
+        parts = [list(some) for _, some in alike]
+        return LinearWeight(tuple(map(self._pack, parts)), *weight.shape)
+
+    def _pack(self, parts: list[Part]) -> PackedPart:
+        """Return neighbours that are stored alike as one."""
+        if parts[0].quantised:
+            return pack_blocks(parts, self.device)
+        own = [part.data.to(self.device) for part in parts]
+        numbers = (torch.cat(own) if len(own) > 1 else own[0]).contiguous()
+        return PackedPart(parts[0].kind, _aligned(numbers), len(numbers))
+
+    def pack_head(self, weight: Tensor | Weight) -> LinearWeight:  # noqa: D102
+        return self.pack_linear(weight)
+
+    def embed_packed(self, weight: LinearWeight, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
+        if len(tokens):
+            (part,) = weight.parts
+            width = min(padded(weight.inputs), 1024)
+            grid = len(tokens), triton.cdiv(weight.inputs, width)
+            sizes = weight.outputs, weight.inputs, part.tensor.shape[1]
+            look_up[grid](*_tensors(part), tokens, out, *sizes, width, *_layout(part))
+
+    def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
+        rows, width = len(x), weight.outputs
+        if not rows:
+            return
+        x, tile = _aligned(x), _tile(weight, x.dtype)
+        partial = out
+        if tile.splits > 1:
+            partial = torch.empty((tile.splits, rows, width), dtype=torch.float32, device=x.device)
+        begin = 0
+        for part in weight.parts:
+            grid = triton.cdiv(rows, tile.rows), triton.cdiv(part.outputs, tile.outputs), tile.splits
+            _multiply[grid](
+                *(x, *_tensors(part), out[:, begin:], partial[..., begin:], rows),
+                *(part.outputs, weight.inputs, part.tensor.shape[1], width, tile.splits),
+                *(tile.rows, tile.outputs, tile.inputs, *_layout(part)),
+                num_warps=tile.warps,
+                num_stages=tile.stages,
+            )
+            begin += part.outputs
+        if tile.splits > 1:
+            size, wide = rows * width, 1024
+            _add_parts[(triton.cdiv(size, wide),)](partial, out, size, tile.splits, wide, **EXACT)
+
+    def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
+        self.linear(x, weight, out)
+
+    def expert_linear(  # noqa: D102
+        self, x: Tensor, experts: Tensor, weights: Sequence[LinearWeight], out: Tensor
+    ) -> None:
+        if not len(x):
+            return
+        first = weights[0]
+        x, tables, tile = _aligned(x), self._addresses(weights), _tile(first, x.dtype)
+        begin = 0
+        for part, table in zip(first.parts, tables, strict=True):
+            stored, scales, least = _tensors(part)
+            _multiply_experts[(len(out), triton.cdiv(part.outputs, tile.outputs))](
+                *(x, experts, table[0], None if scales is None else table[1], None if least is None else table[2]),
+                *(out[:, begin:], len(out) // len(x), part.outputs, first.inputs, stored.shape[1], first.outputs),
+                *(tile.rows, tile.outputs, tile.inputs, tile.splits, *_layout(part)),
+                *(_TYPES[stored.dtype], None if scales is None else _TYPES[scales.dtype]),
+                num_warps=tile.warps,
+                num_stages=tile.stages,
+            )
+            begin += part.outputs
+
+    def _addresses(self, weights: Sequence[LinearWeight]) -> Tensor:
+        table: Tensor | None = self._tables.get(weights[0].parts[0].tensor)
+        if table is None:
+            stored = [[_tensors(part) for part in weight.parts] for weight in weights]
+            addresses = [
+                [[0 if each is None else each.data_ptr() for each in alike] for alike in zip(*part, strict=True)]
+                for part in zip(*stored, strict=True)
+            ]
+            table = torch.tensor(addresses, dtype=torch.int64, device=self.device)
+            self._tables[weights[0].parts[0].tensor] = table
+        return table

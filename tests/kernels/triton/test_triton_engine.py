@@ -1,0 +1,56 @@
+"""A tiny model and every method end to end: tokens are those of the processor's kernels, but for rounding."""
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import MakeLLM
+
+from parlay import SamplingParams
+from parlay.engine import load, resolve
+from parlay.kernels.base import Kernels
+from parlay.kernels.select import select_kernels
+from parlay.kernels.triton.kernels import TritonKernels
+from parlay.proposers.select import proposers
+
+from .test_triton_elementwise import LONG
+
+PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [20, 21, 22, 20, 21, 22, 20, 21]]
+PARAMS = [SamplingParams(temperature=0.0, max_tokens=6), SamplingParams(temperature=0.8, seed=3, max_tokens=6)]
+BRIEF = "eagle3", "ngram", "none"
+
+
+@pytest.fixture
+def on_triton(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> dict[str, Any]:
+    def select(name: str, longest: int) -> Kernels:
+        host = select_kernels("cpu")
+        return TritonKernels(device, host, longest) if name == "cuda" else host
+
+    monkeypatch.setattr(load, "select_kernels", select)
+    monkeypatch.setattr(resolve, "find_device", lambda name: None)
+    monkeypatch.setattr(resolve, "available_memory", lambda name: 1 << 33)
+    monkeypatch.setattr(load, "cases", lambda *model: [])  # the self-check takes long in the interpreter
+    return {"device": "cuda"}
+
+
+def check(
+    make_llm: MakeLLM,
+    on_triton: dict[str, Any],
+    method: str,
+    drafted: int,
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+) -> None:
+    expected = make_llm(None).generate(prompts, params)
+    found = make_llm(method, drafted, **on_triton).generate(prompts, params)
+    assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
+
+
+@pytest.mark.parametrize("method", BRIEF)
+def test_briefly(make_llm: MakeLLM, on_triton: dict[str, Any], method: str) -> None:
+    check(make_llm, on_triton, method, 2, [PROMPTS[1][:5]], [SamplingParams(temperature=0.8, seed=3, max_tokens=3)])
+
+
+@pytest.mark.parametrize("method", [pytest.param(name, marks=LONG) for name in sorted(proposers.names())])
+def test_every_method(make_llm: MakeLLM, on_triton: dict[str, Any], method: str) -> None:
+    check(make_llm, on_triton, method, 3, PROMPTS, PARAMS)

@@ -1,0 +1,66 @@
+"""Products: the reference's up to rounding, and a row's bits whatever stands beside it."""
+
+import pytest
+import torch
+from tests.kernels.helpers import DTYPES, random
+
+from parlay.kernels.reference import ReferenceKernels
+from parlay.kernels.triton import linear
+from parlay.kernels.triton.linear import Tile, TritonLinear
+from parlay.weights.weight import Weight
+
+INPUTS = 1536 if torch.cuda.is_available() else 300  # the interpreter takes long
+SHAPES = ((32, 40), (64, 256), (100, 1100), (129, 1536))
+
+
+def on(weight: Weight, kernels: TritonLinear, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    out = torch.full((len(x), weight.shape[0]), torch.nan, dtype=dtype or x.dtype, device=kernels.device)
+    kernels.linear(x.to(kernels.device), kernels.pack_linear(weight), out)
+    return out.cpu()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_product(device: torch.device, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    x, weight = random(19, inputs, dtype=dtype, seed=1), random(outputs, inputs, dtype=dtype, seed=2)
+    found = on(Weight.of(weight), TritonLinear(device), x, torch.float32)
+    exact = x.double() @ weight.double().T
+    size = (x.double().abs() @ weight.double().abs().T).amax()
+    assert float((found.double() - exact).abs().amax() / size) < 1e-5
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 33])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_do_not_see_each_other(device: torch.device, rows: int, dtype: torch.dtype) -> None:
+    kernels = TritonLinear(device)
+    x, weight = random(40, INPUTS, dtype=dtype, seed=1), Weight.of(random(100, INPUTS, dtype=dtype, seed=2))
+    whole = on(weight, kernels, x, torch.float32)
+    for begin in (0, 3, 40 - rows):
+        own = on(weight, kernels, x[begin : begin + rows].clone(), torch.float32)
+        assert torch.equal(own, whole[begin : begin + rows])
+
+
+def test_k_is_split_alike_for_all_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "tile_of", lambda *shape: Tile(16, 32, 32, 4, 4, 2))
+    x, weight = random(17, 520, dtype=torch.bfloat16, seed=1), random(70, 520, dtype=torch.bfloat16, seed=2)
+    found = on(Weight.of(weight), TritonLinear(device), x, torch.float32)
+    assert torch.allclose(found, x.float() @ weight.float().T, atol=1e-3)
+    assert torch.equal(on(Weight.of(weight), TritonLinear(device), x[16:], torch.float32), found[16:])
+
+
+def test_halves(device: torch.device) -> None:
+    weight, x = random(48, 256, seed=2).half(), random(5, 256, dtype=torch.bfloat16, seed=1)
+    found = on(Weight.of(weight), TritonLinear(device), x, torch.float32)
+    assert torch.allclose(found, x.float() @ weight.float().T, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_experts(device: torch.device, dtype: torch.dtype, reference: ReferenceKernels) -> None:
+    kernels = TritonLinear(device)
+    matrices = [random(40, 300, dtype=dtype, seed=seed) for seed in range(5)]
+    x, experts = random(6, 300, dtype=dtype, seed=9), torch.tensor([0, 4, 4, 1, 3, 0, 2, 2, 1, 4, 0, 3])
+    out = torch.empty(12, 40, dtype=dtype, device=device)
+    packed = [kernels.pack_linear(matrix) for matrix in matrices]
+    kernels.expert_linear(x.to(device), experts.int().to(device), packed, out)
+    for i, expert in enumerate(experts.tolist()):
+        assert torch.equal(out[i].cpu(), on(Weight.of(matrices[expert]), kernels, x[i // 2][None])[0])
