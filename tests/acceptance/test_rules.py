@@ -26,6 +26,7 @@ from parlay.acceptance.walk import Walk
 from parlay.kernels.noise import gumbel_noise
 from parlay.kernels.reference_drawing import process_row
 from parlay.kernels.select import select_kernels
+from parlay.kernels.uploads import Uploads
 from parlay.proposers.draws import Draws
 from parlay.sampling.distribution import Distribution, Purpose, noise_key, uniforms
 from parlay.types.draft import ROOT, Draft
@@ -392,7 +393,7 @@ class Loop:
         nodes: list[list[tuple[int, tuple[int, ...]]]] = [[(ROOT, out)] for out in outs]
         for level in range(self._depth):
             rows = [(i, node, known) for i in range(count) for node, known in nodes[i]]
-            draws = Draws(self._depth, len(rows))
+            draws = Draws(self._depth, len(rows), Uploads(select_kernels()))
             owners = [spans[i] for i, _, _ in rows]
             draws.prepare(owners, [span.end for span in owners], private=not self._shared)
             logits = self._rows(self.head, [known for _, _, known in rows])

@@ -28,13 +28,13 @@ def path(tmp_path: Path) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of tensors whose data was read."""
     names: list[str] = []
-    read = Checkpoint.read
+    read = Checkpoint._counted
 
     def spy(self: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
         names.append(name)
         return read(self, name, dtype)
 
-    monkeypatch.setattr(Checkpoint, "read", spy)
+    monkeypatch.setattr(Checkpoint, "_counted", spy)
     return names
 
 

@@ -15,7 +15,7 @@ from crossing import crossed
 from table import CONDITIONS, CONFIGURATIONS, DRAFTING, METHODS, TEMPERATURES, Cell, cells
 from workload import CHANGES, four_each, mixed
 
-from parlay.acceptance import coupled
+from parlay.sampling import sampler
 
 NO_METHOD = {"target", "grammar", "prediction"}  # sources of tokens that are no proposer's
 
@@ -108,7 +108,7 @@ def test_noise_keyed_by_the_step_is_caught(
     make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """Plain decoding makes one step a token, so the fault shows only where a step emits several."""
-    draw = coupled.draw
+    draw = sampler.draw
     ask = with_params(mixed(plain, "float32", 0.7)[1], max_tokens=40, stop_token_ids=())
 
     def answer(method: str | None) -> Any:
@@ -117,7 +117,7 @@ def test_noise_keyed_by_the_step_is_caught(
         def by_step(kernels: Any, scores: Any, temperatures: Any, seeds: Any, positions: Any, filters: Any) -> Any:
             return draw(kernels, scores, temperatures, seeds, torch.full_like(positions, next(steps)), filters)
 
-        monkeypatch.setattr(coupled, "draw", by_step)
+        monkeypatch.setattr(sampler, "draw", by_step)
         return run(make_llm(method, 4), [ask])[0]
 
     assert essence(answer(None)) == essence(answer(None))

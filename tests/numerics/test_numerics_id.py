@@ -57,7 +57,7 @@ def test_other_arithmetic_is_another_id(make_llm: MakeLLM, monkeypatch: pytest.M
     ids = set()
     for kernels in (ReferenceKernels("float32"), ReferenceKernels("rows")):
         kernels.name = "same name"
-        monkeypatch.setattr(parlay.engine.load, "select_kernels", lambda device, k=kernels: k)
+        monkeypatch.setattr(parlay.engine.load, "select_kernels", lambda device, longest, k=kernels: k)
         monkeypatch.setattr("parlay.numerics.kernel_choice.env.cache_dir", lambda: None)
         ids.add(make_llm(dtype="bfloat16").numerics_id)
     assert len(ids) == 2
@@ -87,7 +87,7 @@ def test_where_it_cannot_be_kept_the_engine_says_so(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = OtherOrder(ReferenceKernels("float32"), lambda rows: rows > 3)
-    monkeypatch.setattr(parlay.engine.load, "select_kernels", lambda device: broken)
+    monkeypatch.setattr(parlay.engine.load, "select_kernels", lambda device, longest: broken)
     llm = make_llm()
     assert not llm.engine.numerics.exact
     assert llm.numerics_id.endswith("/up-to-floating-point")
@@ -100,7 +100,7 @@ def test_careful_kernels_replace_broken_ones(
 ) -> None:
     careful = ReferenceKernels("rows")
     broken = OtherOrder(ReferenceKernels("float32"), lambda rows: rows > 3, then=careful)
-    monkeypatch.setattr(parlay.engine.load, "select_kernels", lambda device: broken)
+    monkeypatch.setattr(parlay.engine.load, "select_kernels", lambda device, longest: broken)
     llm = make_llm(dtype="bfloat16")
     assert llm.engine.numerics.exact
     assert "/reference-rows/" in llm.numerics_id

@@ -24,6 +24,7 @@ from parlay import LLM, SamplingParams
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
+from parlay.kernels.uploads import Uploads
 from parlay.proposers.draft_head import Start
 from parlay.proposers.draft_slots import DraftSlots
 from parlay.proposers.expander import Expander
@@ -156,7 +157,7 @@ def test_without_recordings_work_runs_every_time(recorder: PassRecorder) -> None
 @pytest.mark.parametrize("pairs", [False, True])
 def test_rows_of_levels_are_stretches_of_one(pairs: bool) -> None:
     tokens = torch.arange(12).view(4, 3)
-    places = DraftSlots(tokens, 8, 4, pairs=pairs)
+    places = DraftSlots(tokens, 8, 4, Uploads(select_kernels()), pairs=pairs)
     blocks = ((3, 1, 7), (5, 6), (0, 2))
     turn = [start(i, 3 - (i == 2), position=(6, 2, 4)[i], blocks=own) for i, own in enumerate(blocks)]
     turn = [replace(one, first=(1, 1, 3)[i]) for i, one in enumerate(turn)]

@@ -104,7 +104,7 @@ def test_broken_kernels_fail(
 ) -> None:
     """Where the start-up check sees the fault and where only the full one does."""
 
-    def select(device: str = "cpu") -> Kernels:
+    def select(device: str = "cpu", longest: int = 0) -> Kernels:
         return OtherOrder(ReferenceKernels("float32"), lambda rows: rows > 3 if kind == "from 4 rows" else rows == 45)
 
     for module in (parlay.engine.load, parlay.numerics.identify):

@@ -10,23 +10,14 @@ Speculative Decoding", extended from chains to trees.
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from parlay.acceptance.tree import children, depths
 from parlay.errors import RequestError
 from parlay.kernels.base import Kernels
 from parlay.sampling.bound_processor import NO_PROCESSORS, BoundProcessor, Processors
-from parlay.sampling.sampler import (
-    draw,
-    filter_tensors,
-    process,
-    seed_tensor,
-    temperature_tensor,
-    token_logprobs,
-)
+from parlay.sampling.sampler import draw_at, process, token_logprobs
 from parlay.types.draft import ROOT
-from parlay.types.params import DrawParams
 from parlay.types.plan import Span, SpanError, TokenLogprobs, Verdict
 
 
@@ -132,7 +123,7 @@ def _choose(kernels: Kernels, span: Span, processor: BoundProcessor | None, path
     """
     assert processor is not None
     processor.process(path, row)
-    return _draw(kernels, row[None], [span.params], [span.seed], [span.end + len(path)])[0]
+    return draw_at(kernels, row[None], [span.params], [span.seed], [span.end + len(path)])[0]
 
 
 def _choices(
@@ -151,7 +142,7 @@ def _choices(
     positions = [span.end + depth for span in plain for depth in (0, *depths(span.draft))]
     if len(plain) < len(spans):
         logits = logits[[span.request_id not in processors for span in spans for _ in range(1 + len(span.draft))]]
-    drawn = _draw(kernels, logits, params, seeds, positions)
+    drawn = draw_at(kernels, logits, params, seeds, positions)
     first = 0
     for span in spans:
         if span.request_id not in processors:
@@ -159,17 +150,3 @@ def _choices(
             first += 1 + len(span.draft)
         else:
             yield None
-
-
-def _draw(
-    kernels: Kernels, logits: Tensor, params: Sequence[DrawParams], seeds: Sequence[int], positions: Sequence[int]
-) -> list[int]:
-    drawn: list[int] = draw(
-        kernels,
-        logits,
-        temperature_tensor(params),
-        seed_tensor(seeds),
-        torch.tensor(positions, dtype=torch.int64),
-        filter_tensors(params),
-    ).tolist()
-    return drawn

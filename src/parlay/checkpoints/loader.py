@@ -32,6 +32,7 @@ from parlay.weights.kinds import COMPUTED, HALF, Kind
 from parlay.weights.quantise import INT4, INT8, fits
 from parlay.weights.weight import Weight
 
+_HOST = torch.device("cpu")  # where files are read, wherever tensors are made around it
 _PICKLED = (".bin", ".pt")
 _LAYERS = {
     "awq": GPTQLayers,
@@ -199,12 +200,16 @@ class Checkpoint:
         return leftovers
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor, converted to `dtype` unless that is None.
+        """Return a tensor, converted to `dtype` unless that is None, where torch makes tensors now.
 
         Raises:
             ModelError: some value is not finite, or too large for `dtype`.
         """
-        tensor = self._read(name, dtype)
+        return torch.as_tensor(self._counted(name, dtype))
+
+    def _counted(self, name: str, dtype: torch.dtype | None) -> Tensor:
+        with _HOST:
+            tensor = self._read(name, dtype)
         self._on_read(tensor.nbytes)
         return tensor
 
@@ -248,14 +253,18 @@ class Checkpoint:
         return total
 
     def read_weight(self, name: str, dtype: torch.dtype) -> Weight:
-        """Return a matrix for the kernels, plain numbers converted to `dtype`.
+        """Return a matrix for the kernels, in the host's memory, plain numbers converted to `dtype`.
 
         Raises:
             ModelError: as `read` does.
         """
+        with _HOST:
+            return self._read_weight(name, dtype)
+
+    def _read_weight(self, name: str, dtype: torch.dtype) -> Weight:
         kind = self.kind(name)
         if kind is None or kind is HALF:
-            return Weight.of(self.read(name, None if kind else dtype))
+            return Weight.of(self._counted(name, None if kind else dtype))
         weight: Weight
         if self._storage in MADE:
             weight = quantise(self._read(name), kind)
@@ -282,7 +291,8 @@ class Checkpoint:
         """
         file, own = self._file(name)
         assert isinstance(file, GGUFWeights)
-        weight = file.get_head(own, head, values=values)
+        with _HOST:
+            weight = file.get_head(own, head, values=values)
         if not weight.finite():
             raise self._not_finite(name)
         self._on_read(sum(part.data.nbytes for part in weight.parts))

@@ -37,6 +37,9 @@ def add_parser(commands: Any) -> None:
     )
     add_dequantize_flag(parser)
     parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="what computes (default: cpu; cuda is a GPU)"
+    )
+    parser.add_argument(
         "--url",
         help="check a running server of OpenAI's protocol instead, parlay's or another: the same requests alone, "
         "again, together, among others and streamed; a key is taken from OPENAI_API_KEY",
@@ -104,6 +107,7 @@ def _model(options: argparse.Namespace) -> int:
             options.dtype,
             lambda label: status.update(f"self-check: {label}"),
             dequantize=options.dequantize,
+            device=options.device,
         )
         facts = provenance([str(numerics)]) | _machine()
         _print_facts(console, facts)
@@ -117,6 +121,7 @@ def _model(options: argparse.Namespace) -> int:
             comparison,
             dtype=options.dtype,
             dequantize=options.dequantize,
+            device=options.device,
             speculative=speculative,
             tick=status.update,
         )

@@ -79,7 +79,7 @@ class EngineConfig:
         rank_address: `HOST:PORT` where the other ranks join, from this or other machines, by `parlay rank HOST:PORT`;
             None starts them on this machine. Both sides need the same PARLAY_RANK_KEY.
         distributed_executor_backend: `mp` has ranks as processes, `ray` as actors on the machines of a Ray cluster.
-        device: `cpu`, which is what `auto` finds; others are not served so far.
+        device: `cpu`, or `cuda` for an NVIDIA GPU, which is new and served by one rank; `auto` is the CPU.
     """
 
     model: str = "tiny-code"
@@ -111,7 +111,7 @@ class EngineConfig:
     tensor_parallel_mode: Literal["exact", "fast"] = "exact"
     rank_address: str | None = None
     distributed_executor_backend: Literal["mp", "ray"] = "mp"
-    device: str = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
         sizes = ("max_num_seqs", "max_num_batched_tokens", "block_size")
@@ -156,8 +156,11 @@ class EngineConfig:
             raise ConfigError(
                 f"dequantize and quantization={shown(self.quantization)} contradict each other; give one of them"
             )
-        if self.device != "cpu":
-            raise ConfigError(f"device={shown(self.device)} is not served yet; leave it at 'cpu'")
+        if self.device != "cpu" and self.ranks > 1:
+            raise ConfigError(
+                f"device={shown(self.device)} serves a model on one GPU so far; leave tensor_parallel_size and "
+                "pipeline_parallel_size at 1"
+            )
 
     @property
     def storage(self) -> Storage:

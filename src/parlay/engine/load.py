@@ -53,12 +53,14 @@ def load(engine: ResolvedEngine, on_progress: OnProgress) -> LoadedEngine:
     digest = start_digest(engine.path, engine.codec.path)
     progress = LoadProgress(config, engine.machine.weights, on_progress)
     torch.set_num_threads(threads)
-    kernels, invariance = choose_kernels(select_kernels(config.device), cases(model, dtype), threads)
+    kernels, invariance = choose_kernels(
+        select_kernels(config.device, longest=engine.max_model_len), cases(model, dtype), threads
+    )
     kernels.set_threads(threads)
     tune(kernels, threads)
     taps, share = (engine.drafter.taps, engine.drafter.share) if engine.drafter else ((), None)
     ranks.start(Assignment.of(config, model, dtype, engine.max_model_len, blocks, engine.allocated, share, taps))
-    with progress.target(engine.machine.weights - engine.draft_bytes) as on_read:
+    with progress.target(engine.machine.weights - engine.draft_bytes) as on_read, kernels.here():
         target = load_model(model, dtype, engine.max_model_len, kernels, ranks.group, on_read)
     identity = identify(model, engine.max_model_len, digest.result())
     invariance = check_model(target, identity, kernels, invariance, threads)
@@ -73,7 +75,8 @@ def load(engine: ResolvedEngine, on_progress: OnProgress) -> LoadedEngine:
             summing=ranks.group.size if ranks.group.fast else 1,
         ),
     )
-    ends = load_ends(model, dtype, kernels) if engine.whole_ends else target
+    with kernels.here():
+        ends = load_ends(model, dtype, kernels) if engine.whole_ends else target
     _load_proposers(engine, loaded, ends, progress)
     ranks.wait((*arithmetic(kernels.name, invariance.bits), identity))
     return loaded
@@ -84,7 +87,7 @@ def _load_proposers(engine: ResolvedEngine, loaded: LoadedEngine, ends: CausalMo
     # A proposer that processes every row of the target runs one more token for each request that emits.
     max_rows = config.max_num_batched_tokens + config.max_num_seqs
     for method in engine.methods:
-        with progress.proposer(method) as on_read:
+        with progress.proposer(method) as on_read, loaded.kernels.here():
             runtime = Runtime(
                 kernels=loaded.kernels,
                 num_blocks=engine.num_blocks,

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from parlay import env
 from parlay.checkpoints.find import find_model, recommended
 from parlay.checkpoints.hub import Hub
 from parlay.checkpoints.sampling_defaults import sampling_defaults
 from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.device import available_memory, find_device
 from parlay.drafting.hosts import Method
 from parlay.engine.loads import Load, count_on_all, loads
 from parlay.engine.ranks import Ranks
@@ -77,6 +77,7 @@ def resolve(config: EngineConfig, speculative: SpeculativeConfig) -> ResolvedEng
         ModelError: a model cannot be found, read or served.
         CapacityError: memory does not suffice for one sequence.
     """
+    find_device(config.device)
     hub = Hub(token=config.hf_token, cache_dir=config.download_dir)
     path = find_model(config.model, replace(hub, revision=config.revision))
     with explain_if_draft_head(config.model, path):
@@ -85,6 +86,11 @@ def resolve(config: EngineConfig, speculative: SpeculativeConfig) -> ResolvedEng
         check_ranks(model, *config.split)
         max_model_len = longest_sequence(config, model.max_position)
         codec = text_codec(config, model, hub)
+        if config.device != "cpu" and model.foreign is not None:
+            raise ConfigError(
+                f"device={config.device!r} is for parlay's own model families, and {path} is computed by "
+                f"{model.foreign.library}; leave device at 'cpu'"
+            )
         target = TargetInfo(model, dtype, max_model_len, hub, *config.split, tokenizer=codec.path)
         methods = find_methods(speculative, target)
         drafter = device_proposer(methods)
@@ -95,7 +101,9 @@ def resolve(config: EngineConfig, speculative: SpeculativeConfig) -> ResolvedEng
         share = drafter.share if drafter else None
         machines = loads(config, model, dtype, drafts, share.ranks if share else 1)
         ranks = make_ranks(config, 4 * model.vocab_size)
-        num_blocks, room = count_on_all(config, machines, max_model_len, env.available_memory() // ranks.beside)
+        num_blocks, room = count_on_all(
+            config, machines, max_model_len, available_memory(config.device) // ranks.beside
+        )
         check_weights(model)
     return ResolvedEngine(
         config=config,

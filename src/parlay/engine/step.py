@@ -17,7 +17,7 @@ from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.kernels.base import Kernels, StateView
 from parlay.proposers.base import DeviceProposer
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Stretch, flatten, placed_states
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.bound_processor import NO_PROCESSORS, Processors
 from parlay.sampling.distribution import Distribution, separate
@@ -160,8 +160,9 @@ class Worker:
         logits = self._runner.logits(hidden, rows) if rows else hidden[:0].float()
         forwarded = perf_counter()
         self._processing = True
+        kernels, logits = self._drawing(spans, logits)
         verdicts = self._verify(
-            self._kernels,
+            kernels,
             spans,
             logits,
             self._processors,
@@ -187,6 +188,21 @@ class Worker:
         )
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
 
+    def _drawing(self, spans: Sequence[Span], logits: Tensor) -> tuple[Kernels, Tensor]:
+        """Return the kernels that draw a step's tokens, with the logits in their memory.
+
+        A GPU draws what kernels decide alone. Where processors, log-probabilities or a distribution's arithmetic take
+        part, rows come to the host, whose kernels draw the same tokens.
+        """
+        own, host = self._kernels, self._kernels.host
+        if host is own or (self._verify.rule is None and not any(self._read(span) for span in spans)):
+            return own, logits
+        return host, logits.cpu()
+
+    def _read(self, span: Span) -> bool:
+        """Whether something but kernels reads a span's logits."""
+        return span.sample and (span.params.scored is not None or span.request_id in self._processors)
+
     def _propose(
         self, proposer: DeviceProposer, step: _UnderWay, verdicts: Sequence[Verdict], hidden: Tensor
     ) -> list[Proposal]:
@@ -198,11 +214,12 @@ class Worker:
         drafts = [bool(s.catch_up.budget or s.catch_up.follow) for s in spans]
         self._rested = 0 if any(drafts) else self._rested + 1
         try:
-            if step.states is not None and not step.plan.rests:
-                proposer.hold(step.states, hidden, self._runner.tapped)
-            if not any(drafts):
-                return [NO_PROPOSAL] * len(spans)
-            proposals = proposer.propose(spans, verdicts, hidden, self._runner.tapped)
+            with self._kernels.here():
+                if step.states is not None and not step.plan.rests:
+                    proposer.hold(placed_states(step.states, self._kernels), hidden, self._runner.tapped)
+                if not any(drafts):
+                    return [NO_PROPOSAL] * len(spans)
+                proposals = proposer.propose(spans, verdicts, hidden, self._runner.tapped)
             proposals = [
                 self._keep_distributions(span, proposal) for span, proposal in zip(spans, proposals, strict=True)
             ]
@@ -241,9 +258,9 @@ class Worker:
         assert span.params.prompt_logprobs is not None
         for first in range(0, len(span.scored), _SCORED_AT_ONCE):
             tokens = span.scored[first : first + _SCORED_AT_ONCE]
-            logits = self._runner.logits(hidden, [first_row + first + i for i in range(len(tokens))])
+            logits = self._runner.logits(hidden, [first_row + first + i for i in range(len(tokens))]).cpu()
             for row, token in zip(logits, tokens, strict=True):
-                yield token_logprobs(self._kernels, row, token, span.params.prompt_logprobs)
+                yield token_logprobs(self._kernels.host, row, token, span.params.prompt_logprobs)
 
 
 def drive(scheduler: Scheduler, worker: Worker) -> tuple[list[Request], StepTimes | None]:

@@ -14,6 +14,7 @@ and log_softmax, whose bits depend on the instruction set that torch has chosen,
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -36,11 +37,27 @@ class Kernels(Drawing, Protocol):
         switches: numbers of rows from which `linear` and `logits` take another way through the code. Nothing may
             come of it but speed, and the self-check looks on both sides.
         prefetch: sets how far ahead weights are asked for, see `tuning.Prefetching`; None if it is fixed.
+        host: kernels for tensors in the machine's memory; these themselves, unless they are a GPU's.
     """
 
     name: str
     switches: tuple[int, ...]
     prefetch: Callable[[int, int, int], None] | None
+
+    @property
+    def host(self) -> "Kernels": ...  # noqa: D102
+
+    def here(self) -> AbstractContextManager[object]:
+        """Return a context in which new tensors lie in the memory that the kernels read."""
+        ...
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in that memory: itself, where it is there."""
+        ...
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in that memory."""
+        ...
 
     def careful(self) -> "Kernels | None":
         """Return kernels that trust a library less and are slower, or None where there are none.

@@ -7,12 +7,13 @@ from torch import Tensor
 from parlay.errors import ConfigError, shown
 from parlay.kernels import _native
 from parlay.kernels.base import Kernels
+from parlay.kernels.host import HostMemory
 from parlay.kernels.linear import LinearWeight
 from parlay.kernels.packing import pack_part
 from parlay.weights.weight import Weight
 
 
-class NativeKernels(_native.Operations):
+class NativeKernels(HostMemory, _native.Operations):
     """`Kernels` in C++; see there for what each method does, and csrc/operations.cpp for how."""
 
     # Rows of one pass over the weights, in vectors and in tiles, and of one chunk, and one more.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from parlay.kernels import linear
 from parlay.kernels.base import Activation, AttentionView, Kernels
+from parlay.kernels.host import HostMemory
 from parlay.kernels.linear import WAYS, LinearWeight, Way
 from parlay.kernels.reference_drawing import FloatArray, ReferenceDrawing
 from parlay.kernels.reference_recurrent import ReferenceRecurrent
@@ -82,7 +83,7 @@ _ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {
 }
 
 
-class ReferenceKernels(ReferenceDrawing, ReferenceRecurrent):
+class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
     """`Kernels` in torch and numpy; see there for what each method does."""
 
     switches: tuple[int, ...] = (2,)  # a lone row is doubled

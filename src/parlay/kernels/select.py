@@ -4,6 +4,7 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 
 from parlay import env
+from parlay.device import find_device
 from parlay.errors import ConfigError, nearest, shown
 from parlay.kernels.base import Kernels
 from parlay.log import logger
@@ -11,27 +12,42 @@ from parlay.log import logger
 # Minor versions of torch that the suite was run with, the first and the last; pyproject.toml has the same bounds.
 # Each may sum in an order of its own: that is why there is a last one.
 TORCH = (2, 13), (2, 14)
+_TORCH_ON_GPU = (2, 11)  # on which torch computes little that counts: the first that the Triton kernels were run with
 
 
-def select_kernels(device: str = "cpu", force: str | None = None) -> Kernels:
-    """Return the kernels for `device`: native where they were built, else the torch twins.
+def select_kernels(device: str = "cpu", force: str | None = None, longest: int = 1 << 20) -> Kernels:
+    """Return the kernels for `device`: on the CPU native where they were built, else the torch twins.
 
     Args:
-        device: "cpu".
-        force: "native" or "reference"; by default PARLAY_KERNELS decides, then what is there.
+        device: "cpu" or "cuda".
+        force: "native" or "reference" on the CPU; by default PARLAY_KERNELS decides, then what is there.
+        longest: most tokens of a sequence.
 
     Raises:
         ConfigError: there are none of these, or torch is too old.
     """
-    _check_torch()
-    if device != "cpu":
-        raise ConfigError(f"there are no kernels for the device {device!r}{nearest(device, ['cpu'])}")
+    _check_torch(_TORCH_ON_GPU if device == "cuda" else TORCH[0])
+    if device == "cuda":
+        from parlay.kernels.triton.kernels import TritonKernels
+
+        logger.warning(
+            "kernels: those for GPUs were tested in Triton's interpreter and not yet run on hardware; compare their "
+            "tokens with those of device='cpu' before you rely on them"
+        )
+        kernels: Kernels = TritonKernels(find_device(device), _on_host(force), longest)
+    elif device == "cpu":
+        kernels = _on_host(force)
+    else:
+        raise ConfigError(f"there are no kernels for the device {device!r}{nearest(device, ['cpu', 'cuda'])}")
+    logger.info("kernels: %s", kernels.name)
+    return kernels
+
+
+def _on_host(force: str | None) -> Kernels:
     asked = force or env.kernels()
     if asked not in (None, "native", "reference"):
         raise ConfigError(f"there are no kernels {shown(asked)}{nearest(asked, ['native', 'reference'])}")
-    kernels = _reference() if asked == "reference" else _native(required=asked == "native")
-    logger.info("kernels: %s", kernels.name)
-    return kernels
+    return _reference() if asked == "reference" else _native(required=asked == "native")
 
 
 def instruction_sets() -> list[str]:
@@ -66,7 +82,7 @@ def _reference() -> Kernels:
     return ReferenceKernels()
 
 
-def _check_torch() -> None:
+def _check_torch(least: tuple[int, int]) -> None:
     """Refuse a torch that is too old, and warn of one that is newer than those that were tested.
 
     Raises:
@@ -77,11 +93,11 @@ def _check_torch() -> None:
     except PackageNotFoundError:  # from a tree that is not installed
         return
     found = re.match(r"(\d+)\.(\d+)", installed)
-    oldest, newest = (".".join(map(str, one)) for one in TORCH)
+    oldest, newest = (".".join(map(str, one)) for one in (least, TORCH[1]))
     if found is None:
         return
     minor = int(found[1]), int(found[2])
-    if minor < TORCH[0]:
+    if minor < least:
         raise ConfigError(f"torch {installed} is too old; install {oldest} to {newest}")
     if minor > TORCH[1]:
         logger.warning(

@@ -128,6 +128,7 @@ def inspect(
     tick: Callable[[str], None] = lambda label: None,
     *,
     dequantize: bool = False,
+    device: str = "cpu",
 ) -> tuple[Numerics, dict[Case, Finding]]:
     """Run the self-check on whole weights and many more numbers of rows than at start, ignoring saved results.
 
@@ -136,6 +137,7 @@ def inspect(
         dtype: as in `EngineConfig`.
         tick: called with a label before every case.
         dequantize: as in `EngineConfig`.
+        device: likewise.
 
     Returns:
         The numerics of an engine, as its start would find them, and what the full check found.
@@ -146,7 +148,7 @@ def inspect(
     config = replace(describe_model(model), storage="plain" if dequantize else "stored")
     resolved = resolve_dtype(dtype, config)
     threads = env.threads()
-    kernels, invariance = choose_kernels(select_kernels(), cases(config, resolved), threads)
+    kernels, invariance = choose_kernels(select_kernels(device), cases(config, resolved), threads)
     everything = cases(config, resolved, _WHOLE)
     findings = check(kernels, everything, threads, sorted({*range(1, 65), *ROW_COUNTS, 500, 513, 1000}), tick)
     identity = identify(config, config.max_position, digest_model(config.path))

@@ -122,17 +122,18 @@ def compare(
         tick: likewise.
     """
     _set_threads(kernels, 1)
-    alone = {case: torch.cat([rows(torch.tensor([i])) for i in range(DISTINCT)]) for case, rows in made.items()}
-    _set_threads(kernels, threads)
-    findings = {}
-    for case, rows in made.items():
-        tick(str(case))
-        bad = []
-        for count in counts(case):
-            chosen = torch.arange(count) % DISTINCT
-            if not _same_bits(rows(chosen), alone[case][chosen]):
-                bad.append(count)
-        findings[case] = Finding(tuple(bad), crc32(_words(alone[case]).numpy().tobytes()))
+    with kernels.here():
+        alone = {case: torch.cat([rows(torch.tensor([i])) for i in range(DISTINCT)]) for case, rows in made.items()}
+        _set_threads(kernels, threads)
+        findings = {}
+        for case, rows in made.items():
+            tick(str(case))
+            bad = []
+            for count in counts(case):
+                chosen = torch.arange(count) % DISTINCT
+                if not _same_bits(rows(chosen), alone[case][chosen]):
+                    bad.append(count)
+            findings[case] = Finding(tuple(bad), crc32(_words(alone[case]).cpu().numpy().tobytes()))
     return findings
 
 
@@ -182,7 +183,7 @@ def _cancelling(inputs: int) -> tuple[Tensor, Tensor]:
 def _product(kernels: Kernels, case: Case) -> Rows:
     inputs, outputs = case.sizes
     index, sign = _cancelling(inputs)
-    x = (_random(1, DISTINCT, inputs)[:, index] * sign).to(case.dtype)
+    x = kernels.place((_random(1, DISTINCT, inputs)[:, index] * sign).to(case.dtype))
     stored = torch.float16 if case.kind == HALF.name else case.dtype
     weight = Weight.of(_random(2, outputs, inputs)[:, index].to(stored).contiguous())
     if case.kind and BY_NAME[case.kind].block > 1:
@@ -201,7 +202,9 @@ def _product(kernels: Kernels, case: Case) -> Rows:
 
 def _norm(kernels: Kernels, case: Case) -> Rows:
     (width,) = case.sizes
-    x, weight = _random(1, DISTINCT, width).to(case.dtype), _random(2, width).to(case.dtype)
+    x, weight = (
+        kernels.place(_random(seed, *shape).to(case.dtype)) for seed, shape in ((1, (DISTINCT, width)), (2, (width,)))
+    )
 
     def rows(chosen: Tensor) -> Tensor:
         out = torch.empty(len(chosen), width, dtype=case.dtype)
@@ -213,7 +216,7 @@ def _norm(kernels: Kernels, case: Case) -> Rows:
 
 def _activation(kernels: Kernels, case: Case) -> Rows:
     (width,) = case.sizes
-    gate_up = _random(1, DISTINCT, 2 * width).to(case.dtype)
+    gate_up = kernels.place(_random(1, DISTINCT, 2 * width).to(case.dtype))
 
     def rows(chosen: Tensor) -> Tensor:
         out = torch.empty(len(chosen), width, dtype=case.dtype)
@@ -230,13 +233,13 @@ def _attention(kernels: Kernels, case: Case) -> Rows:
     shape = (_KEYS, kv_heads * head_dim)
     keys, values = _random(1, *shape)[index], _random(2, *shape)[index] * sign[:, None]
     key_cache, value_cache = (
-        x.view(_KEYS // _BLOCK, _BLOCK, kv_heads, head_dim).transpose(1, 2).to(case.dtype).contiguous()
+        kernels.place(x.view(_KEYS // _BLOCK, _BLOCK, kv_heads, head_dim).transpose(1, 2).to(case.dtype).contiguous())
         for x in (keys, values)
     )
-    query = _random(3, DISTINCT, heads, head_dim).to(case.dtype)
+    query = kernels.place(_random(3, DISTINCT, heads, head_dim).to(case.dtype))
     last = torch.full((DISTINCT,), _KEYS, dtype=torch.int32)
     last[:3] = torch.tensor((1, _BLOCK + 1, _KEYS - 3))
-    table = torch.arange(_KEYS // _BLOCK, dtype=torch.int32)[None]
+    last, table = kernels.place(last), kernels.place(torch.arange(_KEYS // _BLOCK, dtype=torch.int32)[None])
 
     def rows(chosen: Tensor) -> Tensor:
         none = torch.zeros(len(chosen) + 1, dtype=torch.int32)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.kernels.base import Kernels, StateView
+from parlay.kernels.uploads import Uploads
 from parlay.models.config import ModelConfig
 from parlay.models.context import CacheLayers
 from parlay.models.select import CausalModel
@@ -77,6 +78,7 @@ class Runtime:
 
     Attributes:
         kernels: the operations to run with.
+        uploads: by which what they read is written.
         num_blocks, block_size: the pool that its cache layers share with the target's.
         max_rows: most rows it may run in one step to catch up.
         target: the target, whose embedding and output layer a proposer may run; whole even if ranks share its layers.
@@ -104,6 +106,10 @@ class Runtime:
     processors: Processors = field(default_factory=dict)
     group: Group = ALONE
     tell: OnOrder = nobody
+    uploads: Uploads = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "uploads", Uploads(self.kernels))
 
 
 class Proposer(ABC):

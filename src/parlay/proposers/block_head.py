@@ -247,7 +247,7 @@ class BlockHead(FeatureHead):
             return
         mask = self.blocks.mask if self._mask is None else 0
         sizes = runtime.num_blocks, runtime.block_size
-        self._block_slots = BlockSlots(sights, block, mask, longest, *sizes)
+        self._block_slots = BlockSlots(sights, block, mask, longest, *sizes, runtime.uploads)
 
     # ----------------------------------------------------------------------------------------------------- contexts
 

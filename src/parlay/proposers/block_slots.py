@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from parlay.kernels.base import AttentionView
+from parlay.kernels.uploads import Uploads
 from parlay.proposers.block_config import Sight
 from parlay.proposers.draft_head import Start
 from parlay.runner.batch import Batch, table_array
@@ -31,6 +32,7 @@ class BlockSlots:
         longest: int,
         num_blocks: int,
         block_size: int,
+        uploads: Uploads,
         *,
         newest: bool = True,
     ) -> None:
@@ -43,11 +45,12 @@ class BlockSlots:
             longest: positions from here on do not exist; rows beyond them stand at the last one.
             num_blocks: of the pool; scratch slots come after them.
             block_size: tokens a block of the pool.
+            uploads: by which rows are written.
             newest: whether it has.
         """
         requests = MOST_ROWS // block
         rows = requests * block
-        self._block, self._longest, self._newest = block, longest, newest
+        self._block, self._longest, self._newest, self._uploads = block, longest, newest, uploads
         self._tokens = torch.full((rows,), mask)
         self._positions, self._last = torch.zeros((2, rows), dtype=torch.int32)
         self._slots = num_blocks * block_size + torch.arange(rows)
@@ -61,35 +64,35 @@ class BlockSlots:
             shown = (seen.tril() if causal else seen).expand(requests, -1, -1)
             offsets = torch.zeros(rows + 1, dtype=torch.int32)
             offsets[1:] = shown.sum(-1).view(-1).cumsum(0)
-            self._extra[causal] = offsets, own[shown].contiguous()
+            self._extra[causal] = offsets, own[shown].contiguous(), int(offsets[block])
 
     def prepare(self, turn: Sequence[Start]) -> None:
         """Set which requests draft."""
         rows, block = len(turn) * self._block, self._block
         tables = table_array([start.span.blocks for start in turn])
-        self._tables[: len(turn), : tables.shape[1]] = torch.from_numpy(tables)
+        write = self._uploads.write
+        write(self._tables[: len(turn), : tables.shape[1]], tables)
         known = np.array([start.position for start in turn]).repeat(block)
         places = known + np.tile(np.arange(block), len(turn))
         if self._newest:
-            self._tokens[:rows:block] = torch.tensor([start.emitted[-1] for start in turn])
-        self._positions[:rows] = torch.from_numpy(np.minimum(places - 1, self._longest - 1))
-        self._last[:rows] = torch.from_numpy(known)
+            write(self._tokens[:rows:block], np.array([start.emitted[-1] for start in turn]))
+        write(self._positions[:rows], np.minimum(places - 1, self._longest - 1))
+        write(self._last[:rows], known)
         least = np.array([start.first for start in turn]).repeat(block)
         for window, first in self._first.items():
             seen = np.maximum(places + 1 - window, least) if window else least
-            first[:rows] = torch.from_numpy(seen)
+            write(first[:rows], seen)
 
     def batch(self, sight: Sight, requests: int) -> Batch:
         """Return the rows of the leading requests, as layers of one kind see them."""
         rows = requests * self._block
-        offsets, slots = self._extra[sight.causal]
-        offsets = offsets[: rows + 1]
+        offsets, slots, each = self._extra[sight.causal]
         view = AttentionView(
             tables=self._tables[:requests],
             row_request=self._owner[:rows],
             first=self._first[sight.window][:rows],
             last=self._last[:rows],
-            extra_offsets=offsets,
-            extra_slots=slots[: int(offsets[-1])],
+            extra_offsets=offsets[: rows + 1],
+            extra_slots=slots[: requests * each],
         )
         return Batch(self._tokens[:rows], self._positions[:rows], self._slots[:rows], view, ())

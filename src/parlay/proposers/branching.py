@@ -23,6 +23,7 @@ from torch import Tensor
 
 from parlay.config.speculative import MOST_DEPTH, MOST_WIDTH
 from parlay.kernels.base import Kernels
+from parlay.kernels.uploads import Uploads, fetched
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.draws import Draws
 from parlay.runner.graphs import MOST_ROWS
@@ -54,13 +55,14 @@ class BranchNode(NamedTuple):
 class Branching:
     """The memory of such drafts, level by level, and the passes that fill it."""
 
-    def __init__(self, head: DraftHead, kernels: Kernels, tokens: Tensor) -> None:
+    def __init__(self, head: DraftHead, kernels: Kernels, tokens: Tensor, uploads: Uploads) -> None:
         """Allocate.
 
         Args:
             head: the one that drafts.
             kernels: the operations to choose with.
             tokens: int64 `[levels + 1, MOST_ROWS]`, what each level's rows run; written from level 1 on.
+            uploads: by which requests are written.
         """
         self._head, self._kernels, self._tokens = head, kernels, tokens
         levels = min(MOST_DEPTH, len(tokens) - 1)
@@ -71,7 +73,7 @@ class Branching:
         self._ranked: dict[int, Tensor] = {}  # by width
         self._origin, self._chosen = torch.zeros((2, levels, MOST_ROWS), dtype=torch.int64)
         # Requests draw at level 0; from then on all nodes of a request draw with the same noise.
-        self._first, self._later = Draws(levels, MOST_ROWS), Draws(levels, MOST_ROWS)
+        self._first, self._later = (Draws(levels, MOST_ROWS, uploads) for _ in range(2))
 
     def prepare(self, turn: Sequence[Start], width: int, *, private: bool = False) -> None:
         """Set which requests draft, deepest first, and whether draft distributions are kept.
@@ -150,8 +152,9 @@ class Branching:
         """Return the drafts, of the nodes whose paths are the likeliest."""
         depth = turn[0].length
         rows, size = len(turn) * width, len(turn) * width * width
-        children, likely = self._children[:depth, :size].tolist(), self._likely[:depth, :size].tolist()
-        path_prob, chosen = self._path_probs[:depth, :rows].tolist(), self._chosen[:depth, :rows].tolist()
+        levels_made = self._children[:depth, :size], self._likely[:depth, :size]
+        paths = self._path_probs[:depth, :rows], self._chosen[:depth, :rows]
+        children, likely, path_prob, chosen = (one.tolist() for one in fetched(self._kernels, (*levels_made, *paths)))
         if self._first.private and not self._head.at_once:
             likely = [self._ranks(width)[:size].tolist()] * depth
         made = []
@@ -188,7 +191,7 @@ class Branching:
     def _ranks(self, width: int) -> Tensor:
         """Return the probabilities of children by their ranks alone, `[MOST_ROWS * width]`."""
         if width not in self._ranked:
-            own = torch.tensor([_FIRST_RANK * _NEXT_RANK**rank for rank in range(width)])
+            own = torch.cat([torch.full((1,), _FIRST_RANK * _NEXT_RANK**rank) for rank in range(width)])
             self._ranked[width] = own.repeat(MOST_ROWS)
         return self._ranked[width]
 

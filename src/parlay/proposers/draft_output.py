@@ -132,8 +132,7 @@ class DraftOutput:
         if short and tokens > (size or COMMON):
             self._short = frequent_ids(tokens, size or COMMON, target.config.eos_token_ids)
             self._few = ReducedOutput(self._owner, self._dtype, self._short)
-            self._has = torch.zeros(max(tokens, target.config.vocab_size), dtype=torch.bool)
-            self._has[self._short] = True
+            self._has = frozenset[int](self._short.tolist())
         self.ids = self._short
         self._seen = self._common = 1.0
 
@@ -154,6 +153,8 @@ class DraftOutput:
             self.recordable = records_logits(runtime.target)
         if self._least and runtime.keep_distributions:  # which are of one length
             self.ids = self._short = self._few = None
+        if self._short is not None:
+            self.ids = self._short = runtime.kernels.place(self._short)
         if self._few is not None and not runtime.group.rank:  # rank 0 alone drafts
             self._few.load(runtime.kernels)
 
@@ -168,10 +169,10 @@ class DraftOutput:
         """Choose the layer, now that a text goes on with these tokens, at least one."""
         if self._short is None or not self._least:
             return
-        own = torch.tensor([*tokens])
+        own = [*tokens]
         keep = max(1 - len(own) / _RECENT, 0.0)
         self._seen = keep * self._seen + len(own)
-        self._common = keep * self._common + int(self._has[own].sum())
+        self._common = keep * self._common + sum(token in self._has for token in own)
         self.ids = self._short if self._common >= self._least * self._seen else None
 
     def __call__(self, states: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from parlay.config.speculative import MOST_DEPTH
 from parlay.kernels.base import AttentionView
+from parlay.kernels.uploads import Uploads
 from parlay.proposers.draft_head import Start
 from parlay.runner.batch import Batch, table_array
 from parlay.runner.graphs import MOST_ROWS
@@ -30,7 +31,14 @@ class DraftSlots:
     """The rows of all levels, of the first only where it has any, in memory that recordings may keep."""
 
     def __init__(
-        self, tokens: Tensor, num_blocks: int, block_size: int, *, pairs: bool = False, newest: bool = False
+        self,
+        tokens: Tensor,
+        num_blocks: int,
+        block_size: int,
+        uploads: Uploads,
+        *,
+        pairs: bool = False,
+        newest: bool = False,
     ) -> None:
         """Allocate.
 
@@ -38,6 +46,7 @@ class DraftSlots:
             tokens: `[levels + 1, rows]` int64, what each level runs.
             num_blocks: of the pool; no table is longer, and scratch slots come after them.
             block_size: tokens a block.
+            uploads: by which rows are written.
             pairs: whether a row is a pair of its token and the state before it: its position is then one before its
                 slot's, and the first slot is unused.
             newest: whether the first level has rows too, which run the newest token that is known.
@@ -51,13 +60,16 @@ class DraftSlots:
         self._each = torch.arange(rows, dtype=torch.int32)
         self.first = torch.zeros(rows, dtype=torch.int32)
         self._none = torch.zeros(rows + 1, dtype=torch.int32)
-        # The same memory for NumPy, which writes a few numbers in a tenth of the time.
-        self._written = self._positions.numpy(), self._last.numpy(), self._slots.numpy()
-        self._table_rows, self._first_seen = self._tables.numpy(), self.first.numpy()
+        # The same memory for NumPy, which writes a few numbers in a tenth of the time; of a GPU's, a copy.
+        self._uploads = uploads
+        own = self._positions, self._last, self._slots
+        self._written = tuple(tensor.cpu().numpy() for tensor in own)
+        self._table_rows, self._first_seen = self._tables.cpu().numpy(), self.first.cpu().numpy()
         # Of drafts with branches: each row's request, its scratch slot, and those of its path, its own last.
         deep = min(levels, MOST_DEPTH)
         self._owner = torch.zeros(rows, dtype=torch.int32)
-        self._scratch = num_blocks * block_size + torch.arange(deep * rows).view(deep, rows)
+        self._behind = num_blocks * block_size  # the first slot behind the pool
+        self._scratch = self._behind + torch.arange(deep * rows).view(deep, rows)
         self._narrow = self._scratch.int()
         self._paths = [torch.zeros((rows, depth), dtype=torch.int32) for depth in range(deep)]
         self._offsets = [depth * torch.arange(rows + 1, dtype=torch.int32) for depth in range(deep)]
@@ -76,11 +88,22 @@ class DraftSlots:
             self._stand(begin, 1, first, tables)
             owner, wide = np.arange(rows).repeat(width), rows * width
             places = first[owner][None] + np.arange(levels - 1)[:, None]
-            self._owner[:wide] = torch.from_numpy(owner)
-            self._positions[1:levels, :wide] = torch.from_numpy(places - self._pairs)
-            self._last[1:levels, :wide] = torch.from_numpy(first[owner])  # of the known tokens
-            return
-        self._stand(begin, levels, first, tables)
+            self._uploads.write(self._owner[:wide], owner)
+            positions, last, _ = self._written
+            positions[1:levels, :wide] = places - self._pairs
+            last[1:levels, :wide] = first[owner]  # of the known tokens
+        else:
+            self._stand(begin, levels, first, tables)
+        if self._uploads.apart:
+            self._send(levels, rows * width, rows, tables.shape[1])
+
+    def _send(self, levels: int, rows: int, requests: int, blocks: int) -> None:
+        """Have what NumPy has written in a GPU's memory too."""
+        write = self._uploads.write
+        for tensor, written in zip((self._positions, self._last, self._slots), self._written, strict=True):
+            write(tensor[:levels, :rows], written[:levels, :rows])
+        write(self.first[:rows], self._first_seen[:rows])
+        write(self._tables[:requests, :blocks], self._table_rows[:requests, :blocks])
 
     def _stand(self, begin: int, end: int, first: NDArray[np.int64], tables: NDArray[np.int32]) -> None:
         """Set a row of each request at levels `begin` to `end`, whose tokens have the slots of their places.
@@ -104,7 +127,7 @@ class DraftSlots:
 
     def nodes(self, level: int, rows: int) -> Tensor:
         """Return the paths of a level's rows, see `DraftStates.view`."""
-        return self._paths[level][:rows] - int(self._narrow[0, 0])
+        return self._paths[level][:rows] - self._behind
 
     def batch(self, level: int, rows: int, width: int = 1) -> Batch:
         """Return what level `level` runs of the leading requests."""

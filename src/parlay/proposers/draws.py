@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import Filters, Kernels
+from parlay.kernels.uploads import Uploads
 from parlay.sampling.distribution import Distribution, Purpose, noise_key
 from parlay.sampling.sampler import filter_tensors, seed_tensor, temperature_tensor
 from parlay.types.plan import Span
@@ -28,8 +29,9 @@ class Draws:
         private: whether they draw with private noise, and distributions are kept. Recorded separately too.
     """
 
-    def __init__(self, steps: int, rows: int) -> None:
-        """Allocate for drafts of so many tokens and so many requests."""
+    def __init__(self, steps: int, rows: int, uploads: Uploads) -> None:
+        """Allocate for drafts of so many tokens and so many requests, which are written by `uploads`."""
+        self._uploads = uploads
         self.filtered = self.private = False
         self._steps, self._distributions = steps, torch.empty(0)
         self._rows = rows
@@ -47,16 +49,17 @@ class Draws:
         """Set which requests draft, the position of each one's first node, and whether distributions are kept."""
         self.private = private
         params, rows = [span.params for span in spans], len(spans)
-        self._temperatures[:rows] = temperature_tensor(params)
-        self._seeds[:rows] = seed_tensor([span.seed for span in spans])
-        keys = np.array(positions)[None] + self._ahead
-        self._positions[:, :rows] = torch.from_numpy(keys + self._streams if private else keys)
+        write = self._uploads.write
+        write(self._temperatures[:rows], temperature_tensor(params))
+        write(self._seeds[:rows], seed_tensor([span.seed for span in spans]))
         filters = filter_tensors(params)
+        keys = np.array(positions)[None] + self._ahead
+        write(self._positions[:, :rows], keys + self._streams if private else keys)
         self.filtered = filters is not None
         if filters is not None:
-            self._filters.min_p[:rows] = filters.min_p
-            self._filters.top_k[:rows] = filters.top_k
-            self._filters.top_p[:rows] = filters.top_p
+            write(self._filters.min_p[:rows], filters.min_p)
+            write(self._filters.top_k[:rows], filters.top_k)
+            write(self._filters.top_p[:rows], filters.top_p)
 
     def draw(
         self, kernels: Kernels, step: int, logits: Tensor, tokens: Tensor, probs: Tensor, ids: Tensor | None = None

@@ -16,9 +16,11 @@ This file drafts chains; `branching` adds what trees need.
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from parlay.kernels.uploads import fetched
 from parlay.proposers.base import Runtime
 from parlay.proposers.branching import Branching
 from parlay.proposers.draft_head import DraftHead, Start
@@ -58,8 +60,9 @@ class Expander:
         self.recorder = PassRecorder(runtime.kernels, usable=records and runtime.group.size == 1)
         self.tokens = torch.zeros((levels + 1, MOST_ROWS), dtype=torch.int64)
         self.likely = torch.zeros((levels, MOST_ROWS))
-        self._draws = Draws(levels, MOST_ROWS)
-        self._branching = Branching(head, runtime.kernels, self.tokens)
+        self._uploads = runtime.uploads
+        self._draws = Draws(levels, MOST_ROWS, runtime.uploads)
+        self._branching = Branching(head, runtime.kernels, self.tokens, runtime.uploads)
 
     def expand(self, starts: Sequence[Start], states: Tensor) -> Iterator[tuple[Start, Draft]]:
         """Draft from every start.
@@ -90,8 +93,8 @@ class Expander:
 
     def _trees(self, turn: list[Start], width: int, states: Tensor, private: bool) -> list[Draft]:
         head, branching = self._head, self._branching
-        counts = self._begin(turn, width, states)
         branching.prepare(turn, width, private=private)
+        counts = self._begin(turn, width, states)
         if head.at_once:
             self._advance(enumerate(counts))
             branching.choose_at_once(counts, width)
@@ -104,14 +107,15 @@ class Expander:
 
     def _begin(self, turn: list[Start], width: int, states: Tensor) -> list[int]:
         """Write what the levels read; return the number of requests that each has nodes of."""
-        self.tokens[0, : len(turn)] = torch.tensor([start.emitted[-1] for start in turn])
+        self._uploads.write(self.tokens[0, : len(turn)], np.array([start.emitted[-1] for start in turn]))
         self._head.begin(turn, states, width)
+        self._uploads.send()
         return [sum(start.length > level for start in turn) for level in range(turn[0].length)]
 
     def _drafts(self, turn: list[Start], states: Tensor, private: bool) -> list[Draft]:
         head, rows = self._head, len(turn)
-        counts = self._begin(turn, 1, states)
         self._draws.prepare([start.span for start in turn], [start.position for start in turn], private=private)
+        counts = self._begin(turn, 1, states)
         lengths = [start.length for start in turn]
         if any(start.span.request_id in self._processors for start in turn):
             lengths = self._guided(turn, counts)
@@ -124,7 +128,10 @@ class Expander:
         else:
             for level, count in enumerate(counts):
                 self._draw(level, self._scored(level, count))
-        tokens = self.tokens[1 : len(counts) + 1, :rows].T.tolist()
+        made = [self.tokens[1 : len(counts) + 1, :rows].T]
+        if not private:
+            made.append(self.likely[: len(counts), :rows].T)
+        tokens, *rest = (one.tolist() for one in fetched(self._kernels, made))
         if private:  # a node's own probability may decide nothing, so it is left out
             return [
                 Draft.chain(
@@ -135,10 +142,9 @@ class Expander:
                 )
                 for row, (own, length) in enumerate(zip(tokens, lengths, strict=True))
             ]
-        likely = self.likely[: len(counts), :rows].T.tolist()
         return [
             Draft.chain(own[:length], head.source, sure[:length])
-            for own, sure, length in zip(tokens, likely, lengths, strict=True)
+            for own, sure, length in zip(tokens, rest[0], lengths, strict=True)
         ]
 
     def _level(self, level: int, rows: int) -> None:
@@ -198,10 +204,13 @@ class Expander:
         if ids is not None:
             row = torch.full((self._vocab_size,), -torch.inf)
             row[ids] = scores
+        edited = row.cpu()
         try:
-            processor.guide(path, row)
+            processor.guide(path, edited)
         except Exception as error:
             raise SpanError(start.span.request_id) from error
+        if edited is not row:
+            row.copy_(edited)
         if ids is not None:
             scores.copy_(row[ids])
 

@@ -39,7 +39,7 @@ from parlay.proposers.heads import CheckpointHead, CheckpointOptions, shape_of
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_layers import TargetEmbedding
 from parlay.proposers.vocabulary import fitted
-from parlay.runner.batch import Batch, Stretch, flatten, trimmed
+from parlay.runner.batch import Batch, Stretch, flatten, placed, trimmed
 from parlay.runner.graphs import MOST_ROWS, copy_batch, empty_batch
 from parlay.types.cache import Kept, RecurrentSpec
 from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, Verdict
@@ -203,12 +203,12 @@ class FeatureHead(CheckpointHead):
         """Read the head's weights and allocate its cache layers and what its passes write to."""
         dtype, group, self._block_size = self._target.dtype, runtime.group, runtime.block_size
         blocks, own = runtime.num_blocks + scratch_blocks(runtime.block_size), cache_spec(self.config, dtype, group)
-        self._layer_caches: CacheLayers = allocate(own, blocks, runtime.block_size, dtype)
+        self._layer_caches: CacheLayers = allocate(own, blocks, runtime.block_size, dtype, kernels=runtime.kernels)
         super().load(runtime)
         self._before: _Before | None = None
         if self.cache is not None and self.cache.recurrent is not None and not group.rank:
             spec, count = self.cache.recurrent, self.cache.pattern.count("states")
-            before = [allocate_states(spec, runtime.room, dtype) for _ in range(count)]
+            before = [allocate_states(spec, runtime.room, dtype, runtime.kernels) for _ in range(count)]
             self._before = _Before(runtime.kernels, before, spec.channels, dtype)
         self._memory = Buffers(MOST_ROWS, dtype)  # shared by all recordings, of which one runs at a time
         self._recorded = group.size == 1 and self.records
@@ -219,7 +219,8 @@ class FeatureHead(CheckpointHead):
         self._spare, self._every = torch.zeros_like(self._state), torch.arange(MOST_ROWS)
         vocab_size = self._target.config.vocab_size
         self._expander = Expander(self, runtime, MOST_LEVELS, vocab_size, records=self.records)
-        self._slots = DraftSlots(self._expander.tokens, runtime.num_blocks, runtime.block_size, pairs=True)
+        self._uploads, sizes = runtime.uploads, (runtime.num_blocks, runtime.block_size)
+        self._slots = DraftSlots(self._expander.tokens, *sizes, runtime.uploads, pairs=True)
 
     # ------------------------------------------------------------------------------------------------- proposing
 
@@ -244,8 +245,9 @@ class FeatureHead(CheckpointHead):
         runs = [run for run in found if run is not None]
         if not runs:
             return proposals
-        batch = flatten([run.stretch for run in runs], self._block_size)
-        states = self._predict(batch, sources, torch.tensor([row for run in runs for row in run.rows]))
+        rows = torch.tensor([row for run in runs for row in run.rows], device="cpu")
+        batch, (rows,) = placed(flatten([run.stretch for run in runs], self._block_size), self._kernels, rows)
+        states = self._predict(batch, sources, rows)
         starts = []
         for run, end in zip(runs, batch.offsets[1:], strict=True):
             proposals[run.index] = Proposal(state=run.state)
@@ -303,8 +305,9 @@ class FeatureHead(CheckpointHead):
     # --------------------------------------------------------------------------------------------------- drafting
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        self._kernels.embed(states, torch.tensor([start.row for start in turn]), self._state[: len(turn)])
         self._slots.prepare(turn, width)
+        rows = self._uploads.send([start.row for start in turn])
+        self._kernels.embed(states, rows, self._state[: len(turn)])
 
     def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: D102
         return self._slots.paths(level, rows)

@@ -155,10 +155,12 @@ class HeadProposer(CheckpointHead):
         super().load(runtime)
         self._most = MOST_LEVELS if self.deepest is None else self.deepest
         if not runtime.group.rank:  # the others do not draft
+            self._uploads = runtime.uploads
             self._expander = Expander(self, runtime, self._most, config.vocab_size)
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        self._kernels.embed(states, torch.tensor([start.row for start in turn]), self._hidden[: len(turn)])
+        rows = self._uploads.send([start.row for start in turn])
+        self._kernels.embed(states, rows, self._hidden[: len(turn)])
 
     def propose(
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None

@@ -55,7 +55,7 @@ class LayeredHead(FeatureHead):
         dtype, width = self._target.dtype, self.config.hidden_size
         # What each layer but the last has predicted, by slots.
         spec = CacheSpec(self.depth - 1, kv_heads=1, head_dim=width, itemsize=dtype.itemsize, values=False)
-        kept = map(keys_of, allocate(spec, runtime.num_blocks, runtime.block_size, dtype))
+        kept = map(keys_of, allocate(spec, runtime.num_blocks, runtime.block_size, dtype, kernels=runtime.kernels))
         self._kept = [cache.key.view(-1, width) for cache in kept if cache is not None]
         self._states = torch.zeros((self.depth, MOST_ROWS, width), dtype=dtype)  # by layers, of a level's rows
         self._firsts = torch.zeros((self.depth, MOST_ROWS), dtype=torch.int32)  # keys that each layer's rows see
@@ -89,10 +89,10 @@ class LayeredHead(FeatureHead):
     # --------------------------------------------------------------------------------------------------- drafting
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        rows = torch.tensor([start.row for start in turn])
+        self._slots.prepare(turn, width)
+        rows = self._uploads.send([start.row for start in turn])
         for own, given in zip(self._states, states, strict=True):
             self._kernels.embed(given, rows, own[: len(turn)])
-        self._slots.prepare(turn, width)
         for layer, first in enumerate(self._firsts):
             torch.add(self._slots.first, layer, out=first)
         self._reached = min(self.depth, turn[0].length)

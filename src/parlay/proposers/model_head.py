@@ -68,15 +68,16 @@ class ModelHead(DraftHead):
         if group.rank:  # which does not draft
             return
         vocab_size = target.config.vocab_size
-        self.ids = self._all = ids_of(config.vocab_size, vocab_size) if ids is None else ids
+        self.ids = self._all = ids_of(config.vocab_size, vocab_size) if ids is None else kernels.place(ids)
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
         self._every = torch.arange(MOST_ROWS)
         self._states = DraftStates(room.places - DRAFT_PLACES, newest=newest) if runner.recurrent else None
         records = self._recorded and self._states is None and runner.recordable()
         self._expander = Expander(self, runtime, MOST_LEVELS, vocab_size, records=records)
-        self._to_own = None if to_own is None else _words(to_own)
+        self._to_own = None if to_own is None else _words(kernels.place(to_own))
         self._tokens = self._expander.tokens if to_own is None else torch.zeros_like(self._expander.tokens)
-        self._slots = DraftSlots(self._tokens, runtime.num_blocks, runtime.block_size, newest=newest)
+        self._uploads, sizes = runtime.uploads, (runtime.num_blocks, runtime.block_size)
+        self._slots = DraftSlots(self._tokens, *sizes, runtime.uploads, newest=newest)
 
     def embeddable(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Return tokens of the target's with another in place of each one that the model lacks."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import AttentionView
+from parlay.kernels.uploads import Uploads
 from parlay.models.config import ModelConfig
 from parlay.models.select import exposes_hidden_states, kept_by_layers
 from parlay.proposers.draft_head import Start
@@ -30,15 +31,16 @@ def lent_layer(target: ModelConfig, *, window: bool) -> int | None:
 class TargetKeys:
     """The rows of all levels, in memory that recordings may keep."""
 
-    def __init__(self, tokens: Tensor, num_blocks: int) -> None:
+    def __init__(self, tokens: Tensor, num_blocks: int, uploads: Uploads) -> None:
         """Allocate.
 
         Args:
             tokens: `[levels, rows]` int64, what each level runs.
             num_blocks: of the pool; no table is longer.
+            uploads: by which they are written.
         """
         rows = tokens.shape[1]
-        self._tokens = tokens
+        self._tokens, self._uploads = tokens, uploads
         self._tables = torch.empty((rows, num_blocks), dtype=torch.int32)  # of which little is ever touched
         # Of the first level, which has a row of each request, and of later ones.
         self._owner = torch.arange(rows, dtype=torch.int32).repeat(2, 1)
@@ -50,11 +52,12 @@ class TargetKeys:
         """Set which requests draft, longest first, and how many rows each has from level 1 on."""
         rows = len(turn)
         tables = table_array([start.span.blocks for start in turn])
-        self._tables[:rows, : tables.shape[1]] = torch.from_numpy(tables)
+        write = self._uploads.write
+        write(self._tables[:rows, : tables.shape[1]], tables)
         known = np.array([start.position - 1 for start in turn], dtype=np.int32)
         for level, count in enumerate((1, width)):
-            self._known[level, : rows * count] = torch.from_numpy(known.repeat(count))
-            self._owner[level, : rows * count] = torch.from_numpy(np.arange(rows, dtype=np.int32).repeat(count))
+            write(self._known[level, : rows * count], known.repeat(count))
+            write(self._owner[level, : rows * count], np.arange(rows, dtype=np.int32).repeat(count))
 
     def batch(self, level: int, rows: int, width: int = 1) -> Batch:
         """Return what level `level` runs of the leading requests."""

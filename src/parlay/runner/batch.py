@@ -1,7 +1,7 @@
 """Flattening: the one place where requests become rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from parlay.acceptance.tree import depths, paths
-from parlay.kernels.base import AttentionView, StateView
+from parlay.kernels.base import AttentionView, Kernels, StateView
+from parlay.kernels.uploads import sent
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.plan import NO_STATES, StateUse
 
@@ -100,10 +101,10 @@ def flatten(stretches: Sequence[Stretch], block_size: int, *, recurrent: bool = 
         first=torch.from_numpy(seen),
         last=torch.from_numpy(last),
         extra_offsets=torch.from_numpy(extra_offsets),
-        extra_slots=torch.tensor(extra_slots, dtype=torch.int32),
+        extra_slots=torch.tensor(extra_slots, dtype=torch.int32, device="cpu"),
     )
     return Batch(
-        tokens=torch.tensor(tokens, dtype=torch.int64),
+        tokens=torch.tensor(tokens, dtype=torch.int64, device="cpu"),
         positions=torch.from_numpy(positions),
         slots=torch.from_numpy(slots),
         view=view,
@@ -165,7 +166,38 @@ def _states(stretches: Sequence[Stretch], offsets: Sequence[int]) -> StateView:
 
 
 def _table(values: Sequence[Sequence[int]], columns: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32).view(-1, columns)
+    return torch.tensor(values, dtype=torch.int32, device="cpu").view(-1, columns)
+
+
+def placed(batch: Batch, kernels: Kernels, *further: Tensor) -> tuple[Batch, list[Tensor]]:
+    """Return a batch, and further tensors, where kernels read them: all go there in one copy, unless they are there.
+
+    Args:
+        batch: of the host, as `flatten` makes it, or where kernels read it.
+        kernels: that are to read it.
+        further: of the host.
+    """
+    if kernels.holds(batch.tokens):
+        return batch, [*further]
+    owners = [one for one in (batch, batch.view, batch.states) if one is not None]
+    parts = [getattr(owner, name) for owner in owners for name in _tensors(owner)]
+    arrays = sent(kernels, [*parts, *further])
+    there = iter(arrays)
+    tokens, positions, slots = (next(there) for _ in range(3))
+    view = AttentionView(*(next(there) for _ in fields(AttentionView)))
+    states = None if batch.states is None else StateView(*(next(there) for _ in fields(StateView)))
+    return Batch(tokens, positions, slots, view, batch.offsets, states), [*there]
+
+
+def placed_states(states: StateView, kernels: Kernels) -> StateView:
+    """Return a view of states where kernels read it."""
+    return StateView(*(kernels.place(getattr(states, field.name)) for field in fields(StateView)))
+
+
+def _tensors(owner: Batch | AttentionView | StateView) -> list[str]:
+    """Return the names of what is sent, in the order of the fields."""
+    names = [field.name for field in fields(owner)]
+    return [name for name in names if isinstance(getattr(owner, name), Tensor)]
 
 
 def trimmed(batch: Batch, block_size: int) -> Batch:

@@ -153,15 +153,15 @@ class Graphs:
                 handed.copy_(arrived)
             run()
             self._tried.append(rows)
-            if not torch.equal(hidden[0].view(torch.uint8), self._eager(batch, arrived).view(torch.uint8)):
+            if not torch.equal(hidden[-1].view(torch.uint8), self._eager(batch, arrived).view(torch.uint8)):
                 logger.warning(
                     "%s: its forward pass cannot be recorded; small batches run slower", self._model.config.path
                 )
                 self.usable = False
                 return self._eager(batch, arrived)
         self.handed = handed
-        self._graphs[rows] = _Graph(inputs, hidden[0], handed, run)
-        return hidden[0]
+        self._graphs[rows] = _Graph(inputs, hidden[-1], handed, run)
+        return hidden[-1]
 
 
 def _first(batch: Batch, rows: int) -> Batch:

@@ -11,7 +11,7 @@ from parlay.kv.store import allocate
 from parlay.models.context import CacheLayers, keys_of
 from parlay.models.select import CausalModel, cache_spec
 from parlay.parallel.group import ALONE, Group
-from parlay.runner.batch import Batch, Stretch, flatten
+from parlay.runner.batch import Batch, Stretch, flatten, placed
 from parlay.runner.graphs import Graphs
 from parlay.runner.orders import Collect, Forward, Logits, Move, OnOrder, nobody, slots_of
 from parlay.types.cache import NO_ROOM, StateRoom
@@ -56,7 +56,7 @@ class ModelRunner:
         spec = cache_spec(model.config, model.dtype, group)
         self.recurrent, self.room = model.config.style.recurrent is not None, room
         if isinstance(blocks, int):
-            longest, blocks = blocks, allocate(spec, blocks, block_size, model.dtype, room)
+            longest, blocks = blocks, allocate(spec, blocks, block_size, model.dtype, room, kernels)
         else:
             longest = max(len(keys.key) for keys in map(keys_of, blocks) if keys is not None)
         self.cache = blocks
@@ -64,13 +64,14 @@ class ModelRunner:
         places = room.places if self.recurrent else None
         alone = group.pipeline.stages == 1
         self._further = 0 if alone else model.config.handed
-        self._graphs = Graphs(
-            *(model, kernels, blocks, longest, places),
-            recordable=group.recordable,
-            alone=alone,
-            further=self._further,
-        )
-        self._hidden = self.tapped = torch.empty(0)
+        with kernels.here():
+            self._graphs = Graphs(
+                *(model, kernels, blocks, longest, places),
+                recordable=group.recordable,
+                alone=alone,
+                further=self._further,
+            )
+            self._hidden = self.tapped = torch.empty(0)
         self._under_way = deque[int]()  # rows of each pass that is not finished
 
     def forward(self, batch: Batch) -> Tensor:
@@ -100,7 +101,8 @@ class ModelRunner:
         pipeline, arrived = self.pipeline, None
         if not pipeline.first:
             arrived = self._receive(2 + self._further, len(batch.tokens))
-        self._hidden = self._graphs.forward(batch, arrived)
+        with self.kernels.here():
+            self._hidden = self._graphs.forward(placed(batch, self.kernels)[0], arrived)
         if pipeline.channel is not None:
             handed = self._graphs.handed
             pipeline.channel.send(handed[1 : len(handed) - self._further] if pipeline.last else handed)
@@ -171,9 +173,7 @@ class ModelRunner:
         Raises:
             RankError: a rank that shares the head is lost.
         """
-        if self._tell is nobody:
-            return self._logits(hidden, rows)
-        with self._tell(Logits(tuple(rows))):
+        with self._tell(Logits(tuple(rows))), self.kernels.here():
             return self._logits(hidden, rows)
 
     def _logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
@@ -201,7 +201,8 @@ class ModelRunner:
 
     def move(self, order: Move) -> None:
         """Copy keys and values from slots to slots, in every layer."""
-        sources, targets = slots_of(order)
+        with self.kernels.here():
+            sources, targets = slots_of(order)
         for layer in {id(layer): layer for layer in self.cache}.values():  # some read another one's
             keys = keys_of(layer)
             if keys is not None and keys.key.numel():  # a rank may have no head

@@ -40,6 +40,10 @@ class Distribution:
     logs: Tensor
     ids: Tensor | None = None
 
+    def on_host(self) -> "Distribution":
+        """Return the same in the machine's memory."""
+        return Distribution(self.logs.cpu(), None if self.ids is None else self.ids.cpu())
+
     def place(self, token: int) -> int | None:
         """Return the index of a token of the target's; None if it has none."""
         if self.ids is None:
@@ -56,7 +60,7 @@ def separate(draft: Draft) -> tuple[Draft, tuple[Distribution, ...]]:
     """Return a draft with numbers in place of its nodes' distributions, and these distributions."""
     if draft.q is None:
         return draft, ()
-    drawn = [distribution for distribution in draft.q if distribution is not None]
+    drawn = [distribution.on_host() for distribution in draft.q if distribution is not None]
     numbers = iter(range(len(drawn)))
     return replace(
         draft, q=tuple(None if distribution is None else next(numbers) for distribution in draft.q)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import Filters, Kernels
+from parlay.kernels.uploads import sent
 from parlay.sampling.seeds import signed
 from parlay.sampling.token_order import largest, rank
 from parlay.types.params import DrawParams, SamplingParams
@@ -57,24 +58,48 @@ def process(kernels: Kernels, logits: Tensor, params: Sequence[DrawParams | Samp
     return scores
 
 
+def draw_at(
+    kernels: Kernels,
+    logits: Tensor,
+    params: Sequence[DrawParams],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+) -> list[int]:
+    """Return the token of each row of logits `[rows, vocab]`; what the rows are drawn with goes to a GPU in one copy.
+
+    Args:
+        kernels: the operations to run with.
+        logits: float32, where these read.
+        params, seeds, positions: of each row.
+    """
+    at, filters = torch.tensor(positions, dtype=torch.int64, device="cpu"), filter_tensors(params)
+    inputs = [temperature_tensor(params), seed_tensor(seeds), at]
+    if filters is not None:
+        inputs += [filters.min_p, filters.top_k, filters.top_p]
+    temperatures, own, at, *limits = sent(kernels, inputs)
+    with kernels.here():
+        drawn: list[int] = draw(kernels, logits, temperatures, own, at, Filters(*limits) if limits else None).tolist()
+    return drawn
+
+
 def seed_tensor(seeds: Sequence[int]) -> Tensor:
-    """Return seeds as `draw` takes them."""
-    return torch.tensor([signed(seed) for seed in seeds], dtype=torch.int64)
+    """Return seeds as `draw` takes them, on the host."""
+    return torch.tensor([signed(seed) for seed in seeds], dtype=torch.int64, device="cpu")
 
 
 def temperature_tensor(params: Sequence[DrawParams | SamplingParams]) -> Tensor:
-    """Return temperatures as `draw` takes them."""
-    return torch.tensor([p.temperature for p in params], dtype=torch.float32)
+    """Return temperatures as `draw` takes them, on the host."""
+    return torch.tensor([p.temperature for p in params], dtype=torch.float32, device="cpu")
 
 
 def filter_tensors(params: Sequence[DrawParams | SamplingParams]) -> Filters | None:
-    """Return filters as `draw` takes them; None where no row filters."""
+    """Return filters as `draw` takes them, on the host; None where no row filters."""
     if not any(p.filters for p in params):
         return None
     return Filters(
-        torch.tensor([p.min_p for p in params], dtype=torch.float64),
-        torch.tensor([p.top_k for p in params]),
-        torch.tensor([p.top_p for p in params], dtype=torch.float64),
+        torch.tensor([p.min_p for p in params], dtype=torch.float64, device="cpu"),
+        torch.tensor([p.top_k for p in params], device="cpu"),
+        torch.tensor([p.top_p for p in params], dtype=torch.float64, device="cpu"),
     )
 
 

@@ -65,6 +65,7 @@ def compare(
     *,
     dtype: str = "auto",
     dequantize: bool = False,
+    device: str = "cpu",
     speculative: Mapping[str, SpeculativeConfig] | None = None,
     tick: Callable[[str], None] = lambda label: None,
 ) -> Iterator[dict[str, Any]]:
@@ -75,8 +76,7 @@ def compare(
     Args:
         model: a directory or the name of an embedded model.
         comparison: prompts and parameters.
-        dtype: as in `EngineConfig`.
-        dequantize: likewise.
+        dtype, dequantize, device: as in `EngineConfig`.
         speculative: configs by name, plain decoding's first; None takes every proposer with the embedded model's
             options, `auto`, and a tree of several methods' drafts, verified as far as there is room.
         tick: called with a label before every row.
@@ -87,8 +87,8 @@ def compare(
     configs = _everything() if speculative is None else speculative
     plain = next(iter(configs))
     length = min(describe_model(model).max_position, _LONGEST)
-    options: dict[str, Any] = {"dtype": dtype, "dequantize": dequantize, "max_model_len": length}
-    options["use_tqdm_on_load"] = False
+    options: dict[str, Any] = {"dtype": dtype, "dequantize": dequantize, "device": device}
+    options |= {"max_model_len": length, "use_tqdm_on_load": False}
     expected: dict[str, list[CompletionOutput]] = {}
     for name, config in configs.items():
         tick(f"{name}: loading")

@@ -134,7 +134,7 @@ class Weight:
             outputs: int64 `[n]`.
         """
         (part,) = self.parts
-        return Weight((Part(part.kind, part.data[outputs]),))
+        return Weight((Part(part.kind, part.data[outputs.cpu()]),))
 
     def numbers(self) -> Tensor:
         """Return the matrix as plain numbers, blocks as float32: the slow twin of what kernels do with it."""

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from parlay.errors import ConfigError
@@ -148,7 +147,8 @@ class Proposer(ModelHead):
             self._own_rows.load(self._runner.kernels)
             self._some = self._own_rows
         else:
-            rows = translator.rows
+            assert translator.rows is not None
+            rows = runtime.kernels.place(translator.rows)
             self._some = lambda states: self._own_logits(states)[:, rows].contiguous()
 
     def base(self, start: Start) -> StateUse:  # noqa: D102
@@ -216,8 +216,9 @@ class Proposer(ModelHead):
         return run if self._other is not None else self.embeddable(tuple(run))
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        self._runner.kernels.embed(states, torch.tensor([start.row for start in turn]), self._state[: len(turn)])
         super().begin(turn, states, width)
+        rows = self._uploads.send([start.row for start in turn])
+        self._runner.kernels.embed(states, rows, self._state[: len(turn)])
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         if level:  # the first follows from known tokens

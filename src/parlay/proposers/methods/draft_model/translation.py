@@ -14,6 +14,7 @@ end of the text. Noise is shared as long as tokens are.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from math import prod
 
@@ -80,10 +81,14 @@ class Translator(ABC):
     def extend(self, text: TranslatedText, tokens: Sequence[int]) -> None:
         """Add tokens to `own`."""
 
+    @cached_property
+    def _own(self) -> list[int]:
+        own: list[int] = self.to_own.tolist()
+        return own
+
     def own_of(self, tokens: Sequence[int]) -> list[int]:
         """Return the draft model's tokens of a draft of the expander's."""
-        found: list[int] = self.to_own[torch.tensor(tokens, dtype=torch.int64)].tolist()
-        return found
+        return [self._own[token] for token in tokens]
 
     def write(self, text: TranslatedText, draft: Draft, most: int) -> Draft:
         """Return a draft of the expander's behind a text in at most `most` of the target's tokens."""

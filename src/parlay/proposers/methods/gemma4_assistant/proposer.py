@@ -140,13 +140,13 @@ class Proposer(HeadProposer):
         """Read the weights, and allocate what passes read and write."""
         super().load(runtime)
         if not runtime.group.rank:
-            self._keys = TargetKeys(self._expander.tokens, runtime.num_blocks)
+            self._keys = TargetKeys(self._expander.tokens, runtime.num_blocks, runtime.uploads)
 
     # --------------------------------------------------------------------------------------------------- drafting
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        super().begin(turn, states, width)
         self._keys.prepare(turn, width)
+        super().begin(turn, states, width)
 
     def gather(self, level: int, origin: Tensor) -> None:  # noqa: D102
         rows = len(origin)

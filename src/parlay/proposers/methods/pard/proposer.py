@@ -92,7 +92,7 @@ class Proposer(DraftModel):
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._states_of_rows = states
-        self._first[: len(turn)] = torch.tensor([start.row for start in turn])
+        self._first[: len(turn)] = self._uploads.send([start.row for start in turn])
 
     def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return nothing: draft tokens have no keys and values of their own."""

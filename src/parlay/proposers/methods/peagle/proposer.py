@@ -60,7 +60,7 @@ class Proposer(EagleProposer):
     def load(self, runtime: Runtime) -> None:  # noqa: D102
         super().load(runtime)
         longest, sizes = self._target.max_model_len, (runtime.num_blocks, runtime.block_size)
-        self._masks = BlockSlots([_SIGHT], self.rows, self._mask, longest, *sizes, newest=False)
+        self._masks = BlockSlots([_SIGHT], self.rows, self._mask, longest, *sizes, runtime.uploads, newest=False)
         # States of the last pairs, and of the masked ones.
         self._states = torch.zeros((2 * MOST_ROWS, self.config.hidden_size), dtype=self._target.dtype)
         self._state, self._of_masks = self._states[:MOST_ROWS], self._states[MOST_ROWS:]
@@ -69,8 +69,9 @@ class Proposer(EagleProposer):
         self.enter(self._masked.clone(), self._absent, context)
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        self._kernels.embed(states, torch.tensor([start.row for start in turn]), self._state[: len(turn)])
         self._masks.prepare(turn)
+        rows = self._uploads.send([start.row for start in turn])
+        self._kernels.embed(states, rows, self._state[: len(turn)])
 
     def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return nothing: draft tokens have no keys and values of their own."""

@@ -1,0 +1,69 @@
+"""Small arrays on their way to where kernels read them: in one copy, where that is a GPU's memory."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from parlay.kernels.base import Kernels
+
+_ALIGNED = 16  # bytes, where each array begins
+
+
+def sent(kernels: Kernels, arrays: Sequence[Tensor]) -> list[Tensor]:
+    """Return arrays of the host where kernels read them; all go there in one copy."""
+    if kernels.host is kernels:
+        return [*arrays]
+    sizes = [array.numel() * array.element_size() for array in arrays]
+    begins, end = list[int](), 0
+    for size in sizes:
+        begins.append(end)
+        end += -(-size // _ALIGNED) * _ALIGNED
+    packed = np.empty(end, np.uint8)
+    for array, begin, size in zip(arrays, begins, sizes, strict=True):
+        packed[begin : begin + size] = array.contiguous().numpy().reshape(-1).view(np.uint8)
+    whole = kernels.place(torch.from_numpy(packed))
+    return [
+        whole[begin : begin + size].view(array.dtype).view(array.shape)
+        for array, begin, size in zip(arrays, begins, sizes, strict=True)
+    ]
+
+
+def fetched(kernels: Kernels, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors that kernels have written, on the host; all come in one copy."""
+    if kernels.host is kernels:
+        return [*tensors]
+    flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    whole = torch.cat(flat).cpu()
+    parts = torch.split(whole, [len(one) for one in flat])
+    return [part.clone().view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+class Uploads:
+    """Numbers that are written to tensors of kernels: at once on the host, together on a GPU."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self.apart = kernels.host is not kernels
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+
+    def write(self, target: Tensor, values: NDArray[np.generic] | Tensor) -> None:
+        """Have values of the host in a tensor, or a part of one, once `send` has been called."""
+        array = values if isinstance(values, Tensor) else torch.from_numpy(values)
+        if self.apart:
+            self._waiting.append((target, array.to(target.dtype)))
+        else:
+            target.copy_(array)
+
+    def send(self, values: Sequence[int] = ()) -> Tensor:
+        """Send what waits, and return whole numbers `[n]` int64 where kernels read them."""
+        own = torch.tensor(values, dtype=torch.int64, device="cpu")
+        if not self.apart or not (self._waiting or len(own)):
+            return own
+        waiting, self._waiting = self._waiting, []
+        arrays = sent(self._kernels, [own, *(array for _, array in waiting)])
+        for (target, _), array in zip(waiting, arrays[1:], strict=True):
+            target.copy_(array)
+        return arrays[0]

@@ -1,0 +1,152 @@
+"""An engine on a device whose memory is not the host's: every method's tokens, and where tensors lie."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from asking import accepted
+from conftest import MakeLLM, Pair, guesses_on_random_texts, proposer_options
+from tagged_device import CROSSINGS, TaggedKernels
+from vocabularies import permuted
+
+from parlay import LLM, SamplingParams
+from parlay.device import find_device
+from parlay.engine import load, resolve
+from parlay.errors import CapacityError, ConfigError
+from parlay.kernels.base import Kernels
+from parlay.kernels.select import select_kernels
+from parlay.proposers.select import proposers
+
+MOST_UP, MOST_DOWN = 5, 4  # copies to the device and back in a step; see docs/gpu.md
+PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [20, 21, 22, 20, 21, 22, 20, 21]]
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=24),
+    SamplingParams(temperature=0.8, seed=3, max_tokens=24, top_p=0.9),
+    SamplingParams(temperature=1.0, seed=4, max_tokens=24),
+]
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    def select(device: str, longest: int) -> Kernels:
+        return TaggedKernels() if device == "cuda" else select_kernels(device, longest=longest)
+
+    monkeypatch.setattr(load, "select_kernels", select)
+    monkeypatch.setattr(resolve, "find_device", lambda name: None)
+    monkeypatch.setattr(resolve, "available_memory", lambda name: 1 << 33)
+    return {"device": "cuda"}
+
+
+TREE = {"tree": {"width": 3, "depth": 3}, "num_speculative_tokens": 9}
+CHAIN = {"num_speculative_tokens": 4}
+EVERY = [(method, CHAIN) for method in sorted(set(proposers.names()) - {"none"})]
+BRANCHING = [(method, TREE) for method in ("draft_model", "eagle3", "medusa", "dflash")]
+
+
+@pytest.mark.parametrize(
+    ("method", "shape"), [*EVERY, *BRANCHING], ids=lambda one: one if isinstance(one, str) else ""
+)
+def test_every_method(
+    make_llm: MakeLLM, models: dict[str, Pair], on_device: dict[str, Any], method: str, shape: dict[str, Any]
+) -> None:
+    """The tokens of plain decoding on the host; what crosses in a step does not grow with the draft."""
+    expected = make_llm(None).generate(PROMPTS, PARAMS)
+    config = {"method": method, **proposer_options(method, models["float32"]), **shape}
+    llm = make_llm(speculative_config=config, **on_device)
+    found = llm.generate(PROMPTS, PARAMS)
+    assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
+    if guesses_on_random_texts(method):
+        assert accepted([one.outputs[0] for one in found]) > 0
+    up, down, steps = CROSSINGS.up, CROSSINGS.down, llm.engine.stats.steps
+    llm.generate(PROMPTS, PARAMS)
+    steps = llm.engine.stats.steps - steps
+    assert CROSSINGS.up - up <= MOST_UP * steps
+    assert CROSSINGS.down - down <= MOST_DOWN * steps
+
+
+@pytest.mark.parametrize("way", ["intersection", "text"])
+def test_a_draft_model_of_another_vocabulary(
+    make_llm: MakeLLM, models: dict[str, Pair], on_device: dict[str, Any], tmp_path: Path, way: str
+) -> None:
+    """Its tables of tokens are made on the host, before any weights are read."""
+    draft = permuted(models["float32"].target, tmp_path / "draft")
+    config = {"method": "draft_model", "model": str(draft), "vocabulary": way, **CHAIN}
+    expected = make_llm(None).generate(PROMPTS, PARAMS)
+    found = make_llm(speculative_config=config, **on_device).generate(PROMPTS, PARAMS)
+    assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
+    assert accepted([one.outputs[0] for one in found]) > 0
+
+
+def test_plain_decoding(make_llm: MakeLLM, on_device: dict[str, Any]) -> None:
+    """A step sends its rows and what they are drawn with, and takes back the tokens."""
+    expected, llm = make_llm(None).generate(PROMPTS, PARAMS), make_llm(None, **on_device)
+    assert [a.outputs[0].token_ids for a in llm.generate(PROMPTS, PARAMS)] == [
+        a.outputs[0].token_ids for a in expected
+    ]
+    answer = SamplingParams(temperature=0.8, seed=3, top_p=0.9, max_tokens=20, ignore_eos=True)
+    llm.generate(PROMPTS[0], answer)
+    up, down, steps = CROSSINGS.up, CROSSINGS.down, 20
+    llm.generate(PROMPTS[0], answer)
+    assert CROSSINGS.up - up <= 2 * steps + 1  # and once the prompt's last row
+    assert CROSSINGS.down - down <= steps + 4  # and once whether the first logits are numbers
+
+
+def test_processors_and_log_probabilities(make_llm: MakeLLM, on_device: dict[str, Any]) -> None:
+    """What reads logits reads them on the host."""
+    params = [
+        SamplingParams(temperature=0.7, seed=3, max_tokens=12, repetition_penalty=1.3, logprobs=2),
+        SamplingParams(temperature=0.0, max_tokens=12, logit_bias={5: 2.0}, prompt_logprobs=1),
+        SamplingParams(temperature=1.0, seed=4, max_tokens=12, min_p=0.02),
+    ]
+    for config in (None, {"method": "draft_model", "verification": "rejection"}):
+        found = [make_llm(config and "draft_model", 3, **more).generate(PROMPTS, params) for more in ({}, on_device)]
+        ours, theirs = (
+            [(a.outputs[0].token_ids, a.outputs[0].logprobs, a.prompt_logprobs) for a in x] for x in found
+        )
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_one_gpu(make_llm: MakeLLM, options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="on one GPU so far; leave tensor_parallel_size and"):
+        make_llm(None, device="cuda", **options)
+
+
+class Machine:
+    """What torch says of a machine."""
+
+    def __init__(
+        self, *, cuda: str | None = "13.0", found: bool = True, capability: tuple[int, int] = (9, 0)
+    ) -> None:
+        self.cuda, self.found, self.capability = cuda, found, capability
+
+    def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.version, "cuda", self.cuda)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: self.found)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: self.capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+
+
+@pytest.mark.parametrize(
+    ("machine", "message"),
+    [
+        (Machine(cuda=None), "computes on CPUs alone; install its CUDA build"),
+        (Machine(found=False), "torch finds no GPU here; leave it at 'cpu'"),
+        (Machine(capability=(7, 5)), r"Some GPU has compute capability 7\.5, and 8\.0 is the least"),
+    ],
+)
+def test_no_gpu(weightless: str, monkeypatch: pytest.MonkeyPatch, machine: Machine, message: str) -> None:
+    """Said before weights are read."""
+    machine.plant(monkeypatch)
+    with pytest.raises(ConfigError, match=message):
+        LLM(weightless, device="cuda")
+    assert find_device("cpu").type == "cpu"
+
+
+def test_too_little_memory(weightless: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine().plant(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 10, 1 << 10))
+    with pytest.raises(CapacityError, match="only 1024 bytes are free"):
+        LLM(weightless, device="cuda")
