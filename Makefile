@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # Bytecode is kept whatever the shell says: the suite starts over a hundred processes, which would compile all anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test arm clients soak check lint docs stub wheels clean
+.PHONY: demo test arm gpu clients soak check lint docs stub wheels clean
 
 # A stamp per set of tools, so that `make demo` installs no test tools. Native sources are part of the package: when
 # they change, it is built again, and nothing else builds it. pip knows dependency groups since 25.1.
@@ -60,6 +60,10 @@ demo: $(VENV)/.installed
 test: $(VENV)/.tools
 	$(if $(ARM_TOOLS),-$(MAKE) arm)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+# On a machine with a GPU; python3 may be one with torch's CUDA build, in which the rest is installed.
+gpu:
+	scripts/gpu.sh build/gpu
 
 # The native module for ARM, which tests run under qemu-user. Needs Debian's g++-aarch64-linux-gnu, qemu-user, cmake and
 # ninja-build.

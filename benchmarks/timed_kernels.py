@@ -37,7 +37,7 @@ _COMPONENTS = {
     "gated_norm": "norm",
 }
 PARTS = "parts of linear layers"
-_NOT_TIMED = frozenset({"careful", "set_threads", "prefetch", "pack_linear", "pack_head"})
+_NOT_TIMED = frozenset({"careful", "set_threads", "prefetch", "here", "place", "holds", "pack_linear", "pack_head"})
 
 
 class TimedKernels:
@@ -58,6 +58,11 @@ class TimedKernels:
     def kernels(self) -> Kernels:
         """These, as a model takes them: whatever `Kernels` offers is offered."""
         return cast(Kernels, self)
+
+    @property
+    def host(self) -> Kernels:
+        """These, since they are those of this machine's processor."""
+        return self.kernels
 
     def take(self) -> dict[str, float]:
         """Return the seconds of each component since the last call."""

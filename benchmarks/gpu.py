@@ -1,0 +1,78 @@
+"""Times decoding on a GPU: `python -m benchmarks.gpu --model build/random-8b --batch-sizes 1 8 32`.
+
+A step is timed as the difference of two runs, of many tokens and of one, so that prompts do not count. The floor is
+what the weights' bytes take at the bandwidth that a large copy reaches.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.tiles import bandwidth
+from parlay import LLM, SamplingParams
+
+_PROMPT = 64  # tokens
+
+
+def generate(llm: LLM, batch: int, tokens: int, temperature: float) -> tuple[float, list[tuple[int, ...]]]:
+    """Return the seconds that so many requests take, and their tokens."""
+    prompts = [[2 + (i * 131 + j * 17) % 4000 for j in range(_PROMPT)] for i in range(batch)]
+    params = SamplingParams(temperature=temperature, seed=7, max_tokens=tokens, ignore_eos=True)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    answers = llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - began, [tuple(one.outputs[0].token_ids) for one in answers]
+
+
+def main() -> None:
+    """Print a line for each method, batch size and temperature."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--methods", nargs="+", default=["none"], help="names, or JSON of a speculative_config")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0])
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    speed = bandwidth()
+    print(f"{torch.cuda.get_device_name()}, {speed / 1e12:.2f} TB/s", flush=True)
+    known: dict[tuple[int, float], tuple[list[tuple[int, ...]], float]] = {}
+    for method in arguments.methods:
+        config: Any = json.loads(method) if method.startswith("{") else {"method": method}
+        before = torch.cuda.memory_allocated()
+        began = time.perf_counter()
+        llm = LLM(arguments.model, device="cuda", max_model_len=2048, speculative_config=config)
+        loaded = time.perf_counter() - began
+        if method == "none":
+            size = sum(file.stat().st_size for file in Path(arguments.model).glob("*.safetensors"))
+            print(f"loaded in {loaded:.1f} s, floor {size / speed * 1e3:.2f} ms", flush=True)
+        for batch in arguments.batch_sizes:
+            for temperature in arguments.temperatures:
+                generate(llm, batch, arguments.tokens, temperature)  # recordings
+                steps = []
+                for _ in range(arguments.repeats):
+                    short, _ = generate(llm, batch, 1, temperature)
+                    long, found = generate(llm, batch, arguments.tokens, temperature)
+                    steps.append((long - short) / (arguments.tokens - 1) * 1e3)
+                took = statistics.median(steps)
+                expected, plain = known.setdefault((batch, temperature), (found, took))
+                same = "same tokens" if found == expected else "OTHER TOKENS"
+                print(
+                    f"{method[:40]:40} batch {batch:3} T {temperature}: {took:7.3f} ms a token of each request, "
+                    f"{batch / took * 1e3:7.0f} tokens/s, {plain / took:.2f}x, {same}; "
+                    f"first token {short * 1e3:.1f} ms",
+                    flush=True,
+                )
+        llm.engine.close()
+        del llm
+        torch.cuda.empty_cache()
+        print(f"memory left behind: {(torch.cuda.memory_allocated() - before) >> 20} MiB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
