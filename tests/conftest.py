@@ -1,8 +1,11 @@
 """Checkpoints and engines that many tests share."""
 
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is first imported, by whomever
+
 import asyncio
 import inspect
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
