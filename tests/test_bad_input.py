@@ -63,7 +63,7 @@ def test_a_missing_model() -> None:
         ({"num_blocks": 0}, "num_blocks must be at least 1"),
         ({"kv_cache_memory": 0}, "kv_cache_memory must be at least 1"),
         ({"dtype": "float8"}, "option dtype: .*'float8'; it is one of 'auto', 'float32'"),
-        ({"device": "tpu"}, "invalid enum value 'tpu'; it is one of 'cpu', 'cuda'"),
+        ({"device": "tpu"}, "invalid enum value 'tpu'; it is one of 'auto', 'cpu', 'cuda'"),
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be between 1 and"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
         ({"max_model_len": 513}, "max_model_len=513 is beyond the model's 512 positions; lower it"),

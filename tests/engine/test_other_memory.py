@@ -11,6 +11,8 @@ from tagged_device import CROSSINGS, TaggedKernels
 from vocabularies import permuted
 
 from parlay import LLM, SamplingParams
+from parlay.cli.main import main
+from parlay.config import EngineConfig
 from parlay.device import find_device
 from parlay.engine import load, resolve
 from parlay.errors import CapacityError, ConfigError
@@ -150,3 +152,14 @@ def test_too_little_memory(weightless: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 10, 1 << 10))
     with pytest.raises(CapacityError, match="only 1024 bytes are free"):
         LLM(weightless, device="cuda")
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch computes on GPUs here")
+def test_every_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["verify", "tiny-code"], ["generate", "--model", "tiny-code", "x"]):
+        assert main([*command, "--device", "cuda"]) != 0
+        assert "install its CUDA build" in capsys.readouterr().err
+
+
+def test_auto_is_the_processor() -> None:
+    assert EngineConfig(device="auto").device == EngineConfig.parse({"device": "auto"}).device == "cpu"

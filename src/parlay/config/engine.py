@@ -111,7 +111,7 @@ class EngineConfig:
     tensor_parallel_mode: Literal["exact", "fast"] = "exact"
     rank_address: str | None = None
     distributed_executor_backend: Literal["mp", "ray"] = "mp"
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
         sizes = ("max_num_seqs", "max_num_batched_tokens", "block_size")
@@ -156,6 +156,8 @@ class EngineConfig:
             raise ConfigError(
                 f"dequantize and quantization={shown(self.quantization)} contradict each other; give one of them"
             )
+        if self.device == "auto":
+            object.__setattr__(self, "device", "cpu")
         if self.device != "cpu" and self.ranks > 1:
             raise ConfigError(
                 f"device={shown(self.device)} serves a model on one GPU so far; leave tensor_parallel_size and "
@@ -217,8 +219,6 @@ class EngineConfig:
                 options[name] = options.pop(alias)
         if "dtype" in options:
             options["dtype"] = _dtype(options["dtype"])
-        if options.get("device") == "auto":
-            options["device"] = "cpu"
         return build(cls, options, "option", also=(*aliases, "speculative_config"))
 
 

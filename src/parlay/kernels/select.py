@@ -28,13 +28,14 @@ def select_kernels(device: str = "cpu", force: str | None = None, longest: int =
     """
     _check_torch(_TORCH_ON_GPU if device == "cuda" else TORCH[0])
     if device == "cuda":
+        found = find_device(device)
         from parlay.kernels.triton.kernels import TritonKernels
 
         logger.warning(
             "kernels: those for GPUs were tested in Triton's interpreter and not yet run on hardware; compare their "
             "tokens with those of device='cpu' before you rely on them"
         )
-        kernels: Kernels = TritonKernels(find_device(device), _on_host(force), longest)
+        kernels: Kernels = TritonKernels(found, _on_host(force), longest)
     elif device == "cpu":
         kernels = _on_host(force)
     else:
