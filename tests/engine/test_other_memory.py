@@ -20,6 +20,7 @@ from parlay.kernels.base import Kernels
 from parlay.kernels.select import select_kernels
 from parlay.proposers.select import proposers
 
+LONGEST: list[int] = []  # sequences that kernels were chosen for
 MOST_UP, MOST_DOWN = 5, 4  # copies to the device and back in a step; see docs/gpu.md
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [20, 21, 22, 20, 21, 22, 20, 21]]
 PARAMS = [
@@ -32,6 +33,7 @@ PARAMS = [
 @pytest.fixture
 def on_device(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def select(device: str, longest: int) -> Kernels:
+        LONGEST.append(longest)
         return TaggedKernels() if device == "cuda" else select_kernels(device, longest=longest)
 
     monkeypatch.setattr(load, "select_kernels", select)
@@ -78,6 +80,7 @@ def test_a_draft_model_of_another_vocabulary(
     found = make_llm(speculative_config=config, **on_device).generate(PROMPTS, PARAMS)
     assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
     assert accepted([one.outputs[0] for one in found]) > 0
+    assert LONGEST[-1] == 2 * 128  # the draft model may have twice as many tokens
 
 
 def test_plain_decoding(make_llm: MakeLLM, on_device: dict[str, Any]) -> None:

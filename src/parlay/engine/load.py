@@ -53,9 +53,10 @@ def load(engine: ResolvedEngine, on_progress: OnProgress) -> LoadedEngine:
     digest = start_digest(engine.path, engine.codec.path)
     progress = LoadProgress(config, engine.machine.weights, on_progress)
     torch.set_num_threads(threads)
-    kernels, invariance = choose_kernels(
-        select_kernels(config.device, longest=engine.max_model_len), cases(model, dtype), threads
-    )
+    # A draft model of another vocabulary may have more tokens of the same text.
+    own = max((method.proposer.cache.slots for method in engine.methods if method.proposer.cache), default=1)
+    selected = select_kernels(config.device, longest=engine.max_model_len * own)
+    kernels, invariance = choose_kernels(selected, cases(model, dtype), threads)
     kernels.set_threads(threads)
     tune(kernels, threads)
     taps, share = (engine.drafter.taps, engine.drafter.share) if engine.drafter else ((), None)

@@ -12,7 +12,7 @@ from parlay.log import logger
 # Minor versions of torch that the suite was run with, the first and the last; pyproject.toml has the same bounds.
 # Each may sum in an order of its own: that is why there is a last one.
 TORCH = (2, 13), (2, 14)
-_TORCH_ON_GPU = (2, 11)  # on which torch computes little that counts: the first that the Triton kernels were run with
+_TORCH_ON_GPU = (2, 11)  # where torch computes little that counts: its Triton, 3.6, is the oldest that compiles them
 
 
 def select_kernels(device: str = "cpu", force: str | None = None, longest: int = 1 << 20) -> Kernels:

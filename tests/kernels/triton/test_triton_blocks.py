@@ -1,6 +1,7 @@
 """Quantised weights: the bits of plain ones that hold the same numbers, in fewer bytes."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -137,6 +138,13 @@ def test_memory(device: torch.device, kind: Kind) -> None:
     tensors = [part.tensor, part.scales, *([] if part.least is None else [part.least])]
     assert sum(each.nbytes for each in tensors) * 8 == 6 * 512 * layout_of(kind).size
     assert all(each.device.type == device.type for each in tensors)
+
+
+def test_memory_is_as_documented(device: torch.device) -> None:
+    page = " ".join((Path(__file__).parents[3] / "docs" / "gpu.md").read_text().split())
+    bits = {kind.name: layout_of(kind).size for kind in COMPUTED if kind.block > 1}
+    said = ", ".join(f"{name} {bits[name]:g}" for name in ("Q4_0", "Q4_K", "Q8_0", "Q6_K"))
+    assert f"with {min(bits.values()):g} to {max(bits.values()):g} bits a weight ({said};" in page
 
 
 def test_large_weights_are_unpacked_in_slabs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

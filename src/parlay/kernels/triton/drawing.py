@@ -84,7 +84,7 @@ def _contend(
     scores, kept, temperatures, seeds, positions, ids, values, places, tops, masses, vocab, pieces,
     PIECE: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Leave each piece's leaders, and if asked for its highest score and the sum of e^(score - highest)."""
+    """Leave the best of each piece, and if asked for its highest score and the sum of e^(score - highest)."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = piece * PIECE + tl.arange(0, PIECE)
     temperature = tl.load(temperatures + row)
