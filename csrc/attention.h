@@ -23,7 +23,7 @@ namespace {
 #if defined(PARLAY_AVX512)
 constexpr int kQueries = 4, kTiles = 4, kColumns = 4;
 #elif defined(PARLAY_AVX2) || defined(PARLAY_NEON)
-constexpr int kQueries = 2, kTiles = 2, kColumns = 2;
+constexpr int kQueries = 6, kTiles = 1, kColumns = 1;
 #else
 constexpr int kQueries = 2, kTiles = 1, kColumns = 1;
 #endif
@@ -32,7 +32,7 @@ constexpr int kQueries = 2, kTiles = 1, kColumns = 1;
 constexpr int64_t kWorthWidening = 8;
 
 // Accumulators stay in registers only where their loops are gone early.
-#define PARLAY_UNROLL _Pragma("GCC unroll 4")
+#define PARLAY_UNROLL _Pragma("GCC unroll 6")
 
 template <class T>
 PARLAY_INLINE void widen(const KeyBlock<T>& b, int64_t begin, int64_t end, int64_t dim, int64_t padded) {
@@ -54,7 +54,7 @@ template <class T, int R, int N>
 PARLAY_INLINE void score(const Queries<T>& s, int64_t query, const KeyBlock<T>& b, int64_t tile,
                          float (*scores)[kKeys]) {
   typedef Step<T> S;
-  const T* q = s.q + query * s.stride;
+  const typename S::X* q = s.q + query * s.stride;
   const T* packed = b.packed + tile * kLanes * s.padded;
   Vec dots[R][N] = {};
   for (int64_t d = 0; d < s.dim; d += S::width) {
@@ -288,7 +288,7 @@ template <class T>
 struct Memory {
   char *packed, *wide, *q, *totals, *lanes, *most;
   Memory(int64_t n, int64_t padded, int64_t stride) {
-    const int64_t packed_bytes = kKeys * padded * sizeof(T), q_bytes = (n * stride * sizeof(T) + 63) / 64 * 64;
+    const int64_t packed_bytes = kKeys * padded * sizeof(T), q_bytes = (n * stride * sizeof(typename Step<T>::X) + 63) / 64 * 64;
     packed = (char*)scratch(packed_bytes + kKeys * padded * 4 + q_bytes + n * (padded + kLanes + 1) * 4);
     wide = packed + packed_bytes;
     q = wide + kKeys * padded * 4;
@@ -306,7 +306,8 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
   const bool few = rows * group <= kFew<T>;
   // A tile may reach beyond the last query.
   const Memory<T> memory(few ? kFew<T> * kv_heads : kTiled<T> ? n + kLanes : n, padded, stride);
-  T* q = (T*)memory.q;
+  typedef typename Step<T>::X X;
+  X* q = (X*)memory.q;
   float *totals = (float*)memory.totals, *lanes = (float*)memory.lanes, *most = (float*)memory.most;
   memset((void*)totals, 0, n * padded * 4);
   memset((void*)lanes, 0, n * kLanes * 4);
@@ -320,19 +321,19 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
   // A head's queries lie together, those of a row beside each other.
   const int64_t head_size = few ? kFew<T> * padded : rows * group * stride;
   const auto place = [&](int64_t h, int64_t r) { return ((row + r) * a.heads + (kv_head + h) * group) * dim; };
-  if (few) memset((void*)q, 0, kv_heads * head_size * sizeof(T));
+  if (few) memset((void*)q, 0, kv_heads * head_size * sizeof(X));
   for (int64_t h = 0; h < kv_heads; ++h)
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t g = 0; g < group; ++g) {
         const T* from = (const T*)a.q + place(h, r) + g * dim;
-        T* to = q + h * head_size;
+        X* to = q + h * head_size;
         if (few) {
           if constexpr (kTiled<T>) lay_query(from, r * group + g, dim, to);
           continue;
         }
         to += (r * group + g) * stride;
-        memcpy((void*)to, from, dim * sizeof(T));
-        memset((void*)(to + dim), 0, (stride - dim) * sizeof(T));
+        copy_row(to, from, dim);
+        memset((void*)(to + dim), 0, (stride - dim) * sizeof(X));
       }
 
   const Multiplier<T> multiplier(rows * group < kLanes ? rows * group : kLanes);

@@ -35,7 +35,7 @@ struct KeyBlock {
 // The queries of a task and what they have gathered so far.
 template <class T>
 struct Queries {
-  const T* q;     // [n, stride]
+  const typename Step<T>::X* q;  // [n, stride]
   float* most;    // [n], greatest score
   float* lanes;   // [n, 16], sums of weights
   float* totals;  // [n, padded dim], weighted sums of values
@@ -82,23 +82,36 @@ PARLAY_INLINE float rise(float block_most, float* most) {
   return factors[0];
 }
 
-// Scores of the keys begin..end to weights in place; returns by what the query's earlier totals are to be scaled.
-PARLAY_INLINE float weigh(float* scores, int64_t begin, int64_t end, float* most, float* lanes) {
-  const int64_t first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
-  for (int64_t k = first; k < begin; ++k) scores[k] = -__builtin_inff();
-  for (int64_t k = end; k < last; ++k) scores[k] = -__builtin_inff();
-  Vec greatest = load(scores + first);
-  for (int64_t k = first + kLanes; k < last; k += kLanes) greatest = larger(load(scores + k), greatest);
+// Scores of N tiles to weights in place; returns by what the query's earlier totals are to be scaled.
+template <int N>
+PARLAY_INLINE float weigh_tiles(float* scores, float* most, float* lanes) {
+  Vec own[N];
+  _Pragma("GCC unroll 4") for (int n = 0; n < N; ++n) own[n] = load(scores + n * kLanes);
+  Vec greatest = own[0];
+  _Pragma("GCC unroll 4") for (int n = 1; n < N; ++n) greatest = larger(own[n], greatest);
   const float factor = rise(maximum(greatest), most);
   const Vec subtrahend = splat(*most);
   Vec sum = splat(0.f);
-  for (int64_t k = first; k < last; k += kLanes) {
-    const Vec weight = exp(load(scores + k) - subtrahend);
-    store(scores + k, weight);
+  _Pragma("GCC unroll 4") for (int n = 0; n < N; ++n) {
+    const Vec weight = exp(own[n] - subtrahend);
+    store(scores + n * kLanes, weight);
     sum = sum + weight;
   }
   store(lanes, fma(load(lanes), splat(factor), sum));
   return factor;
+}
+
+// As weigh_tiles, of the keys begin..end.
+PARLAY_INLINE float weigh(float* scores, int64_t begin, int64_t end, float* most, float* lanes) {
+  const int64_t first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
+  for (int64_t k = first; k < begin; ++k) scores[k] = -__builtin_inff();
+  for (int64_t k = end; k < last; ++k) scores[k] = -__builtin_inff();
+  switch ((last - first) / kLanes) {
+    case 4: return weigh_tiles<4>(scores + first, most, lanes);
+    case 3: return weigh_tiles<3>(scores + first, most, lanes);
+    case 2: return weigh_tiles<2>(scores + first, most, lanes);
+    default: return weigh_tiles<1>(scores + first, most, lanes);
+  }
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace {
 // e^x within about one ulp. x = n ln2 + r with |r| <= ln2 / 2; the polynomial was fitted for relative error
 // 4e-9 before rounding. Overflow gives inf, underflow passes through the denormals to 0, NaN stays NaN.
 PARLAY_INLINE Vec exp(const Vec& x) {
-  const Vec bounded = smaller(larger(x, splat(-105.f)), splat(89.f));
+  const Vec bounded = smaller(splat(89.f), larger(splat(-105.f), x));  // NaN stays
   const Vec magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
   const Vec shifted = fma(bounded, splat(0x1.715476p+0f), magic);
   const Vec n = shifted - magic;
@@ -23,17 +23,17 @@ PARLAY_INLINE Vec exp(const Vec& x) {
   const Vec p = fma(r * r, q, r) + splat(1.f);
   Vec result;
 #if defined(PARLAY_AVX512)  // the same in one instruction
-  result.p[0] = x.p[0] == x.p[0] ? (Part)_mm512_scalef_ps((__m512)p.p[0], (__m512)n.p[0]) : x.p[0];
-  return result;
-#endif
+  result.p[0] = (Part)_mm512_scalef_ps((__m512)p.p[0], (__m512)n.p[0]);
+#else
   PARLAY_EACH {
     // 2^n in two factors: n reaches -152 and 128, beyond one float's exponent.
     const PartI e = (PartI)shifted.p[i] - 0x4b400000;
     const PartI half = e >> 1;
     const Part scale0 = (Part)((half + 127) << 23);
     const Part scale1 = (Part)((e - half + 127) << 23);
-    result.p[i] = x.p[i] == x.p[i] ? p.p[i] * scale0 * scale1 : x.p[i];
+    result.p[i] = p.p[i] * scale0 * scale1;
   }
+#endif
   return result;
 }
 

@@ -204,7 +204,7 @@ struct MultiplyArgs {
 };
 
 // A task of attention gathers at most this many queries (rows times heads), so that what it holds stays in cache.
-constexpr int64_t kAttentionQueries = 64;
+constexpr int64_t kAttentionQueries = 128;
 
 // Weights of `linear` are packed in panels of this many outputs; a task is a panel against this many rows, few
 // enough that they stay in the second-level cache while the panels go by.
