@@ -92,7 +92,13 @@ struct Step<bf16> {
     PARLAY_EACH {
       PartU u;
       memcpy(&u, w + i * 2 * kWidth, sizeof u);
+#if defined(PARLAY_AVX2)  // sums fill the registers, so that none is left for a mask
+      if (!part) u >>= 16;
+      pin(u);
+      r.p[i] = (Part)(u << 16);
+#else
       r.p[i] = (Part)(part ? u << 16 : u & 0xffff0000);
+#endif
     }
     return r;
   }
@@ -116,6 +122,10 @@ constexpr int kRows = 6, kVecs = 1;
 constexpr int kRows = 4, kVecs = 1;
 #endif
 
+// With few rows two vectors of outputs keep more sums in flight, each of which waits for itself.
+template <int R>
+constexpr int kVecsOf = R * kParts <= 4 ? kPanelVecs : kVecs;
+
 // What one pass over a block of K asks for: nothing, a line every step, or two.
 struct Prefetch {
   const char* at;
@@ -131,35 +141,38 @@ struct Prefetch {
 // Sums stay in registers only if the loops over them are unrolled.
 #define PARLAY_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < R; ++r)
 #define PARLAY_VECS _Pragma("GCC unroll 2") for (int v = 0; v < kVecs; ++v)
+#define PARLAY_V _Pragma("GCC unroll 2") for (int v = 0; v < V; ++v)
 
-// Adds one block of K to the totals of R rows and kVecs vectors of a panel.
-template <class W, int R>
+// Adds one block of K to the totals of R rows and V vectors of a panel.
+template <class W, int R, int V>
 __attribute__((noinline)) void multiply(const typename Step<W>::X* x, const W* weight, int64_t steps, bool first,
                                         Prefetch ahead, Vec (*total)[kPanelVecs]) {
   typedef Step<W> S;
   constexpr int64_t size = S::width * kPanel;  // weights a step
-  Vec sum[R][kVecs] = {};
+  Vec sum[R][V] = {};
   for (int64_t k = 0; k < steps; ++k) {
     ahead.step();
     _Pragma("GCC unroll 2") for (int part = 0; part < S::parts; ++part) {
-      typename S::Weight w[kVecs];
-      PARLAY_VECS w[v] = S::weight(weight + k * size + v * S::width * kLanes, part);
+      typename S::Weight w[V];
+      PARLAY_V w[v] = S::weight(weight + k * size + v * S::width * kLanes, part);
       PARLAY_ROWS {
         const typename S::Input in = S::input(x + r * Rows<typename S::X>::stride + k * S::width, part);
-        PARLAY_VECS sum[r][v] = S::add(sum[r][v], in, w[v]);
+        PARLAY_V sum[r][v] = S::add(sum[r][v], in, w[v]);
       }
     }
   }
   PARLAY_ROWS {
-    PARLAY_VECS total[r][v] = first ? sum[r][v] : total[r][v] + sum[r][v];
+    PARLAY_V total[r][v] = first ? sum[r][v] : total[r][v] + sum[r][v];
   }
 }
 
 template <class W, int R = kRows>
 PARLAY_INLINE void multiply_rows(int64_t rows, const typename Step<W>::X* x, const W* weight, int64_t steps,
                                  bool first, Prefetch ahead, Vec (*total)[kPanelVecs]) {
+  constexpr int vecs = kVecsOf<R>;
   if (rows == R)
-    multiply<W, R>(x, weight, steps, first, ahead, total);
+    for (int v = 0; v < kPanelVecs; v += vecs)
+      multiply<W, R, vecs>(x, weight + v * Step<W>::width * kLanes, steps, first, ahead, (Vec(*)[kPanelVecs])&total[0][v]);
   else if constexpr (R > 1)
     multiply_rows<W, R - 1>(rows, x, weight, steps, first, ahead, total);
 }
@@ -180,9 +193,7 @@ void linear_task(const LinearArgs& a, const Rows<typename Step<W>::X>& x, int64_
     const char* ahead = (const char*)weight + (passes == 1 ? a.prefetching.ahead : count * size * (int64_t)sizeof(W));
     for (int64_t pass = 0; pass < passes; ++pass, ahead += count * stride) {
       const int64_t row = x.rows * pass / passes, next = x.rows * (pass + 1) / passes;
-      for (int v = 0; v < kPanelVecs; v += kVecs)
-        multiply_rows<W>(next - row, x.at(from / block, row), weight + v * S::width * kLanes, count, from == 0,
-                         {ahead, stride}, (Vec(*)[kPanelVecs])&total[row][v]);
+      multiply_rows<W>(next - row, x.at(from / block, row), weight, count, from == 0, {ahead, stride}, total + row);
     }
   }
   store_panel<Out>(a, total, first_row, x.rows, panel);

@@ -419,7 +419,10 @@ PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t*
       PARLAY_VECS w[v] = codes_at<F>(chunk + v * kLanes * 4, s);
       PARLAY_ROWS {
         const Four four = four_at(x[r * stride], s);
-        PARLAY_VECS sum[r][v] = dot(sum[r][v], w[v], four);
+        PARLAY_VECS {
+          sum[r][v] = dot(sum[r][v], w[v], four);
+          PARLAY_EACH pin(sum[r][v].p[i]);
+        }
       }
     }
   } else {
@@ -436,6 +439,7 @@ PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t*
           PARLAY_VECS {
             const Pairs more = pairs_of(w[v], four);
             pairs[r][v] = s == 0 ? more : pairs[r][v] + more;
+            PARLAY_EACH pin(pairs[r][v].p[i]);
           }
         }
       }

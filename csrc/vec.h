@@ -86,6 +86,19 @@ PARLAY_INLINE Vec operator/(const Vec& a, const Vec& b) {
   PARLAY_EACH r.p[i] = a.p[i] / b.p[i];
   return r;
 }
+// Has x computed here and kept in a register. Left to itself, the compiler moves unrolled sums to where they are used,
+// and what they add up fills more registers than there are.
+template <class P>
+PARLAY_INLINE void pin(P& x) {
+#if defined(PARLAY_AVX512)
+  __asm__("" : "+v"(x));
+#elif defined(PARLAY_AVX2)
+  __asm__("" : "+x"(x));
+#else
+  (void)x;
+#endif
+}
+
 // The larger lane; where one is NaN, or both are zero, b. The compiler takes two instructions for what x86 has one for.
 PARLAY_INLINE Vec larger(const Vec& a, const Vec& b) {
   Vec r;
