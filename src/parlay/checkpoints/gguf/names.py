@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from parlay.checkpoints.gguf.family import Family
-from parlay.checkpoints.gguf.reader import TensorInfo
+from parlay.checkpoints.gguf.header import TensorInfo
 
 MAX_EXPERTS = 1 << 10  # a layer; twice what any model has
 
