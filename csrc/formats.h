@@ -64,16 +64,23 @@ PARLAY_INLINE half half_at(const uint8_t* from) {
   return h;
 }
 
-// 32 codes from nibbles: low ones first, then high ones.
-PARLAY_INLINE void split(const uint8_t* from, uint8_t* code, int count) {
-  for (int i = 0; i < count; ++i) code[i] = from[i] & 15, code[count + i] = from[i] >> 4;
+// Codes from nibbles: low ones first, then high ones.
+template <int count>
+PARLAY_INLINE void split(const uint8_t* from, uint8_t* code) {
+  for (int i = 0; i < count; i += 8) {
+    uint64_t both;
+    memcpy(&both, from + i, 8);
+    const uint64_t low = both & 0x0f0f0f0f0f0f0f0f, high = both >> 4 & 0x0f0f0f0f0f0f0f0f;
+    memcpy(code + i, &low, 8);
+    memcpy(code + count + i, &high, 8);
+  }
 }
 
 struct Q4_0 : Format<4, 32, 8, false, false> {
   static constexpr int stored = 18;
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b);
-    split(b + 2, f.code, 16);
+    split<16>(b + 2, f.code);
   }
 };
 
@@ -81,7 +88,7 @@ struct Q4_1 : Format<4, 32, 0, true, false> {
   static constexpr int stored = 20;
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b), f.least_factor = half_at(b + 2);
-    split(b + 4, f.code, 16);
+    split<16>(b + 4, f.code);
   }
 };
 
@@ -95,7 +102,7 @@ struct Q5_0 : Format<5, 32, 16, false, false> {
   static constexpr int stored = 22;
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b);
-    split(b + 6, f.code, 16);
+    split<16>(b + 6, f.code);
     add_fifth_bits(b + 2, f.code);
   }
 };
@@ -104,7 +111,7 @@ struct Q5_1 : Format<5, 32, 0, true, false> {
   static constexpr int stored = 24;
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b), f.least_factor = half_at(b + 2);
-    split(b + 8, f.code, 16);
+    split<16>(b + 8, f.code);
     add_fifth_bits(b + 4, f.code);
   }
 };
@@ -122,7 +129,8 @@ struct Q2_K : Format<2, 16, 0, true, true, false, true> {
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b + 80), f.least_factor = half_at(b + 82);
     for (int g = 0; g < groups; ++g) f.scale[g] = b[g] & 15, f.least[g] = b[g] >> 4;
-    for (int i = 0; i < block; ++i) f.code[i] = b[16 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+    for (int i = 0; i < block; i += 32)
+      for (int j = 0; j < 32; ++j) f.code[i + j] = b[16 + i / 128 * 32 + j] >> i % 128 / 32 * 2 & 3;
   }
 };
 
@@ -135,8 +143,9 @@ struct Q3_K : Format<3, 16, 4, false, true> {
       const int four = g < 8 ? scales[g] & 15 : scales[g - 8] >> 4, two = scales[8 + g % 4] >> g / 4 * 2 & 3;
       f.scale[g] = (int8_t)((four | two << 4) - 32);
     }
-    for (int i = 0; i < block; ++i)
-      f.code[i] = (low[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3) | (high[i % 32] >> i / 32 & 1) << 2;
+    for (int i = 0; i < block; i += 32)
+      for (int j = 0; j < 32; ++j)
+        f.code[i + j] = (low[i / 128 * 32 + j] >> i % 128 / 32 * 2 & 3) | (high[j] >> i / 32 & 1) << 2;
   }
 };
 
@@ -154,7 +163,7 @@ struct Q4_K : Format<4, 32, 0, true, true> {
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b), f.least_factor = half_at(b + 2);
     split_sixes(b + 4, f);
-    for (int i = 0; i < block; i += 64) split(b + 16 + i / 2, f.code + i, 32);
+    for (int i = 0; i < block; i += 64) split<32>(b + 16 + i / 2, f.code + i);
   }
 };
 
@@ -163,8 +172,9 @@ struct Q5_K : Format<5, 32, 0, true, true> {
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b), f.least_factor = half_at(b + 2);
     split_sixes(b + 4, f);
-    for (int i = 0; i < block; i += 64) split(b + 48 + i / 2, f.code + i, 32);
-    for (int i = 0; i < block; ++i) f.code[i] |= (b[16 + i % 32] >> i / 32 & 1) << 4;
+    for (int i = 0; i < block; i += 64) split<32>(b + 48 + i / 2, f.code + i);
+    for (int i = 0; i < block; i += 32)
+      for (int j = 0; j < 32; ++j) f.code[i + j] |= (b[16 + j] >> i / 32 & 1) << 4;
   }
 };
 
@@ -174,10 +184,10 @@ struct Q6_K : Format<6, 16, 32, false, true> {
     const uint8_t *low = b, *high = b + 128;
     f.factor = half_at(b + 208);
     memcpy(f.scale, b + 192, groups);
-    for (int i = 0; i < block; ++i) {
+    for (int i = 0; i < block; i += 32) {
       const int part = i / 128, quarter = i % 128 / 32;
-      const int four = low[part * 64 + i % 64] >> quarter / 2 * 4 & 15, two = high[part * 32 + i % 32] >> quarter * 2 & 3;
-      f.code[i] = four | two << 4;
+      const uint8_t *fours = low + part * 64 + i % 64, *twos = high + part * 32;
+      for (int j = 0; j < 32; ++j) f.code[i + j] = (fours[j] >> quarter / 2 * 4 & 15) | (twos[j] >> quarter * 2 & 3) << 4;
     }
   }
 };
@@ -186,7 +196,7 @@ struct IQ4_NL : Format<4, 32, 128, false, false, true> {
   static constexpr int stored = 18;
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b);
-    split(b + 2, f.code, 16);
+    split<16>(b + 2, f.code);
   }
 };
 
@@ -196,7 +206,7 @@ struct IQ4_XS : Format<4, 32, 128, false, true, true> {
     f.factor = half_at(b);
     for (int g = 0; g < groups; ++g)
       f.scale[g] = (int8_t)(((b[4 + g / 2] >> g % 2 * 4 & 15) | (half_at(b + 2) >> g * 2 & 3) << 4) - 32);
-    for (int g = 0; g < groups; ++g) split(b + 8 + g * 16, f.code + g * 32, 16);
+    for (int g = 0; g < groups; ++g) split<16>(b + 8 + g * 16, f.code + g * 32);
   }
 };
 
@@ -207,7 +217,7 @@ struct MXFP4 : Format<4, 32, 128, false, false, true> {
   static void read(const uint8_t* b, Fields& f) {
     // 2^(b - 128), since levels are doubled; below the least normal number one bit of the fraction says it.
     f.factor = (half)(b[0] < 2 ? 0x20 << b[0] : (b[0] - 1) << 7);
-    split(b + 1, f.code, 16);
+    split<16>(b + 1, f.code);
   }
 };
 
@@ -231,26 +241,30 @@ PARLAY_INLINE void with_format(int kind, F f) {
   }
 }
 
-// Where input i of a chunk's code lies: the byte of each plane and the bit in it, for output `lane`.
+// The byte of a plane where input i of a chunk has its code, for output `lane`.
 PARLAY_INLINE int plane_byte(int i, int steps_a_lane, int lane) { return i / 4 / steps_a_lane * kLanesBytes + lane * 4 + i % 4; }
 
+// Adds up some bits of the codes of `steps` steps, four inputs each, to the lanes of a plane for output `lane`.
+template <int steps, uint32_t mask>
+PARLAY_INLINE void put_plane(uint8_t* plane, int lane, const uint32_t* code, int shift) {
+  for (int first = 0; first < kSteps; first += steps, plane += kLanesBytes) {
+    uint32_t word = 0;
+    for (int s = 0; s < steps; ++s) word |= (code[first + s] >> shift & mask) << s * (8 / steps);
+    memcpy(plane + lane * 4, &word, sizeof word);
+  }
+}
+
+// Writes a chunk's codes for output `lane`.
 template <class F>
-void put_code(uint8_t* chunk, int i, int lane, int code) {
-  const int step = i / 4;
-  if constexpr (F::bits == 8) {
-    chunk[plane_byte(i, 1, lane)] = (uint8_t)code;
-    return;
-  }
-  int shift = 0;
-  if constexpr (F::nibbles > 0) {
-    chunk[plane_byte(i, 2, lane)] |= (code & 15) << step % 2 * 4;
-    shift = 4;
-  }
-  if constexpr (F::pairs > 0) {
-    chunk[F::nibbles + plane_byte(i, 4, lane)] |= (code >> shift & 3) << step % 4 * 2;
-    shift += 2;
-  }
-  if constexpr (F::singles > 0) chunk[F::nibbles + F::pairs + plane_byte(i, 8, lane)] |= (code >> shift & 1) << step;
+PARLAY_INLINE void put_codes(uint8_t* chunk, int lane, const uint8_t* codes) {
+  uint32_t code[kSteps];
+  memcpy(code, codes, sizeof code);
+  if constexpr (F::bits == 8) put_plane<1, 0xffffffff>(chunk, lane, code, 0);
+  if constexpr (F::nibbles > 0) put_plane<2, 0x0f0f0f0f>(chunk, lane, code, 0);
+  constexpr int shift = F::nibbles > 0 ? 4 : 0;
+  if constexpr (F::pairs > 0) put_plane<4, 0x03030303>(chunk + F::nibbles, lane, code, shift);
+  if constexpr (F::singles > 0)
+    put_plane<8, 0x01010101>(chunk + F::nibbles + F::pairs, lane, code, F::pairs > 0 ? shift + 2 : shift);
 }
 
 template <class F>
@@ -287,10 +301,10 @@ void pack(const PackArgs& a, int64_t begin, int64_t end) {
       uint8_t* to = (uint8_t*)a.out + panel * blocks * F::bytes;
       memset(to, 0, blocks * F::bytes);
       const int64_t left = a.outputs - panel * kPanel, lanes = left < kPanel ? left : kPanel;
-      for (int64_t lane = 0; lane < lanes; ++lane) {
-        const uint8_t* from = (const uint8_t*)a.stored + (panel * kPanel + lane) * blocks * F::stored;
-        for (int64_t block = 0; block < blocks; ++block, from += F::stored) {
-          F::read(from, f);
+      const uint8_t* first = (const uint8_t*)a.stored + panel * kPanel * blocks * F::stored;
+      for (int64_t block = 0; block < blocks; ++block) {
+        for (int64_t lane = 0; lane < lanes; ++lane) {
+          F::read(first + (lane * blocks + block) * F::stored, f);
           uint8_t* at = to + block * F::bytes;
           memcpy(at + lane * sizeof(half), &f.factor, sizeof(half));
           if constexpr (F::least) memcpy(at + (kPanel + lane) * sizeof(half), &f.least_factor, sizeof(half));
@@ -303,8 +317,8 @@ void pack(const PackArgs& a, int64_t begin, int64_t end) {
               else if constexpr (F::least)
                 scale[F::scales] = f.least[g];
             }
-          for (int i = 0; i < F::block; ++i)
-            put_code<F>(at + F::head + i / kChunk * F::chunk, i % kChunk, (int)lane, f.code[i]);
+          for (int chunk = 0; chunk < F::chunks; ++chunk)
+            put_codes<F>(at + F::head + chunk * F::chunk, (int)lane, f.code + chunk * kChunk);
         }
       }
     }
