@@ -140,7 +140,6 @@ struct Prefetch {
 
 // Sums stay in registers only if the loops over them are unrolled.
 #define PARLAY_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < R; ++r)
-#define PARLAY_VECS _Pragma("GCC unroll 2") for (int v = 0; v < kVecs; ++v)
 #define PARLAY_V _Pragma("GCC unroll 2") for (int v = 0; v < V; ++v)
 
 // Adds one block of K to the totals of R rows and V vectors of a panel.

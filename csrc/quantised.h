@@ -32,17 +32,6 @@ struct Ints {
   PartI p[kParts];
 };
 
-PARLAY_INLINE Ints splat_int(int32_t x) {
-  Ints r;
-  PARLAY_EACH r.p[i] = x - PartI{};
-  return r;
-}
-PARLAY_INLINE Vec to_float(const Ints& x) {
-  Vec r;
-  PARLAY_EACH r.p[i] = __builtin_convertvector(x.p[i], Part);
-  return r;
-}
-
 PARLAY_INLINE int32_t greatest(const PartI& x) {  // of lanes of at least 0
 #if defined(PARLAY_AVX512)
   return _mm512_reduce_max_epi32((__m512i)x);
@@ -146,7 +135,7 @@ constexpr bool kSigned = false;
 
 template <bool is_signed>
 struct Codes {
-  PartU p[kParts];
+  PartU p;
 };
 
 #if defined(PARLAY_AVX512)
@@ -158,24 +147,22 @@ struct Codes<true> {
 #elif defined(PARLAY_AVX2)
 template <>
 struct Codes<true> {
-  __m256i size[kParts], level[kParts];
+  __m256i size, level;
 };
 #endif
 
 PARLAY_INLINE Codes<true> with_sign(const Codes<false>& code) {  // of codes with an offset of 128
   Codes<true> r;
 #if defined(PARLAY_AVX512)
-  const __m512i level = _mm512_xor_si512((__m512i)code.p[0], _mm512_set1_epi8((char)0x80));
+  const __m512i level = _mm512_xor_si512((__m512i)code.p, _mm512_set1_epi8((char)0x80));
   r.size = _mm512_abs_epi8(level), r.negative = _mm512_movepi8_mask(level);
 #elif defined(PARLAY_AVX2)
-  PARLAY_EACH {
-    r.level[i] = _mm256_xor_si256((__m256i)code.p[i], _mm256_set1_epi8((char)0x80));
-    r.size[i] = _mm256_abs_epi8(r.level[i]);
-  }
+  r.level = _mm256_xor_si256((__m256i)code.p, _mm256_set1_epi8((char)0x80));
+  r.size = _mm256_abs_epi8(r.level);
 #elif defined(PARLAY_NEON)
-  PARLAY_EACH r.p[i] = code.p[i] ^ 0x80808080;
+  r.p = code.p ^ 0x80808080;
 #else
-  PARLAY_EACH r.p[i] = code.p[i];
+  r.p = code.p;
 #endif
   return r;
 }
@@ -223,49 +210,41 @@ PARLAY_INLINE PartI dot_unsigned(const PartI& total, const PartU& code, const Fo
 #endif
 
 // total + codes . x, exactly.
-PARLAY_INLINE Ints dot(const Ints& total, const Codes<false>& code, const Four& x) {
-  Ints r;
+PARLAY_INLINE PartI dot(const PartI& total, const Codes<false>& code, const Four& x) {
 #if defined(__AVX512VNNI__)
-  r.p[0] = (PartI)_mm512_dpbusd_epi32((__m512i)total.p[0], (__m512i)code.p[0], _mm512_set1_epi32(x));
+  return (PartI)_mm512_dpbusd_epi32((__m512i)total, (__m512i)code.p, _mm512_set1_epi32(x));
 #elif defined(PARLAY_AVX512)
-  const __m512i pairs = _mm512_maddubs_epi16((__m512i)code.p[0], _mm512_set1_epi32(x));
-  r.p[0] = total.p[0] + (PartI)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+  const __m512i pairs = _mm512_maddubs_epi16((__m512i)code.p, _mm512_set1_epi32(x));
+  return total + (PartI)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 #elif defined(PARLAY_AVX2)
-  PARLAY_EACH {
-    const __m256i pairs = _mm256_maddubs_epi16((__m256i)code.p[i], _mm256_set1_epi32(x));
-    r.p[i] = total.p[i] + (PartI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-  }
+  const __m256i pairs = _mm256_maddubs_epi16((__m256i)code.p, _mm256_set1_epi32(x));
+  return total + (PartI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #elif defined(PARLAY_NEON_I8MM)
-  PARLAY_EACH r.p[i] = dot_unsigned(total.p[i], code.p[i], x);
+  return dot_unsigned(total, code.p, x);
 #elif defined(PARLAY_NEON)
-  PARLAY_EACH r.p[i] = dot_signed(total.p[i], code.p[i], x);
+  return dot_signed(total, code.p, x);
 #else
-  PARLAY_EACH {
-    r.p[i] = total.p[i];
-    for (int byte = 0; byte < 32; byte += 8) r.p[i] += (PartI)(code.p[i] >> byte & 255) * (int32_t)(int8_t)(x >> byte);
-  }
-#endif
+  PartI r = total;
+  for (int byte = 0; byte < 32; byte += 8) r += (PartI)(code.p >> byte & 255) * (int32_t)(int8_t)(x >> byte);
   return r;
+#endif
 }
 
-PARLAY_INLINE Ints dot(const Ints& total, const Codes<true>& code, const Four& x) {
-  Ints r;
+PARLAY_INLINE PartI dot(const PartI& total, const Codes<true>& code, const Four& x) {
 #if defined(PARLAY_AVX512)
   const __m512i four = _mm512_set1_epi32(x);
   const __m512i turned = _mm512_mask_sub_epi8(four, code.negative, _mm512_setzero_si512(), four);
   const __m512i pairs = _mm512_maddubs_epi16(code.size, turned);
-  r.p[0] = total.p[0] + (PartI)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+  return total + (PartI)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 #elif defined(PARLAY_AVX2)
-  PARLAY_EACH {
-    const __m256i pairs = _mm256_maddubs_epi16(code.size[i], _mm256_sign_epi8(_mm256_set1_epi32(x), code.level[i]));
-    r.p[i] = total.p[i] + (PartI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-  }
+  const __m256i pairs = _mm256_maddubs_epi16(code.size, _mm256_sign_epi8(_mm256_set1_epi32(x), code.level));
+  return total + (PartI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #elif defined(PARLAY_NEON)
-  PARLAY_EACH r.p[i] = dot_signed(total.p[i], code.p[i], x);
+  return dot_signed(total, code.p, x);
 #else
-  r = total, (void)code, (void)x;  // no other processor asks
+  (void)code, (void)x;  // no other processor asks
+  return total;
 #endif
-  return r;
 }
 
 // Without VNNI products are summed in sixteen bits first, two of each lane's four inputs together. Sums of so many steps
@@ -274,43 +253,25 @@ PARLAY_INLINE Ints dot(const Ints& total, const Codes<true>& code, const Four& x
 template <class F>
 constexpr int kPairedSteps = F::wide || F::group < kChunk ? 0 : 32767 / (2 * 127 * ((1 << F::bits) - 1));
 
-struct Pairs {
 #if defined(PARLAY_AVX512)
-  __m512i p[kParts];
-#else
-  __m256i p[kParts];
-#endif
-};
-
+typedef __m512i Pairs;
 PARLAY_INLINE Pairs pairs_of(const Codes<false>& code, int32_t x) {
-  Pairs r;
-#if defined(PARLAY_AVX512)
-  PARLAY_EACH r.p[i] = _mm512_maddubs_epi16((__m512i)code.p[i], _mm512_set1_epi32(x));
-#else
-  PARLAY_EACH r.p[i] = _mm256_maddubs_epi16((__m256i)code.p[i], _mm256_set1_epi32(x));
-#endif
-  return r;
+  return _mm512_maddubs_epi16((__m512i)code.p, _mm512_set1_epi32(x));
 }
-
-PARLAY_INLINE Pairs operator+(const Pairs& a, const Pairs& b) {
-  Pairs r;
-#if defined(PARLAY_AVX512)
-  PARLAY_EACH r.p[i] = _mm512_add_epi16(a.p[i], b.p[i]);
-#else
-  PARLAY_EACH r.p[i] = _mm256_add_epi16(a.p[i], b.p[i]);
-#endif
-  return r;
+PARLAY_INLINE Pairs add(const Pairs& a, const Pairs& b) { return _mm512_add_epi16(a, b); }
+PARLAY_INLINE PartI add(const PartI& total, const Pairs& pairs) {
+  return total + (PartI)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 }
-
-PARLAY_INLINE Ints operator+(const Ints& total, const Pairs& pairs) {
-  Ints r;
-#if defined(PARLAY_AVX512)
-  PARLAY_EACH r.p[i] = total.p[i] + (PartI)_mm512_madd_epi16(pairs.p[i], _mm512_set1_epi16(1));
 #else
-  PARLAY_EACH r.p[i] = total.p[i] + (PartI)_mm256_madd_epi16(pairs.p[i], _mm256_set1_epi16(1));
-#endif
-  return r;
+typedef __m256i Pairs;
+PARLAY_INLINE Pairs pairs_of(const Codes<false>& code, int32_t x) {
+  return _mm256_maddubs_epi16((__m256i)code.p, _mm256_set1_epi32(x));
 }
+PARLAY_INLINE Pairs add(const Pairs& a, const Pairs& b) { return _mm256_add_epi16(a, b); }
+PARLAY_INLINE PartI add(const PartI& total, const Pairs& pairs) {
+  return total + (PartI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+#endif
 #else
 template <class F>
 constexpr int kPairedSteps = 0;
@@ -327,45 +288,42 @@ PARLAY_INLINE Codes<false> look_up(const Codes<false>& index) {
     }
   } levels;
 #if defined(PARLAY_AVX512)
-  r.p[0] = (PartU)_mm512_shuffle_epi8(_mm512_load_si512(levels.of), (__m512i)index.p[0]);
+  r.p = (PartU)_mm512_shuffle_epi8(_mm512_load_si512(levels.of), (__m512i)index.p);
 #elif defined(PARLAY_AVX2)
-  PARLAY_EACH r.p[i] = (PartU)_mm256_shuffle_epi8(_mm256_load_si256((const __m256i*)levels.of), (__m256i)index.p[i]);
+  r.p = (PartU)_mm256_shuffle_epi8(_mm256_load_si256((const __m256i*)levels.of), (__m256i)index.p);
 #elif defined(PARLAY_NEON)
-  PARLAY_EACH r.p[i] = (PartU)vqtbl1q_u8(vld1q_u8(levels.of), (uint8x16_t)index.p[i]);
+  r.p = (PartU)vqtbl1q_u8(vld1q_u8(levels.of), (uint8x16_t)index.p);
 #else
-  PARLAY_EACH for (int lane = 0; lane < kWidth; ++lane) {
+  for (int lane = 0; lane < kWidth; ++lane) {
     uint32_t four = 0;
-    for (int byte = 0; byte < 32; byte += 8) four |= (uint32_t)levels.of[index.p[i][lane] >> byte & 15] << byte;
-    r.p[i][lane] = four;
+    for (int byte = 0; byte < 32; byte += 8) four |= (uint32_t)levels.of[index.p[lane] >> byte & 15] << byte;
+    r.p[lane] = four;
   }
 #endif
   return r;
 }
 
-// Step s of a chunk, for the vector of outputs that `chunk` was moved to.
+// Step s of a chunk, for the register of outputs that `chunk` was moved to.
 template <class F>
 PARLAY_INLINE Codes<F::wide && kSigned> codes_at(const uint8_t* chunk, int s) {
-  Codes<false> code;
-  const auto lanes = [](const uint8_t* from, int i) {
+  const auto lanes = [](const uint8_t* from) {
     PartU u;
-    memcpy(&u, from + i * sizeof(PartU), sizeof u);
+    memcpy(&u, from, sizeof u);
     return u;
   };
-  PARLAY_EACH {
-    PartU u = {};
-    int shift = 0;
-    if constexpr (F::bits == 8) u = lanes(chunk + s * kLanesBytes, i);
-    if constexpr (F::nibbles > 0) {
-      u = lanes(chunk + s / 2 * kLanesBytes, i) >> s % 2 * 4 & 0x0f0f0f0f;
-      shift = 4;
-    }
-    if constexpr (F::pairs > 0) {
-      u |= (lanes(chunk + F::nibbles + s / 4 * kLanesBytes, i) >> s % 4 * 2 & 0x03030303) << shift;
-      shift += 2;
-    }
-    if constexpr (F::singles > 0) u |= (lanes(chunk + F::nibbles + F::pairs, i) >> s & 0x01010101) << shift;
-    code.p[i] = u;
+  PartU u = {};
+  int shift = 0;
+  if constexpr (F::bits == 8) u = lanes(chunk + s * kLanesBytes);
+  if constexpr (F::nibbles > 0) {
+    u = lanes(chunk + s / 2 * kLanesBytes) >> s % 2 * 4 & 0x0f0f0f0f;
+    shift = 4;
   }
+  if constexpr (F::pairs > 0) {
+    u |= (lanes(chunk + F::nibbles + s / 4 * kLanesBytes) >> s % 4 * 2 & 0x03030303) << shift;
+    shift += 2;
+  }
+  if constexpr (F::singles > 0) u |= (lanes(chunk + F::nibbles + F::pairs) >> s & 0x01010101) << shift;
+  Codes<false> code = {u};
   if constexpr (F::looked_up) code = look_up<F>(code);
   if constexpr (F::wide && kSigned)
     return with_sign(code);
@@ -409,19 +367,44 @@ PARLAY_INLINE Vec load_minimums(const uint8_t* from) {
   return F::shared ? load_bytes(from, false, 4, 15) : load_bytes(from + F::scales, false);
 }
 
+// Rows whose sums, codes and scales the registers hold, and registers of outputs beside each other.
+#if defined(PARLAY_AVX512)
+constexpr int kMostBlockRows = 12;
+template <class F>
+constexpr int kBlockRows = F::nested || F::least ? 8 : 12;  // small scales and minimums take registers too
+template <int R>
+constexpr int kBlockParts = 2;
+#elif defined(PARLAY_AVX2)
+constexpr int kMostBlockRows = 6;
+template <class F>
+constexpr int kBlockRows = 6;
+template <int R>
+constexpr int kBlockParts = R > 2 ? 1 : 2;
+#else
+constexpr int kMostBlockRows = 4;
+template <class F>
+constexpr int kBlockRows = 4;
+template <int R>
+constexpr int kBlockParts = kParts;
+#endif
+
+constexpr int kPanelParts = kPanelVecs * kParts;
+
+#define PARLAY_PARTS _Pragma("GCC unroll 4") for (int p = 0; p < P; ++p)
+
 // Adds a group's products to the sums; where they go through sixteen bits, these begin there with `start`.
-template <class F, int R, int steps, class Start>
+template <class F, int R, int P, int steps, class Start>
 PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t* chunk, int from,
-                                  [[maybe_unused]] Start start, Ints (*sum)[kVecs]) {
+                                  [[maybe_unused]] Start start, PartI (*sum)[P]) {
   if constexpr (kPairedSteps<F> == 0) {
     _Pragma("GCC unroll 8") for (int s = from; s < from + steps; ++s) {
-      Codes<F::wide && kSigned> w[kVecs];
-      PARLAY_VECS w[v] = codes_at<F>(chunk + v * kLanes * 4, s);
+      Codes<F::wide && kSigned> w[P];
+      PARLAY_PARTS w[p] = codes_at<F>(chunk + p * sizeof(PartU), s);
       PARLAY_ROWS {
         const Four four = four_at(x[r * stride], s);
-        PARLAY_VECS {
-          sum[r][v] = dot(sum[r][v], w[v], four);
-          PARLAY_EACH pin(sum[r][v].p[i]);
+        PARLAY_PARTS {
+          sum[r][p] = dot(sum[r][p], w[p], four);
+          if constexpr (kSigned) pin(sum[r][p]);
         }
       }
     }
@@ -430,34 +413,36 @@ PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t*
     constexpr int together = kPairedSteps<F> < steps ? kPairedSteps<F> : steps;
     static_assert(steps % together == 0, "no step is left over");
     _Pragma("GCC unroll 4") for (int begin = 0; begin < steps; begin += together) {
-      Pairs pairs[R][kVecs];
+      Pairs pairs[R][P];
       _Pragma("GCC unroll 8") for (int s = 0; s < together; ++s) {
-        Codes<false> w[kVecs];
-        PARLAY_VECS w[v] = codes_at<F>(chunk + v * kLanes * 4, from + begin + s);
+        Codes<false> w[P];
+        PARLAY_PARTS w[p] = codes_at<F>(chunk + p * sizeof(PartU), from + begin + s);
         PARLAY_ROWS {
           const Four four = four_at(x[r * stride], from + begin + s);
-          PARLAY_VECS {
-            const Pairs more = pairs_of(w[v], four);
-            pairs[r][v] = s == 0 ? more : pairs[r][v] + more;
-            PARLAY_EACH pin(pairs[r][v].p[i]);
+          PARLAY_PARTS {
+            const Pairs more = pairs_of(w[p], four);
+            pairs[r][p] = s == 0 ? more : add(pairs[r][p], more);
+            pin(pairs[r][p]);
           }
         }
       }
       PARLAY_ROWS {
-        PARLAY_VECS sum[r][v] = (begin == 0 ? splat_int(start(r)) : sum[r][v]) + pairs[r][v];
+        PARLAY_PARTS {
+          if (begin == 0) sum[r][p] = start(r) - PartI{};
+          pin(sum[r][p]);
+          sum[r][p] = add(sum[r][p], pairs[r][p]);
+        }
       }
     }
 #endif
   }
 }
 
-constexpr int kBlockRows = kRows > 6 ? 12 : 4;  // of whose sums, codes and scales the registers hold most
-
 // Adds all inputs of a panel to the totals of R rows.
 template <class F, int R>
 __attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride, const uint8_t* panel, int64_t blocks,
                                                int64_t ahead, Vec (*total)[kPanelVecs]) {
-  constexpr int group_steps = F::group / 4, groups_a_chunk = kChunk / F::group;
+  constexpr int P = kBlockParts<R>, group_steps = F::group / 4, groups_a_chunk = kChunk / F::group;
   for (int64_t b = 0; b < blocks; ++b) {
     const uint8_t* block = panel + b * F::bytes;
     if (ahead)
@@ -470,30 +455,31 @@ __attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride
           __builtin_prefetch(chunk + ahead + line, 0, 2);
       _Pragma("GCC unroll 2") for (int g = 0; g < groups_a_chunk; ++g) {
         const int group = c * groups_a_chunk + g;
+        const auto start = [&](int r) __attribute__((always_inline)) {
+          const Chunk& in = x[r * stride];
+          return F::wide && kSigned ? 0 : -F::offset * (groups_a_chunk == 1 ? in.sum : in.sums[g]);
+        };
         // Unrolled: GCC 12 takes the loop's end from another variable here, wrongly where R is 3 or 4.
-        _Pragma("GCC unroll 2") for (int first = 0; first < kPanelVecs; first += kVecs) {
-          Ints sum[R][kVecs];
-          const auto start = [&](int r) __attribute__((always_inline)) {
-            const Chunk& in = x[r * stride];
-            return F::wide && kSigned ? 0 : -F::offset * (groups_a_chunk == 1 ? in.sum : in.sums[g]);
-          };
+        _Pragma("GCC unroll 4") for (int first = 0; first < kPanelParts; first += P) {
+          PartI sum[R][P];
           if constexpr (kPairedSteps<F> == 0) {
-            PARLAY_ROWS { PARLAY_VECS sum[r][v] = splat_int(start(r)); }
+            PARLAY_ROWS { PARLAY_PARTS sum[r][p] = start(r) - PartI{}; }
           }
-          multiply_group<F, R, group_steps>(x, stride, chunk + first * kLanes * 4, g * group_steps, start, sum);
-          PARLAY_VECS {
-            const int lane = (first + v) * kLanes;
-            Vec scale = load((const typename F::Factor*)block + lane), least;
-            const uint8_t* small = block + F::factors + group * kPanel + lane;
+          multiply_group<F, R, P, group_steps>(x, stride, chunk + first * sizeof(PartU), g * group_steps, start, sum);
+          PARLAY_PARTS {
+            // Of what is loaded for sixteen outputs those of this register are used.
+            const int part = first + p, output = part * kWidth;
+            Vec scale = load((const typename F::Factor*)block + output), least;
+            const uint8_t* small = block + F::factors + group * kPanel + output;
             if constexpr (F::nested) scale = scale * load_scales<F>(small);
-            if constexpr (F::least) least = load((const fp16*)block + kPanel + lane);
+            if constexpr (F::least) least = load((const fp16*)block + kPanel + output);
             if constexpr (F::least && F::nested) least = (least * splat(-1.f)) * load_minimums<F>(small);
             PARLAY_ROWS {
               const Chunk& in = x[r * stride];
-              Vec& sum_of_all = total[r][first + v];
-              sum_of_all = sum_of_all + to_float(sum[r][v]) * (scale * splat(in.scale));
-              if constexpr (F::least)
-                sum_of_all = sum_of_all + least * splat(groups_a_chunk == 1 ? in.part : in.parts[g]);
+              Part sum_of_all = ((Part*)total[r])[part];
+              sum_of_all += __builtin_convertvector(sum[r][p], Part) * (scale.p[0] * in.scale);
+              if constexpr (F::least) sum_of_all += least.p[0] * (groups_a_chunk == 1 ? in.part : in.parts[g]);
+              ((Part*)total[r])[part] = sum_of_all;
             }
           }
         }
@@ -507,7 +493,7 @@ template <class F, int R = 1>
 PARLAY_INLINE void multiply_block_rows(int64_t rows, const Quantised& x, int64_t row, const uint8_t* panel,
                                        int64_t blocks, int64_t ahead, Vec (*total)[kPanelVecs]) {
   constexpr int next = R < 4 ? R + 1 : R + 2;
-  if constexpr (next > kBlockRows)
+  if constexpr (next > kBlockRows<F>)
     multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, ahead, total + row);
   else if (rows <= R)
     multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, ahead, total + row);
@@ -517,16 +503,17 @@ PARLAY_INLINE void multiply_block_rows(int64_t rows, const Quantised& x, int64_t
 
 template <class F, class Out>
 void block_task(const LinearArgs& a, const Quantised& x, int64_t first_row, int64_t panel) {
-  const int64_t blocks = a.inputs / F::block, passes = (x.rows + kBlockRows - 1) / kBlockRows;
+  constexpr int64_t most = kBlockRows<F>;
+  const int64_t blocks = a.inputs / F::block, passes = (x.rows + most - 1) / most;
   const uint8_t* weight = (const uint8_t*)a.weight + panel * blocks * F::bytes;
-  Vec total[kLinearRows + kBlockRows][kPanelVecs];
-  for (int64_t row = 0; row < x.rows + kBlockRows; ++row)
+  Vec total[kLinearRows + most][kPanelVecs];
+  for (int64_t row = 0; row < x.rows + most; ++row)
     for (int v = 0; v < kPanelVecs; ++v) total[row][v] = splat(0.f);
   for (int64_t pass = 0; pass < passes; ++pass) {
     const int64_t row = x.rows * pass / passes, next = x.rows * (pass + 1) / passes;
     multiply_block_rows<F>(next - row, x, row, weight, blocks, pass ? 0 : a.prefetching.blocks, total);
     // Rows that filled it up begin anew.
-    for (int64_t more = next; more < next + kBlockRows; ++more)
+    for (int64_t more = next; more < next + most; ++more)
       for (int v = 0; v < kPanelVecs; ++v) total[more][v] = splat(0.f);
   }
   store_panel<Out>(a, total, first_row, x.rows, panel);
@@ -535,7 +522,7 @@ void block_task(const LinearArgs& a, const Quantised& x, int64_t first_row, int6
 template <class T, class Out>
 void block_tasks(const LinearArgs& a, Shares& shares, int64_t thread) {
   each_task<Quantised>(a, shares, thread, [&](int64_t first_row, int64_t rows) __attribute__((always_inline)) {
-    return Quantised((const T*)a.x, first_row, rows, a.inputs, rows + kBlockRows);
+    return Quantised((const T*)a.x, first_row, rows, a.inputs, rows + kMostBlockRows);
   }, [&](const Quantised& x, int64_t first_row, int64_t panel) __attribute__((always_inline)) {
     with_format(a.kind, [&](auto format) { block_task<decltype(format), Out>(a, x, first_row, panel); });
   });
