@@ -404,7 +404,7 @@ PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t*
         const Four four = four_at(x[r * stride], s);
         PARLAY_PARTS {
           sum[r][p] = dot(sum[r][p], w[p], four);
-          if constexpr (kSigned) pin(sum[r][p]);
+          pin(sum[r][p]);
         }
       }
     }
@@ -476,10 +476,12 @@ __attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride
             if constexpr (F::least && F::nested) least = (least * splat(-1.f)) * load_minimums<F>(small);
             PARLAY_ROWS {
               const Chunk& in = x[r * stride];
-              Part sum_of_all = ((Part*)total[r])[part];
-              sum_of_all += __builtin_convertvector(sum[r][p], Part) * (scale.p[0] * in.scale);
-              if constexpr (F::least) sum_of_all += least.p[0] * (groups_a_chunk == 1 ? in.part : in.parts[g]);
-              ((Part*)total[r])[part] = sum_of_all;
+              Part& sum_of_all = ((Part*)total[r])[part];
+              const Part more = __builtin_convertvector(sum[r][p], Part) * (scale.p[0] * in.scale);
+              if constexpr (F::least)
+                sum_of_all = (sum_of_all + more) + least.p[0] * (groups_a_chunk == 1 ? in.part : in.parts[g]);
+              else
+                sum_of_all += more;
             }
           }
         }
