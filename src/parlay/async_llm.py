@@ -4,7 +4,7 @@ import asyncio
 from os import PathLike
 from typing import Any
 
-from parlay.config import modernise
+from parlay.config import SERVING, modernise
 from parlay.config.speculative import DEFAULT, Speculation
 from parlay.errors import ParlayError
 from parlay.link.engine import AsyncEngine, State
@@ -31,8 +31,8 @@ class AsyncLLM(AsyncEngine):
         speculative_config: Speculation = DEFAULT,
         **options: Any,
     ) -> None:
-        """Load a model and start the engine's thread; arguments and errors are those of `LLM`."""
-        options, speculative_config = modernise(options, speculative_config, stacklevel=2)
+        """Load a model and start the engine's thread; arguments, errors and defaults but SERVING as in `LLM`."""
+        options, speculative_config = modernise({**SERVING, **options}, speculative_config, stacklevel=2)
         self._llm = LLM(model, speculative_config=speculative_config, **options)
         engine = self._llm.engine
         super().__init__(engine.config)

@@ -131,6 +131,7 @@ def _check_random_requests(
         "block_size": size,
         "num_blocks": -(-LENGTH // size) + rng.randint(0, LENGTH // size),
         "max_num_batched_tokens": rng.choice([16, 48, 200]),
+        "max_prefill_slowdown": rng.choice([None, 2.0]),
         "max_num_seqs": rng.randint(4, 12),
         "tensor_parallel_size": ranks,
         "pipeline_parallel_size": stages,

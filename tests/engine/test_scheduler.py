@@ -80,8 +80,8 @@ class Rig:
         self.scheduler.check()
         return {span.request_id: span for span in self.plan.spans}
 
-    def commit(self, accept: int = 0, tail: int = 1) -> list[Request]:
-        """Answer the plan: each draft is accepted up to `accept` nodes, then the target adds `tail`."""
+    def commit(self, accept: int = 0, tail: int = 1, seconds: float = 0.0) -> list[Request]:
+        """Answer the plan after `seconds`; drafts are accepted up to `accept` nodes, then the target adds `tail`."""
         verdicts = []
         for span in self.plan.spans:
             if not span.sample:
@@ -95,7 +95,7 @@ class Rig:
         proposals = tuple(map(self.propose, self.plan.spans, verdicts))
         self.clock += 1
         moved = self.scheduler.commit(
-            self.plan, StepOutput(self.plan.plan_id, tuple(verdicts), proposals), self.clock
+            self.plan, StepOutput(self.plan.plan_id, tuple(verdicts), proposals), self.clock, lambda: seconds
         )
         self.scheduler.check()
         return moved
@@ -123,6 +123,42 @@ def test_a_prompt_goes_in_chunks_and_only_the_last_samples() -> None:
     assert [len(s.tokens) for s in spans] == [7, 7, 6]
     assert [s.start for s in spans] == [0, 7, 14]
     assert [s.sample for s in spans] == [False, False, True]
+
+
+def seconds_of(count: int) -> float:
+    """Return what a step of so many rows takes: reading the weights, then something for each."""
+    return 0.100 + 0.010 * count
+
+
+def test_a_prompt_beside_a_request_that_decodes_goes_in_short_chunks() -> None:
+    rig = Rig(k=2, blocks=1024, max_prefill_slowdown=2.0)
+    rig.add(400, max_tokens=2)
+    while spans := rig.look():
+        rig.commit(seconds=seconds_of(sum(rows(spans).values())))
+    rig.add(5, max_tokens=200)
+    for _ in range(4):
+        rig.commit(seconds=seconds_of(sum(rows(rig.look()).values())))
+    rig.add(900)
+    chunks = []
+    for _ in range(34):
+        spans = rig.look()
+        chunks.append(len(spans[2].tokens) if 2 in spans else 0)
+        assert len(spans[1].draft) == 2  # drafts are not what is bounded
+        rig.commit(seconds=seconds_of(sum(rows(spans).values())))
+    assert chunks.count(0) == 2
+    assert 4 <= max(chunks) <= 12
+    assert rows(rig.look())[1] == 3
+    rig.commit()
+
+
+def test_without_a_bound_a_prompt_fills_the_step() -> None:
+    rig = Rig(blocks=1024)
+    rig.add(5, max_tokens=50)
+    for _ in range(4):
+        rig.look()
+        rig.commit(seconds=seconds_of(1))
+    rig.add(900)
+    assert len(rig.look()[1].tokens) == 511
 
 
 def test_rows_of_prompts_are_counted_when_they_run() -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from math import inf
 from typing import Any, Literal
 
 from parlay.config.strict import build
@@ -19,6 +20,10 @@ _HIGHEST = (1 << 63) - 1
 _MOST = (1 << 24) - 1  # requests, tokens or blocks at once: what tables of 32 bits hold many times over
 MOST_RANKS = 64  # of one machine
 _LOWEST_SEED, _HIGHEST_SEED = -(1 << 63), (1 << 64) - 1
+
+# What an engine takes that serves requests as they come, unless it is told otherwise: nobody waits long for others'
+# prompts, which then get half of the time.
+SERVING: Mapping[str, Any] = {"max_prefill_slowdown": 2.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,9 @@ class EngineConfig:
         max_model_len: longest sequence, prompt and output together; None takes the model's limit.
         max_num_seqs: requests that may run in one step.
         max_num_batched_tokens: rows that one step may run through the target; longer prompts go in chunks.
+        max_prefill_slowdown: how many times as long a step may take that has prompts beside requests that decode, at
+            least 1, though always 50 ms: their chunks are as long as what steps take here allows. None is no limit,
+            which gives the most tokens a second to prompts that come together; a server and `AsyncLLM` take 2.
         block_size: tokens a cache block.
         num_blocks: blocks in the cache pool; None derives it from `kv_cache_memory`.
         kv_cache_memory: bytes for the cache, also spelled `kv_cache_memory_bytes`; None takes 1 GiB, or
@@ -97,6 +105,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    max_prefill_slowdown: float | None = None
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_memory: int | None = field(default=None, metadata={"aliases": ("kv_cache_memory_bytes",)})
@@ -135,6 +144,9 @@ class EngineConfig:
         if self.hf_token is not None and not re.fullmatch("[!-~]+", self.hf_token):
             # It would be quoted in an error where it is sent.
             raise ConfigError("hf_token must be printable ASCII characters without spaces; copy it again")
+        slowdown = self.max_prefill_slowdown
+        if slowdown is not None and not 1 <= slowdown < inf:
+            raise ConfigError(f"max_prefill_slowdown must be at least 1 and finite, not {slowdown}")
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")

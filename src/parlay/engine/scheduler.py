@@ -14,6 +14,7 @@ from operator import attrgetter
 from parlay.config import EngineConfig
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.state import Outcome, Rows, StepDrafts, StepPart
+from parlay.engine.prefill_budget import PrefillBudget
 from parlay.engine.request import Request
 from parlay.engine.stats import EngineStats
 from parlay.kv.pool import BlockPool
@@ -63,7 +64,9 @@ class Scheduler:
         self._under_way: dict[int, Request] = {}  # by id: those in plans that are not committed
         self._drafts = deque[tuple[Plan, StepDrafts]]()  # these plans, in order
         self._preempted: set[Request] = set()  # of those: who is to lose its blocks afterwards
-        self._left = 0  # rows left in the plan being made
+        self._left = self._left_for_prompts = 0  # rows left in the plan being made
+        slowdown = config.max_prefill_slowdown
+        self._budget = None if slowdown is None else PrefillBudget(config.max_num_batched_tokens, slowdown)
         self._half: Request | None = None  # the one whose tokens are being committed
 
     @property
@@ -128,8 +131,12 @@ class Scheduler:
         waiting, short = len(self._waiting), False
         free = [r for r in self._running if not self.is_under_way(r)]
         # Requests about to emit go first: a long prompt must not delay them.
-        for request in sorted(free, key=lambda r: r.gap > 1)[: self._part(len(free))]:
-            if self._left and request in self._running:
+        part = sorted(free, key=lambda r: r.gap > 1)[: self._part(len(free))]
+        self._left_for_prompts = (
+            self._left if self._budget is None else self._budget.rows(sum(r.gap <= 1 for r in part))
+        )
+        for request in part:
+            if self._room(request) and request in self._running:
                 short = not self._reserve(request, rows) or short
         # If blocks ran out, an admitted request would only take them from those that lack them.
         if not short and len(self._waiting) == waiting:
@@ -150,6 +157,10 @@ class Scheduler:
         more = max(self._stages - len(self._drafts), 1)
         return min(-(-len(self._running) // self._stages), -(-free // more))
 
+    def _room(self, request: Request) -> int:
+        """Return how many rows the plan being made has left for a request."""
+        return self._left if request.gap <= 1 else min(self._left, self._left_for_prompts)
+
     def _reserve(self, request: Request, rows: dict[Request, Rows]) -> bool:
         """Give a running request its rows and blocks, preempting until they fit, at last the request itself.
 
@@ -167,7 +178,7 @@ class Scheduler:
         return True
 
     def _fits(self, request: Request, rows: dict[Request, Rows]) -> bool:
-        left, again = self._left, self.drafting.rerun(request)
+        left, again, prompt = self._room(request), self.drafting.rerun(request), request.gap > 1
         # States that a proposer lacks come first if they are few: without them it could not use those of this step,
         # which would then have to run once more too.
         if again > min(request.gap, left - again):
@@ -177,6 +188,7 @@ class Scheduler:
             return False
         rows[request] = Rows(count, again)
         self._left -= count + again
+        self._left_for_prompts -= count + again if prompt else 0
         return True
 
     def _victim(self) -> Request:
@@ -201,7 +213,7 @@ class Scheduler:
     def _admit(self, rows: dict[Request, Rows], now: float) -> None:
         """Start waiting requests while there are rows and free blocks, without preempting others."""
         for request in list(self._waiting):
-            if not self._left or len(self._running) == self._most:
+            if not min(self._left, self._left_for_prompts) or len(self._running) == self._most:
                 return
             looks = self._config.enable_prefix_caching and not request.scoring_prompt
             if looks:
@@ -286,6 +298,9 @@ class Scheduler:
             outcomes.append(Outcome(request, span, verdict, proposal, request.finish_reason is not None))
         self._half = None
         judged = self.drafting.learn(drafts, plan, output, outcomes, elapsed)
+        if self._budget is not None and output.times.settled:
+            prompts = [len(span.tokens) for span in plan.spans if len(span.tokens) > 1]
+            self._budget.observe(len(plan.spans) - len(prompts), sum(prompts), elapsed())
         for outcome, nodes in zip(outcomes, judged, strict=True):
             self.stats.reliability.judge(nodes)
             if outcome.span.sample and not outcome.ended:

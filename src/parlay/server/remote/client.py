@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parlay import env
-from parlay.config import EngineConfig, SpeculativeConfig, modernise
+from parlay.config import SERVING, EngineConfig, SpeculativeConfig, modernise
 from parlay.config.speculative import DEFAULT, Speculation
 from parlay.errors import ConfigError, EngineDeadError, ParlayError
 from parlay.link.engine import AsyncEngine, State
@@ -73,7 +73,7 @@ class EngineClient(AsyncEngine):
         Raises:
             ConfigError: an unknown option, or one out of range.
         """
-        options, speculative_config = modernise(options, speculative_config, stacklevel=2)
+        options, speculative_config = modernise({**SERVING, **options}, speculative_config, stacklevel=2)
         super().__init__(
             EngineConfig.parse({"model": fspath(model) if isinstance(model, PathLike) else model, **options})
         )
