@@ -128,16 +128,15 @@ class Scheduler:
         """
         rows: dict[Request, Rows] = {}
         self._left = self._config.max_num_batched_tokens
-        waiting, short = len(self._waiting), False
+        self._left_for_prompts = self._left
+        waiting = len(self._waiting)
         free = [r for r in self._running if not self.is_under_way(r)]
         # Requests about to emit go first: a long prompt must not delay them.
         part = sorted(free, key=lambda r: r.gap > 1)[: self._part(len(free))]
-        self._left_for_prompts = (
-            self._left if self._budget is None else self._budget.rows(sum(r.gap <= 1 for r in part))
-        )
-        for request in part:
-            if self._room(request) and request in self._running:
-                short = not self._reserve(request, rows) or short
+        short = self._reserve_rows([r for r in part if r.gap <= 1], rows)
+        if self._budget is not None:
+            self._left_for_prompts = self._budget.rows(len(rows))
+        short = self._reserve_rows([r for r in part if r.gap > 1], rows) or short
         # If blocks ran out, an admitted request would only take them from those that lack them.
         if not short and len(self._waiting) == waiting:
             self._admit(rows, now)
@@ -156,6 +155,14 @@ class Scheduler:
         """Return how many of the running requests a plan takes, of those that are in no other one."""
         more = max(self._stages - len(self._drafts), 1)
         return min(-(-len(self._running) // self._stages), -(-free // more))
+
+    def _reserve_rows(self, requests: Iterable[Request], rows: dict[Request, Rows]) -> bool:
+        """Give running requests what is left, one after another; return whether one waits for blocks."""
+        short = False
+        for request in requests:
+            if self._room(request) and request in self._running:
+                short = not self._reserve(request, rows) or short
+        return short
 
     def _room(self, request: Request) -> int:
         """Return how many rows the plan being made has left for a request."""
