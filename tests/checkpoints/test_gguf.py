@@ -1,6 +1,7 @@
 """GGUF files: the same bits as the same weights in safetensors, the same tokens, and typed errors for the rest."""
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,23 @@ def test_the_header_as_the_package_reads_it(tmp_path: Path) -> None:
 
 
 # Whole engines.
+
+
+def test_a_file_that_is_written_again_is_read_again(tmp_path: Path) -> None:
+    """Headers are remembered: not those of a file that has changed, however soon and to the same size."""
+    path, names = tmp_path / "a.gguf", []
+    for name in ("one", "two"):
+        writer = GGUFWriter(path, "llama")
+        writer.add_name(name)
+        add_raw(writer, name, random_blocks("Q8_0", (2, 32), seed=1), "Q8_0")
+        finish(writer)
+        os.utime(path, ns=(1, 1))
+        with GGUFFile(path) as file, GGUFFile(path) as again:
+            names.append((file.text("general.name"), *file.tensors))
+            assert file.header == again.header
+            again.tensors.clear()  # a file's own
+            assert file.tensors
+    assert names == [("one", "one"), ("two", "two")]
 
 
 @pytest.fixture(scope="module")

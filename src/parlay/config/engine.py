@@ -62,8 +62,8 @@ class EngineConfig:
         max_num_seqs: requests that may run in one step.
         max_num_batched_tokens: rows that one step may run through the target; longer prompts go in chunks.
         max_prefill_slowdown: how many times as long a step may take that has prompts beside requests that decode, at
-            least 1, though always 50 ms: their chunks are as long as what steps take here allows. None is no limit,
-            which gives the most tokens a second to prompts that come together; a server and `AsyncLLM` take 2.
+            least 1. A chunk is as long as that, or 50 ms, allows here. None is no limit, which gives the most tokens
+            a second to prompts that come together; a server and `AsyncLLM` take 2.
         block_size: tokens a cache block.
         num_blocks: blocks in the cache pool; None derives it from `kv_cache_memory`.
         kv_cache_memory: bytes for the cache, also spelled `kv_cache_memory_bytes`; None takes 1 GiB, or

@@ -54,7 +54,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class MetadataList:
     """Where a list of the metadata lies.
 
     Attributes:
@@ -205,7 +205,7 @@ class _HeaderReader:
         self._elements += length
         if self._elements > _MAX_ELEMENTS or length > self._size:
             self._fail(f"{key} claims {length} elements")
-        array = Array(inner, length, self._at)
+        array = MetadataList(inner, length, self._at)
         if inner == STRING:
             at, data = self._at, self._data
             for _ in range(length):

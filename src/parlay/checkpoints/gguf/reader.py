@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from parlay.checkpoints.gguf.header import SCALARS, STRING, U64, Array, read_header
+from parlay.checkpoints.gguf.header import SCALARS, STRING, U64, MetadataList, read_header
 from parlay.errors import ModelError
 from parlay.weights.kinds import READ_AS
 
@@ -124,11 +124,11 @@ class GGUFFile:
     def length(self, key: str) -> int:
         """Return how many elements a list of the metadata has; an absent one has none."""
         array = self._metadata.get(key)
-        return array.length if isinstance(array, Array) else 0
+        return array.length if isinstance(array, MetadataList) else 0
 
     def is_array(self, key: str) -> bool:
         """Return whether a value of the metadata is a list."""
-        return isinstance(self._metadata.get(key), Array)
+        return isinstance(self._metadata.get(key), MetadataList)
 
     def read(self, name: str, index: int | None = None) -> Tensor:
         """Return a tensor: plain numbers as they are stored, everything else dequantised to float32.
@@ -210,9 +210,9 @@ class GGUFFile:
             self._fail(f"{key} must be of type {kind.__name__}")
         return value
 
-    def _array(self, key: str, kinds: tuple[int, ...], words: str) -> Array | None:
+    def _array(self, key: str, kinds: tuple[int, ...], words: str) -> MetadataList | None:
         value = self._metadata.get(key)
-        if value is not None and (not isinstance(value, Array) or value.kind not in kinds):
+        if value is not None and (not isinstance(value, MetadataList) or value.kind not in kinds):
             self._fail(f"{key} must be a list of {words}")
         return value
 
