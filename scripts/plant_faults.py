@@ -36,6 +36,27 @@ class Fault(NamedTuple):
 
 FAULTS = [
     Fault(
+        "a prompt that takes all rows beside requests that decode",
+        "tests/engine/test_scheduler.py",
+        "src/parlay/engine/scheduler.py",
+        "self._left_for_prompts = self._budget.rows(len(rows))",
+        "self._left_for_prompts = self._left",
+    ),
+    Fault(
+        "a bound of prompts that is never measured anew",
+        "tests/engine/test_prefill_budget.py",
+        "src/parlay/engine/prefill_budget.py",
+        "if self._since >= _EVERY:",
+        "if self._since < 0:",
+    ),
+    Fault(
+        "a header that is remembered of a file that has changed",
+        "tests/checkpoints/test_gguf.py",
+        "src/parlay/checkpoints/gguf/header.py",
+        "if _checksum(data, header.end) != header.checksum:",
+        "if header.end > len(data):",
+    ),
+    Fault(
         "a key dropped from the noise",
         "tests/acceptance",
         "src/parlay/acceptance/coupled.py",
