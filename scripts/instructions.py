@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _BODY = re.compile(r"^[0-9a-f]+ <(?P<name>.*)>:$")
 _LINE = re.compile(r"^\s+(?P<at>[0-9a-f]+):\s+(?P<what>\S+)(?:.*?\s(?P<target>[0-9a-f]+) <)?")
-_KERNEL = re.compile(r"(?P<kernel>multiply|multiply_blocks)<(?P<weights>\w+), (?P<rows>\d+)>\(")
+_KERNEL = re.compile(r"(?P<kernel>multiply|multiply_blocks)<(?P<weights>\w+), (?P<rows>\d+)(?:, (?P<vecs>\d+))?>\(")
 _NAMESPACE = "parlay::(anonymous namespace)::"
 _NUMBERS = {"float": 1, "fp16": 1, "bf16": 2}  # inputs that a step takes, of sixteen outputs
 _CHUNK = 32 * 32  # weights of a step in blocks
@@ -65,7 +65,7 @@ def loops(path: str) -> list[Loop]:
     for name, body in bodies(iter(text.splitlines())):
         if kernel := _KERNEL.search(name.replace(_NAMESPACE, "")):
             weights, rows = kernel["weights"], int(kernel["rows"])
-            step = 16 * _NUMBERS[weights] if kernel["kernel"] == "multiply" else _CHUNK
+            step = 16 * int(kernel["vecs"]) * _NUMBERS[weights] if kernel["kernel"] == "multiply" else _CHUNK
             found.append(Loop(kernel["kernel"], weights, rows, largest_loop(body), step))
     return sorted(found)
 
