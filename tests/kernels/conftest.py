@@ -41,11 +41,18 @@ def reference() -> ReferenceKernels:
     return twins()
 
 
+@pytest.fixture(autouse=True)
+def best_instructions() -> Iterator[None]:
+    """What a test chose for the process is not for the next one: ranks that it starts would choose the best."""
+    yield
+    if ISAS:
+        _native.set_isa(ISAS[0])
+
+
 @pytest.fixture(params=ISAS or [pytest.param("", marks=pytest.mark.skip(reason="no native kernels"))])
 def native(request: pytest.FixtureRequest) -> Iterator[Kernels]:
     """Each compiled variant that this machine can run."""
     yield KIND(request.param)
-    _native.set_isa(ISAS[0])
     _native.set_threads(1)
 
 
@@ -57,6 +64,5 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
         yield twins()
     else:
         yield KIND(request.param)
-        _native.set_isa(ISAS[0])
         _native.set_threads(1)
     torch.set_num_threads(threads)
