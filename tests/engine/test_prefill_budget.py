@@ -103,17 +103,33 @@ def test_a_bound_below_one_is_refused() -> None:
             EngineConfig(max_prefill_slowdown=wrong)
 
 
-def test_engines_that_serve_have_a_bound_and_its_tokens_are_the_same() -> None:
-    prompts = ["def fibonacci(n):", "import os\n" * 60, "class Stack:"]
-    params = SamplingParams(max_tokens=24, temperature=0.8, seed=3)
-    expected = [output.outputs[0].token_ids for output in LLM("tiny-code").generate(prompts, params)]
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("speculation", ["none", "ngram"])
+def test_tokens_do_not_depend_on_the_bound(
+    speculation: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of plain decoding, one request after another, without a bound; `AsyncLLM` has one."""
+    prompts = ["def fibonacci(n):", "import os\n" * 60, "class Stack:", "x = [1, 2, 3]\n" * 50]
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
+    plain = LLM("tiny-code", speculative_config="none")
+    expected = [plain.generate([prompt], params)[0].outputs[0].token_ids for prompt in prompts]
+    monkeypatch.setattr("parlay.engine.prefill_budget._UNNOTICED", 0.0)
+    bounds, rows = [], PrefillBudget.rows
+
+    def watched(self: PrefillBudget, decoding: int) -> int:
+        bounds.append(rows(self, decoding))
+        return bounds[-1]
+
+    monkeypatch.setattr(PrefillBudget, "rows", watched)
 
     async def serve() -> list[list[int]]:
-        async with AsyncLLM("tiny-code") as llm:
+        async with AsyncLLM("tiny-code", speculative_config=speculation) as llm:
 
-            async def answer(prompt: str) -> list[int]:
+            async def answer(number: int, prompt: str) -> list[int]:
+                await asyncio.sleep(0.02 * number)
                 return [output async for output in llm.generate(prompt, params)][-1].outputs[0].token_ids
 
-            return await asyncio.gather(*map(answer, prompts))
+            return await asyncio.gather(*(answer(*one) for one in enumerate(prompts)))
 
     assert asyncio.run(serve()) == expected
+    assert min(bounds) < 64

@@ -21,8 +21,7 @@ _MOST = (1 << 24) - 1  # requests, tokens or blocks at once: what tables of 32 b
 MOST_RANKS = 64  # of one machine
 _LOWEST_SEED, _HIGHEST_SEED = -(1 << 63), (1 << 64) - 1
 
-# What an engine takes that serves requests as they come, unless it is told otherwise: nobody waits long for others'
-# prompts, which then get half of the time.
+# Defaults of servers and `AsyncLLM`: one request's prefill does not hold up the decoding of others.
 SERVING: Mapping[str, Any] = {"max_prefill_slowdown": 2.0}
 
 

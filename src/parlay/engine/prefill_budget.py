@@ -17,6 +17,7 @@ from bisect import bisect_right
 _RATE = 0.3  # weight of a new step in a mean
 _EVERY = 16  # steps with prompts after which one goes without: a thirtieth of the time, where prompts have half of it
 _UNNOTICED = 0.05  # seconds of a step: twenty tokens a second are more than anybody reads
+_LEAST = 1 / 32  # of a step without prompts: as much they take at least, however quick the step with them was
 _MOST = 4.0  # times as much as the mean is the most that a step counts: clocks jump, processes are stopped
 _SIZES = [size for power in range(24) for size in (1 << power, 3 << power >> 1) if size > 1 or power == 0]
 
@@ -68,8 +69,7 @@ class PrefillBudget:
         elif not decoding:
             self._row = _mean(self._row or None, seconds / rows)
         elif (alone := self._seconds(decoding)) is not None:
-            # That a step was quicker than one without the prompt is chance: a row takes something.
-            self._row = _mean(self._row or None, max(seconds - alone, alone / _MOST / 8) / rows)
+            self._row = _mean(self._row or None, max(seconds - alone, _LEAST * alone) / rows)
 
     def _seconds(self, decoding: int) -> float | None:
         """Return what a step with so many requests takes, as far as the nearest known number tells."""
