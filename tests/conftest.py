@@ -26,7 +26,7 @@ from parlay import LLM, CompletionOutput
 from parlay.cli import serve
 from parlay.engine import local_ranks
 from parlay.kernels import tuning
-from parlay.kernels.select import select_kernels
+from parlay.kernels.select import instruction_sets, select_kernels
 from parlay.proposers.base import HostProposer
 from parlay.proposers.select import proposers
 
@@ -78,6 +78,14 @@ def _threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _instructions() -> Iterator[None]:
+    """Kernels choose the instruction set of the process; ranks that a later test starts would choose the best."""
+    yield
+    if instruction_sets():
+        select_kernels()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

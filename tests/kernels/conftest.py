@@ -41,14 +41,6 @@ def reference() -> ReferenceKernels:
     return twins()
 
 
-@pytest.fixture(autouse=True)
-def best_instructions() -> Iterator[None]:
-    """What a test chose for the process is not for the next one: ranks that it starts would choose the best."""
-    yield
-    if ISAS:
-        _native.set_isa(ISAS[0])
-
-
 @pytest.fixture(params=ISAS or [pytest.param("", marks=pytest.mark.skip(reason="no native kernels"))])
 def native(request: pytest.FixtureRequest) -> Iterator[Kernels]:
     """Each compiled variant that this machine can run."""

@@ -50,14 +50,14 @@ def test_reference_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_native
 def test_an_instruction_set_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    from parlay.kernels import _native
 
     monkeypatch.setenv("PARLAY_ISA", "baseline")
     assert select_kernels(force="native").name == "native-baseline"
+    monkeypatch.delenv("PARLAY_ISA")
+    assert select_kernels(force="native").name == f"native-{ISAS[0]}"
     monkeypatch.setenv("PARLAY_ISA", "avx1024")
     with pytest.raises(ConfigError, match="avx1024"):
         select_kernels(force="native")
-    _native.set_isa(ISAS[0])
 
 
 @needs_native

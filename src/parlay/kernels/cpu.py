@@ -26,10 +26,10 @@ class NativeKernels(HostMemory, _native.Operations):
             isa: "amx", "avx512bf16", "avx512vnni", "avx512", "avx2" or "baseline"; on ARM "neonbf16", "neoni8mm",
                 "neondot", "neon" or "baseline".
         """
-        if isa is not None:
-            if isa not in _native.isas():
-                raise ConfigError(f"no native kernels for {shown(isa)} here (available: {', '.join(_native.isas())})")
-            _native.set_isa(isa)
+        available = _native.isas()
+        if isa is not None and isa not in available:
+            raise ConfigError(f"no native kernels for {shown(isa)} here (available: {', '.join(available)})")
+        _native.set_isa(isa or available[0])
         super().__init__()
         self.name = f"native-{_native.isa()}"
         self.prefetch: Callable[[int, int, int], None] | None = _native.set_prefetching
