@@ -9,11 +9,12 @@
 //
 // What is shared changes no bits: a task is a few adjacent rows of one request against one kv head, which reads each
 // block of keys once for all rows and heads that see the same part of it. Keys are packed like a panel of linear's
-// weights, one key a lane.
+// weights, one key a lane. A cache in bytes is read block by block into rows of T, which take the place of the cache.
 #pragma once
 
 #include "attention_block.h"
 #include "attention_tiles.h"
+#include "cache_rows.h"
 #include "table.h"
 
 namespace parlay {
@@ -144,6 +145,7 @@ struct Task {
   KeyBlock<T> block;
   Queries<T> queries;
   int64_t at[kKeys], ahead[kKeys];
+  const uint8_t *key_bytes, *value_bytes;  // the cache at this kv head, where it is in bytes: `block` has rows of T
   int64_t kept_begin, kept_end;  // keys of the block, whole tiles of them, that are packed from the table
   bool fresh;                    // nothing of the block is
 
@@ -160,9 +162,12 @@ struct Task {
   }
   int64_t end_in(int64_t r, int64_t start) const { return end(r) < start + kKeys ? end(r) - start : kKeys; }
 
+  // Elements of a row of the cache: numbers, or bytes.
+  int64_t row_size() const { return a.cache_in_bytes ? row_bytes(a.head_dim) : a.head_dim; }
+
   // Finds the keys begin..end of the block at `start` where row r sees them.
   void locate(int64_t r, int64_t start, int64_t begin, int64_t end, int64_t* to) const {
-    const int64_t block_stride = a.stored * a.block_size * a.head_dim;
+    const int64_t size = row_size(), block_stride = a.stored * a.block_size * size;
     const int32_t* table = a.tables + a.row_request[row + r] * a.max_blocks;
     const int32_t* extra = a.extra_slots + a.extra_offsets[row + r];
     const int64_t through_table = last(r) - start < end ? last(r) - start : end;
@@ -170,12 +175,27 @@ struct Task {
     while (k < through_table) {
       const int64_t id = (start + k) / a.block_size, offset = start + k - id * a.block_size;
       const int64_t stop = k - offset + a.block_size < through_table ? k - offset + a.block_size : through_table;
-      for (int64_t from = table[id] * block_stride + offset * a.head_dim; k < stop; ++k, from += a.head_dim)
+      for (int64_t from = table[id] * block_stride + offset * size; k < stop; ++k, from += size)
         to[k] = from;
     }
     for (; k < end; ++k) {
       const int64_t slot = extra[start + k - last(r)];
-      to[k] = slot / a.block_size * block_stride + slot % a.block_size * a.head_dim;
+      to[k] = slot / a.block_size * block_stride + slot % a.block_size * size;
+    }
+  }
+
+  // Reads the keys begin..end of a cache in bytes, but for kept_begin..kept, and asks for those of the next block.
+  void read_bytes(int64_t begin, int64_t end, int64_t kept) {
+    const int64_t dim = a.head_dim;
+    for (int64_t k = begin; k < end; at[k] = k * dim, ++k) {
+      if (k >= kept_begin && k < kept) continue;
+      if (fresh)
+        for (int64_t byte = 0; byte < row_size(); byte += kLine) {
+          __builtin_prefetch(key_bytes + ahead[k] + byte, 0, 2);
+          __builtin_prefetch(value_bytes + ahead[k] + byte, 0, 2);
+        }
+      read_row(key_bytes + at[k], dim, (T*)block.keys + k * dim);
+      read_row(value_bytes + at[k], dim, (T*)block.values + k * dim);
     }
   }
 
@@ -202,13 +222,14 @@ struct Task {
   // As locate, and packs the keys and widens the values, for `count` rows.
   void pack(int64_t r, int64_t count, int64_t start, int64_t begin, int64_t end) {
     locate(r, start, begin, end, at);
+    // Rows that end in slots of their own share the tiles before these: the table is the same for all of them.
+    const int64_t through_table = last(r) - start < end ? last(r) - start : end;
+    const int64_t kept = through_table < kept_end ? through_table : kept_end;
+    if (a.cache_in_bytes) read_bytes(begin, end, kept);
     // The rest of a tile repeats a key that is there; nobody looks at its scores.
     const int64_t tiles_begin = begin / kLanes * kLanes, tiles_end = (end + kLanes - 1) / kLanes * kLanes;
     for (int64_t k = tiles_begin; k < begin; ++k) at[k] = at[begin];
     for (int64_t k = end; k < tiles_end; ++k) at[k] = at[begin];
-    // Rows that end in slots of their own share the tiles before these: the table is the same for all of them.
-    const int64_t through_table = last(r) - start < end ? last(r) - start : end;
-    const int64_t kept = through_table < kept_end ? through_table : kept_end;
     for (int64_t k = tiles_begin; k < tiles_end; k += kLanes)
       if (k < kept_begin || k + kLanes > kept) {
         if (few())
@@ -242,7 +263,7 @@ struct Task {
         else
           see_tiles(queries, r * group + from, to - from, block, range);
       } else {
-        see_some(queries, r * group + from, to - from, block, i == 0, begin_in(r, start), end_in(r, start));
+        see_some(queries, r * group + from, to - from, block, i == 0 && block.ahead, begin_in(r, start), end_in(r, start));
       }
     }
   }
@@ -286,15 +307,18 @@ struct Task {
 // Scratch memory of a task: the packed keys, and for each of its n queries what Queries holds.
 template <class T>
 struct Memory {
-  char *packed, *wide, *q, *totals, *lanes, *most;
-  Memory(int64_t n, int64_t padded, int64_t stride) {
+  char *packed, *wide, *q, *totals, *lanes, *most, *keys, *values;
+  Memory(int64_t n, int64_t padded, int64_t stride, int64_t read_dim) {
     const int64_t packed_bytes = kKeys * padded * sizeof(T), q_bytes = (n * stride * sizeof(typename Step<T>::X) + 63) / 64 * 64;
-    packed = (char*)scratch(packed_bytes + kKeys * padded * 4 + q_bytes + n * (padded + kLanes + 1) * 4);
+    const int64_t query_bytes = (n * (padded + kLanes + 1) * 4 + 63) / 64 * 64, read = kKeys * read_dim * sizeof(T);
+    packed = (char*)scratch(packed_bytes + kKeys * padded * 4 + q_bytes + query_bytes + 2 * read);
     wide = packed + packed_bytes;
     q = wide + kKeys * padded * 4;
     totals = q + q_bytes;
     lanes = totals + n * padded * 4;
     most = lanes + n * kLanes * 4;
+    keys = totals + query_bytes;
+    values = keys + read;
   }
 };
 
@@ -305,7 +329,8 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
   const int64_t stride = kTiled<T> ? padded : dim;
   const bool few = rows * group <= kFew<T>;
   // A tile may reach beyond the last query.
-  const Memory<T> memory(few ? kFew<T> * kv_heads : kTiled<T> ? n + kLanes : n, padded, stride);
+  const Memory<T> memory(few ? kFew<T> * kv_heads : kTiled<T> ? n + kLanes : n, padded, stride,
+                         a.cache_in_bytes ? dim : 0);
   typedef typename Step<T>::X X;
   X* q = (X*)memory.q;
   float *totals = (float*)memory.totals, *lanes = (float*)memory.lanes, *most = (float*)memory.most;
@@ -337,7 +362,7 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
       }
 
   const Multiplier<T> multiplier(rows * group < kLanes ? rows * group : kLanes);
-  Task<T> task{a, row, rows, group, {}, {}, {}, {}, 0, 0, true};
+  Task<T> task{a, row, rows, group, {}, {}, {}, {}, nullptr, nullptr, 0, 0, true};
   int64_t start = task.first(0), stop = task.end(0), longest = 0;
   for (int64_t r = 1; r < rows; ++r) {
     if (task.first(r) < start) start = task.first(r);
@@ -348,9 +373,14 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
     const int64_t left = task.last(longest) - start - kKeys;
     task.locate(longest, start + kKeys, 0, left < kKeys ? left : kKeys, task.ahead);
     for (int64_t h = 0, i = 0; h < kv_heads; ++h, i += rows * group) {
-      const int64_t head_start = (kv_head + h) * a.stored / a.kv_heads * a.block_size * dim;
-      task.block = {(const T*)a.key_cache + head_start, (const T*)a.value_cache + head_start, task.at, task.ahead,
-                    (T*)memory.packed, (float*)memory.wide, false, (T*)memory.wide, true, {}, {}};
+      const int64_t head_start = (kv_head + h) * a.stored / a.kv_heads * a.block_size * task.row_size();
+      const T *keys = (const T*)memory.keys, *values = (const T*)memory.values;
+      if (a.cache_in_bytes)
+        task.key_bytes = (const uint8_t*)a.key_cache + head_start, task.value_bytes = (const uint8_t*)a.value_cache + head_start;
+      else
+        keys = (const T*)a.key_cache + head_start, values = (const T*)a.value_cache + head_start;
+      task.block = {keys, values, task.at, a.cache_in_bytes ? nullptr : task.ahead, (T*)memory.packed,
+                    (float*)memory.wide, false, (T*)memory.wide, true, {}, {}};
       task.queries = {q + h * head_size, most + i, lanes + i * kLanes, totals + i * padded, dim, padded, stride, a.scale, a.cap};
       task.see_block(start);
     }

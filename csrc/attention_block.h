@@ -21,7 +21,7 @@ struct KeyBlock {
   const T* keys;         // cache, at this kv head
   const T* values;       //
   const int64_t* at;     // [64], elements from there to each key
-  const int64_t* ahead;  // [64], the same of the next block, perhaps stale
+  const int64_t* ahead;  // [64], the same of the next block, perhaps stale; null where nothing is to be fetched
   T* packed;             // [64 / 16, padded dim / Step::width, 16, Step::width]
   float* wide;           // [64, padded dim], the values in float32
   bool widened;

@@ -68,7 +68,7 @@ inline bool pack_values(const KeyBlock<bf16>& b, bool fetch, int64_t begin, int6
   __m512i greatest = _mm512_setzero_si512();  // of the numbers without their signs
   for (int64_t k = begin / kTileInputs * kTileInputs; k < (end + kTileInputs - 1) / kTileInputs * kTileInputs; k += 2) {
     if (k >= kept_begin && k + 2 <= kept_end) continue;
-    if (fetch) {
+    if (fetch && b.ahead) {
       fetch_next(b, k, dim);
       fetch_next(b, k + 1, dim);
     }

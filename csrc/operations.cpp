@@ -137,23 +137,42 @@ void add_layer_norm(const Tensor& residual, const Tensor& delta, const Tensor& w
   normalise_layer(delta, &residual, weight, bias, eps, out);
 }
 
+// Whether a cache has rows in bytes, as cache_rows.h says; else they are `dim` numbers.
+bool in_bytes(const Tensor& cache, int64_t dim) {
+  constexpr int64_t kNumbers = 32, kBytes = 34, kMost = 1024;
+  if (cache.type != Type::kU8) {
+    cache.expect({cache.size(0), cache.size(1), cache.size(2), dim});
+    return false;
+  }
+  cache.expect({cache.size(0), cache.size(1), cache.size(2), dim / kNumbers * kBytes});
+  if (dim % kNumbers || dim > kMost) throw std::invalid_argument("rows of a cache in bytes have 32 to 1024 numbers, a multiple of 32");
+  return true;
+}
+
+// Likewise, of caches of equal shapes; those of numbers are of the type of `rows`.
+bool in_bytes(const Tensor& keys, const Tensor& values, const Tensor& rows, int64_t dim) {
+  values.expect({keys.size(0), keys.size(1), keys.size(2), keys.size(3)});
+  const bool bytes = in_bytes(keys, dim);
+  if (bytes != in_bytes(values, dim)) throw std::invalid_argument("keys are " + keys.text() + ", values " + values.text());
+  if (!bytes) all_bf16({&rows, &keys, &values});
+  return bytes;
+}
+
 void rotary_store(const Tensor& qkv, const Tensor& positions, const Tensor& slots, const Tensor& cos_sin,
                   const Tensor& q_out, const Tensor& key_cache, const Tensor& value_cache,
                   const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, float eps) {
   const int64_t rows = q_out.size(0), heads = q_out.size(1), head_dim = q_out.size(2);
-  const int64_t blocks = key_cache.size(0), kv_heads = key_cache.size(1), block_size = key_cache.size(2);
-  const bool bf16 =
-      all_bf16({&qkv, &q_out, &key_cache, &value_cache, q_norm ? &*q_norm : &qkv, k_norm ? &*k_norm : &qkv});
+  const int64_t kv_heads = key_cache.size(1), block_size = key_cache.size(2);
+  const bool bf16 = all_bf16({&qkv, &q_out, q_norm ? &*q_norm : &qkv, k_norm ? &*k_norm : &qkv});
+  const bool bytes = in_bytes(key_cache, value_cache, qkv, head_dim);
   if (q_norm.has_value() != k_norm.has_value()) throw std::invalid_argument("queries and keys have norms, or neither");
   if (q_norm) q_norm->expect({head_dim});
   if (k_norm) k_norm->expect({head_dim});
   qkv.expect({rows, (heads + 2 * kv_heads) * head_dim});
-  key_cache.expect({blocks, kv_heads, block_size, head_dim});
-  value_cache.expect({blocks, kv_heads, block_size, head_dim});
   by_rows(&Table::rotary_store,
           RotaryArgs{qkv.memory(), positions.as<int32_t>({rows}), slots.as<int64_t>({rows}), cos_sin.as<float>(),
                      q_norm ? q_norm->memory() : nullptr, k_norm ? k_norm->memory() : nullptr, eps, q_out.memory(), key_cache.memory(), value_cache.memory(), heads, kv_heads, head_dim,
-                     cos_sin.size(1), block_size, bf16},
+                     cos_sin.size(1), block_size, bf16, bytes},
           rows, rows * (heads + 2 * kv_heads) * head_dim / 4);
 }
 
@@ -161,13 +180,13 @@ void latent_store(const Tensor& query, const Tensor& latent, const Tensor& norm,
                   const Tensor& slots, const Tensor& cos_sin, const Tensor& cache) {
   const int64_t rows = query.size(0), heads = query.size(1), dim = query.size(2);
   const int64_t rotary_dim = cos_sin.size(1);
-  const bool bf16 = all_bf16({&query, &latent, &norm, &cache});
+  const bool bf16 = all_bf16({&query, &latent, &norm}), bytes = in_bytes(cache, cache, query, dim);
   latent.expect({rows, dim});
   norm.expect({dim - rotary_dim});
-  cache.expect({cache.size(0), 1, cache.size(2), dim});
+  if (cache.size(1) != 1) throw std::invalid_argument("a cache of latents has one head, not " + cache.text());
   by_rows(&Table::latent_store,
           LatentArgs{query.memory(), latent.memory(), norm.memory(), eps, positions.as<int32_t>({rows}),
-                     slots.as<int64_t>({rows}), cos_sin.as<float>(), cache.memory(), heads, dim, rotary_dim, bf16},
+                     slots.as<int64_t>({rows}), cos_sin.as<float>(), cache.memory(), heads, dim, rotary_dim, bf16, bytes},
           rows, rows * (heads + 2) * dim / 4);
 }
 
@@ -206,10 +225,8 @@ void attend(AttentionArgs a, int64_t rows) {
 void attention(const Tensor& q, const Tensor& key_cache, const Tensor& value_cache, const View& view, float scale,
                const Tensor& out, int64_t window, float cap, const std::optional<Tensor>& sinks) {
   const int64_t rows = q.size(0), heads = q.size(1), head_dim = q.size(2);
-  const int64_t blocks = key_cache.size(0), kv_heads = key_cache.size(1), block_size = key_cache.size(2);
-  const bool bf16 = all_bf16({&q, &key_cache, &value_cache, &out});
-  key_cache.expect({blocks, kv_heads, block_size, head_dim});
-  value_cache.expect({blocks, kv_heads, block_size, head_dim});
+  const int64_t kv_heads = key_cache.size(1), block_size = key_cache.size(2);
+  const bool bf16 = all_bf16({&q, &out}), bytes = in_bytes(key_cache, value_cache, q, head_dim);
   out.expect({rows, heads * head_dim});
   const AttentionArgs a = {q.memory(),
                            key_cache.memory(),
@@ -231,7 +248,8 @@ void attention(const Tensor& q, const Tensor& key_cache, const Tensor& value_cac
                            window > 0 ? window : INT64_MAX / 2,
                            scale,
                            cap,
-                           bf16};
+                           bf16,
+                           bytes};
   submit([=] { attend(a, rows); });
 }
 
@@ -666,7 +684,7 @@ void gumbel(uint64_t seed, int64_t position, const Tensor& out) {
 void copy_slots(const Tensor& src_slots, const Tensor& dst_slots, const Tensor& key_cache, const Tensor& value_cache) {
   const int64_t count = src_slots.size(0), kv_heads = key_cache.size(1), block_size = key_cache.size(2);
   const int64_t bytes = key_cache.size(3) * key_cache.element_bytes(), head_stride = block_size * bytes;
-  all_bf16({&key_cache, &value_cache});
+  if (key_cache.type != Type::kU8 || value_cache.type != Type::kU8) all_bf16({&key_cache, &value_cache});
   value_cache.expect({key_cache.size(0), kv_heads, block_size, key_cache.size(3)});
   const int64_t* from = src_slots.as<int64_t>();
   const int64_t* to = dst_slots.as<int64_t>({count});

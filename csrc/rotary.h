@@ -3,6 +3,7 @@
 // and values.
 #pragma once
 
+#include "cache_rows.h"
 #include "norm.h"
 #include "table.h"
 #include "vec.h"
@@ -24,10 +25,11 @@ PARLAY_INLINE void rotate(const T* from, const float* cos_sin, T* to, int64_t ro
   if (rotary_dim < dim && to != from) memcpy((void*)(to + rotary_dim), from + rotary_dim, (dim - rotary_dim) * sizeof(T));
 }
 
-template <class T>
+template <class T, bool in_bytes>
 void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
   const int64_t dim = a.head_dim, rotary_dim = a.rotary_dim;
-  const int64_t head_stride = a.block_size * dim;  // of a cache block [kv_heads, block_size, dim]
+  const int64_t row_size = in_bytes ? row_bytes(dim) : dim * (int64_t)sizeof(T);
+  const int64_t head_stride = a.block_size * row_size;  // of a cache block [kv_heads, block_size, row]
   for (int64_t row = begin; row < end; ++row) {
     const T* qkv = (const T*)a.qkv + row * (a.heads + 2 * a.kv_heads) * dim;
     const float* cos_sin = a.cos_sin + (int64_t)a.positions[row] * rotary_dim;
@@ -41,19 +43,33 @@ void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
     const T* keys = qkv + a.heads * dim;
     const T* values = keys + a.kv_heads * dim;
     const int64_t block = a.slots[row] / a.block_size;
-    const int64_t at = block * a.kv_heads * head_stride + a.slots[row] % a.block_size * dim;
+    const int64_t at = block * a.kv_heads * head_stride + a.slots[row] % a.block_size * row_size;
     for (int64_t h = 0; h < a.kv_heads; ++h) {
-      turn(keys + h * dim, (T*)a.key_cache + at + h * head_stride, a.k_norm);
-      memcpy((T*)a.value_cache + at + h * head_stride, values + h * dim, dim * sizeof(T));
+      char* key = (char*)a.key_cache + at + h * head_stride;
+      char* value = (char*)a.value_cache + at + h * head_stride;
+      if constexpr (in_bytes) {
+        T turned[kMostDim];
+        turn(keys + h * dim, turned, a.k_norm);
+        write_row(turned, dim, (uint8_t*)key);
+        write_row(values + h * dim, dim, (uint8_t*)value);
+      } else {
+        turn(keys + h * dim, (T*)key, a.k_norm);
+        memcpy(value, values + h * dim, row_size);
+      }
     }
   }
 }
 
-void rotary_store(const RotaryArgs& a, int64_t begin, int64_t end) {
-  a.bf16 ? rotary_rows<bf16>(a, begin, end) : rotary_rows<float>(a, begin, end);
-}
+// Chooses by T and by how the cache has its rows.
+#define PARLAY_BY_CACHE(rows)                                                    \
+  if (a.cache_in_bytes)                                                          \
+    a.bf16 ? rows<bf16, true>(a, begin, end) : rows<float, true>(a, begin, end); \
+  else                                                                           \
+    a.bf16 ? rows<bf16, false>(a, begin, end) : rows<float, false>(a, begin, end)
 
-template <class T>
+void rotary_store(const RotaryArgs& a, int64_t begin, int64_t end) { PARLAY_BY_CACHE(rotary_rows); }
+
+template <class T, bool in_bytes>
 void latent_rows(const LatentArgs& a, int64_t begin, int64_t end) {
   const int64_t dim = a.dim, rotary_dim = a.rotary_dim;
   for (int64_t row = begin; row < end; ++row) {
@@ -62,15 +78,17 @@ void latent_rows(const LatentArgs& a, int64_t begin, int64_t end) {
     for (int64_t h = 0; h < a.heads; ++h) rotate(query + h * dim, cos_sin, query + h * dim, rotary_dim, dim);
     if (a.slots[row] < 0) continue;
     T* latent = (T*)a.latent + row * dim;
-    T* to = (T*)a.cache + a.slots[row] * dim;
+    T whole[in_bytes ? kMostDim : 1];
+    T* to = in_bytes ? whole : (T*)a.cache + a.slots[row] * dim;
     rotate(latent, cos_sin, to, rotary_dim, rotary_dim);
     norm_row<T>(latent + rotary_dim, nullptr, (const T*)a.norm, to + rotary_dim, dim - rotary_dim, a.eps, false);
+    if constexpr (in_bytes) write_row(whole, dim, (uint8_t*)a.cache + a.slots[row] * row_bytes(dim));
   }
 }
 
-void latent_store(const LatentArgs& a, int64_t begin, int64_t end) {
-  a.bf16 ? latent_rows<bf16>(a, begin, end) : latent_rows<float>(a, begin, end);
-}
+void latent_store(const LatentArgs& a, int64_t begin, int64_t end) { PARLAY_BY_CACHE(latent_rows); }
+
+#undef PARLAY_BY_CACHE
 
 }  // namespace
 }  // namespace parlay

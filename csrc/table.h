@@ -66,7 +66,7 @@ struct LatentArgs {
   const float* cos_sin;
   void* cache;  // [blocks, 1, block_size, dim]
   int64_t heads, dim, rotary_dim;
-  bool bf16;
+  bool bf16, cache_in_bytes;  // rows of the cache as cache_rows.h has them
 };
 
 struct RotaryArgs {
@@ -81,7 +81,7 @@ struct RotaryArgs {
   void* key_cache;
   void* value_cache;
   int64_t heads, kv_heads, head_dim, rotary_dim, block_size;
-  bool bf16;
+  bool bf16, cache_in_bytes;
 };
 
 struct AttentionArgs {
@@ -100,7 +100,7 @@ struct AttentionArgs {
   int64_t stored;    // kv heads of the cache; where there are fewer, several of `kv_heads` are one
   int64_t window;    // most keys that a row sees
   float scale, cap;  // cap 0: none
-  bool bf16;
+  bool bf16, cache_in_bytes;
 };
 
 enum Activation : int { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kClampedSwiglu };  // in the order of tensor.h

@@ -79,7 +79,7 @@ def test_the_model_is_a_word_or_a_flag(parser: Parser, command: str, capsys: pyt
         (["serve", "m", "--numa", "distribute"], "--numa: `taskset`"),
         (["serve", "m", "-md", "d.gguf"], "-md: write --speculative-config"),
         (["serve", "m", "--flash-attn", "on"], "--flash-attn: leave it out"),
-        (["serve", "m", "-ctk", "q8_0"], "-ctk: leave it out: the cache"),
+        (["serve", "m", "-ctk", "q8_0"], "-ctk: write --kv-cache-dtype int8 for q8_0"),
         (["serve", "m", "--chat-template-file", "x"], "--chat-template-file: write --chat-template FILE"),
         # ollama
         (["serve", "m", "--num-ctx", "4096"], "--num-ctx: write --max-model-len"),

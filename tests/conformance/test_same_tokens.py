@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from asking import Ask, accepted, assert_same, assert_same_so_far, essence, run, with_params
+from asking import Ask, accepted, assert_same, essence, run, with_params
+from checking import check_cell
 from conftest import DTYPES, MakeLLM, Pair, Plain, check_accepted, guesses_on_random_texts
 from crossing import crossed
-from table import CONDITIONS, CONFIGURATIONS, DRAFTING, METHODS, TEMPERATURES, Cell, cells
+from table import CONDITIONS, DRAFTING, METHODS, TEMPERATURES, Cell, cells
 from workload import CHANGES, four_each, mixed
 
 from parlay.sampling import sampler
-
-NO_METHOD = {"target", "grammar", "prediction"}  # sources of tokens that are no proposer's
 
 
 @pytest.mark.parametrize(
@@ -27,26 +26,7 @@ NO_METHOD = {"target", "grammar", "prediction"}  # sources of tokens that are no
 def test_the_same_tokens(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, monkeypatch: pytest.MonkeyPatch, cell: Cell
 ) -> None:
-    how = CONFIGURATIONS[cell.configuration]
-    condition = how.conditions[cell.condition]
-    asks = condition.asks(plain, cell.dtype, cell.temperature)
-    expected = plain(cell.dtype, [with_params(ask, prediction=None, speculative=None) for ask in asks])
-    condition.patch(monkeypatch)
-    more = cell.more if condition.lengths is None else {"lengths": condition.lengths, **cell.more}
-    config = how.config(models[cell.dtype], **more)
-    llm = make_llm(speculative_config=config, dtype=cell.dtype, **cell.options)
-    meddle, compare = condition.meddle(), assert_same_so_far if condition.aborts else assert_same
-    runs = []
-    for again in range(condition.runs):
-        order = -1 if again else 1
-        together = [asks[::order]] if not condition.alone else [[ask] for ask in asks]
-        answers = [answer for some in together for answer in run(llm, some, meddle)]
-        compare(answers, expected[::order])
-        runs.append(answers)
-    assert condition.arose(*runs)
-    if None not in (how.right, condition.right):
-        sources = {source for answers in runs for answer in answers for source in answer.sources}
-        assert bool(sources - NO_METHOD) == (how.right and condition.right)
+    check_cell(cell, make_llm, models, plain, monkeypatch)
 
 
 def test_the_suite_runs_a_covering_part() -> None:

@@ -48,7 +48,6 @@ FOREIGN: dict[str, ForeignOption] = {
     "enable_auto_tool_choice": ForeignOption("tools are always served", flag=True),
     "tokenizer_mode": ForeignOption("there is one kind of tokenizer"),
     "skip_tokenizer_init": ForeignOption("the tokenizer is always read", only=(False,), flag=True),
-    "kv_cache_dtype": ForeignOption("the cache has the dtype of the activations", only=("auto",)),
     "enable_lora": ForeignOption("adapters are not served", only=(False,), flag=True),
     "mm_processor_kwargs": ForeignOption("models read text only"),
     "limit_mm_per_prompt": ForeignOption("models read text only"),
@@ -69,7 +68,7 @@ _RENAMED = {"num_gpu_blocks_override": "num_blocks"}
 INNER: dict[str, ForeignOption] = {
     "enforce_eager": FOREIGN["enforce_eager"],
     "attention_backend": FOREIGN["attention_backend"],
-    "kv_cache_dtype": FOREIGN["kv_cache_dtype"],
+    "kv_cache_dtype": ForeignOption("drafts have the dtype of their activations in their caches", only=("auto",)),
     "disable_padded_drafter_batch": ForeignOption("batches are never padded"),
     "use_local_argmax_reduction": ForeignOption(_PARTS),
     "disable_mqa_scorer": ForeignOption(_DRAWS),

@@ -63,7 +63,7 @@ _ANSWERS: dict[str, str] = {
     _CORES: "--numa -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll --cpu-affinity",
     _MEMORY: "--mlock --no-mmap --mmap --use-mmap --use-mlock --no-repack -nr --no-warmup --warmup --check-tensors "
     "-lm --load-mode --safetensors-load-strategy",
-    "leave it out: the cache has the dtype of the activations": "-ctk --cache-type-k -ctv --cache-type-v "
+    "write --kv-cache-dtype int8 for q8_0, or leave it out": "-ctk --cache-type-k -ctv --cache-type-v "
     "--calculate-kv-scales",
     "write --kv-cache-memory": "-cram --cache-ram --max-total-tokens --mem-fraction-static",
     "leave it out: requests are always batched as they come": "-cb --cont-batching -nocb --no-cont-batching",

@@ -35,7 +35,7 @@ from parlay.proposers.select import make_proposer
 from parlay.proposers.shared_passes import follow
 from parlay.runner.orders import Call, Collect, Forward, Move, Refusal, decode
 from parlay.runner.runner import ModelRunner
-from parlay.types.cache import NO_ROOM, StateRoom
+from parlay.types.cache import NO_ROOM, KVCacheDtype, StateRoom
 from parlay.types.storage import LoadFormat, Storage
 
 
@@ -45,7 +45,8 @@ class Assignment:
 
     Attributes:
         model, revision: rank 0's user's name of the model; a rank on another machine finds it there.
-        path, storage, quantization, load_format: of the model, see `describe_as`; the path is rank 0's.
+        path, storage, quantization, load_format, kv_cache_dtype: of the model, see `describe_as`; the path is rank
+            0's.
         dtype: of activations and cache.
         max_model_len: longest sequence.
         blocks, block_size: of the cache.
@@ -68,6 +69,7 @@ class Assignment:
     storage: Storage
     quantization: str | None
     load_format: LoadFormat
+    kv_cache_dtype: KVCacheDtype
     dtype: str
     max_model_len: int
     blocks: int
@@ -107,6 +109,7 @@ class Assignment:
             config.storage,
             config.quantization,
             config.load_format,
+            config.kv_cache_dtype,
             str(dtype).removeprefix("torch."),
             max_model_len,
             blocks,
@@ -247,7 +250,7 @@ def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> Non
 
 
 def _describe(own: Assignment, path: Path) -> ModelConfig:
-    return describe_as(path, own.storage, own.quantization, own.load_format)
+    return describe_as(path, own.storage, own.quantization, own.load_format, own.kv_cache_dtype)
 
 
 def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple[str, ...]]:

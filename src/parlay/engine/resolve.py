@@ -81,7 +81,7 @@ def resolve(config: EngineConfig, speculative: SpeculativeConfig) -> ResolvedEng
     hub = Hub(token=config.hf_token, cache_dir=config.download_dir)
     path = find_model(config.model, replace(hub, revision=config.revision))
     with explain_if_draft_head(config.model, path):
-        model = describe_as(path, config.storage, config.quantization, config.load_format)
+        model = describe_as(path, config.storage, config.quantization, config.load_format, config.kv_cache_dtype)
         dtype = resolve_dtype(config.dtype, model)
         check_ranks(model, *config.split)
         max_model_len = longest_sequence(config, model.max_position)

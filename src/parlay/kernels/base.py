@@ -245,8 +245,9 @@ class Kernels(Drawing, Protocol):
                 with a negative one nothing is stored.
             cos_sin: float32 `[max_len, R]`, R/2 cosines and R/2 sines of each position; R is even, at most D.
             q_out: T `[rows, H, D]`.
-            key_cache: T `[num_blocks, KV, block_size, D]`.
-            value_cache: T `[num_blocks, KV, block_size, D]`.
+            key_cache: T `[num_blocks, KV, block_size, D]`, or in eight bits, uint8 `[..., row_bytes(D)]`: every 32
+                numbers of a row share a scale, as in GGUF's Q8_0.
+            value_cache: likewise.
             q_norm: T `[D]`, weight of an `rms_norm` of each query head behind its rotation; None for none.
             k_norm: T `[D]`, likewise of key heads.
             eps: of both.
@@ -278,7 +279,7 @@ class Kernels(Drawing, Protocol):
             positions: int32 `[rows]`.
             slots: int64 `[rows]`, see `rotary_store`.
             cos_sin: float32 `[max_len, R]`, see `rotary_store`.
-            cache: T `[num_blocks, 1, block_size, D]`.
+            cache: T `[num_blocks, 1, block_size, D]`, or in eight bits, see `rotary_store`.
         """
         ...
 
@@ -303,8 +304,9 @@ class Kernels(Drawing, Protocol):
 
         Args:
             q: T `[rows, H, D]`; D is a multiple of 8, at most 256.
-            key_cache: T `[num_blocks, KV, block_size, D]`.
-            value_cache: T `[num_blocks, KV, block_size, D]`.
+            key_cache: T `[num_blocks, KV, block_size, D]`, or in eight bits, see `rotary_store`; a number is read as
+                scale * code, rounded to T.
+            value_cache: likewise.
             view: what each row sees.
             scale: factor on the scores.
             out: T `[rows, H * D]`.
@@ -611,7 +613,7 @@ class Kernels(Drawing, Protocol):
         Args:
             src_slots: int64 `[n]`.
             dst_slots: int64 `[n]`, distinct.
-            key_cache: T `[num_blocks, KV, block_size, D]`.
-            value_cache: T `[num_blocks, KV, block_size, D]`.
+            key_cache: T `[num_blocks, KV, block_size, D]`, or in eight bits, see `rotary_store`.
+            value_cache: likewise.
         """
         ...

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from parlay.kernels import linear
 from parlay.kernels.base import Activation, AttentionView, Kernels
+from parlay.kernels.cache_rows import read_rows, write_rows
 from parlay.kernels.host import HostMemory
 from parlay.kernels.linear import WAYS, LinearWeight, Way
 from parlay.kernels.reference_drawing import FloatArray, ReferenceDrawing
@@ -206,8 +207,8 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
         q_out.copy_(rotated[:, :heads])
         stored = slots >= 0
         block, offset = slots[stored] // block_size, slots[stored] % block_size
-        key_cache[block, :, offset] = rotated[stored, heads:]
-        value_cache[block, :, offset] = all_heads[stored, heads + kv_heads :]
+        write_rows(key_cache, block, offset, rotated[stored, heads:])
+        write_rows(value_cache, block, offset, all_heads[stored, heads + kv_heads :])
 
     def latent_store(  # noqa: D102
         self,
@@ -223,14 +224,15 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
         rows, _, dim = query.shape
         turning = cos_sin.shape[1]
         whole = torch.cat((query, latent[:, None], latent.new_zeros(rows, 1, dim)), dim=1).view(rows, -1)
-        turned, values = torch.empty_like(query), torch.empty_like(cache)
-        self.rotary_store(whole, positions, slots, cos_sin, turned, cache, values)
+        turned, own = torch.empty_like(query), latent.new_empty(1, 1, rows, dim)
+        self.rotary_store(whole, positions, torch.arange(rows), cos_sin, turned, own, torch.empty_like(own))
         query.copy_(turned)
+        normal = torch.empty_like(latent[:, turning:].contiguous())
+        self.rms_norm(latent[:, turning:].contiguous(), norm, eps, normal)
+        own[0, 0, :, turning:] = normal
         stored = slots >= 0
         block, offset = slots[stored] // cache.shape[2], slots[stored] % cache.shape[2]
-        normal = torch.empty_like(latent[stored, turning:].contiguous())
-        self.rms_norm(latent[stored, turning:].contiguous(), norm, eps, normal)
-        cache[block, 0, offset, turning:] = normal
+        write_rows(cache, block, offset, own[0].transpose(0, 1)[stored])
 
     def attention(  # noqa: D102
         self,
@@ -257,8 +259,10 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
                 out[row] = 0
                 continue
             # [KV, 1, keys, D] against [KV, H / KV, 1, D]
-            keys = key_cache[blocks, :, offsets].transpose(0, 1)[:, None].float().contiguous().numpy()
-            values = value_cache[blocks, :, offsets].transpose(0, 1)[:, None].float().contiguous().numpy()
+            keys, values = (
+                read_rows(cache, blocks, offsets, q.dtype).transpose(0, 1)[:, None].float().contiguous().numpy()
+                for cache in (key_cache, value_cache)
+            )
             query = q[row].float().view(kv_heads, heads // kv_heads, 1, head_dim).numpy()
             scores = (query * keys).sum(axis=-1) * np.float32(scale)
             if cap > 0:

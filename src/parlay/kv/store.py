@@ -29,11 +29,16 @@ def allocate(
         spec: of the group.
         num_blocks: of each layer.
         block_size: tokens a block.
-        dtype: of keys and values.
+        dtype: of activations, and of keys and values where the group has them in no other.
         room: for states of recurrent layers.
         kernels: that are to read them; None for those of this machine's processor.
     """
     zeros = _zeros_for(kernels)
+
+    def rows(blocks: int, heads: int, width: int) -> Tensor:
+        if spec.dtype == "int8":
+            return zeros((blocks, heads, block_size, spec.row_bytes(width)), torch.uint8)
+        return zeros((blocks, heads, block_size, width), dtype)
 
     def layer(kept: Kept) -> CacheLayer:
         states = None
@@ -42,16 +47,16 @@ def allocate(
             states = allocate_states(spec.recurrent, room, dtype, kernels)
         if kept == "states" and states is not None:
             return states
-        shape = (num_blocks if kept != "nothing" else 0, spec.kv_heads, block_size, spec.head_dim)
-        keys = zeros(shape, dtype)
-        own = LayerCache(keys, zeros(shape, dtype) if spec.values else keys)
+        sizes = num_blocks if kept != "nothing" else 0, spec.kv_heads, spec.head_dim
+        keys = rows(*sizes)
+        own = LayerCache(keys, rows(*sizes) if spec.values else keys)
         return own if states is None else HybridCache(own, states)
 
     if spec.heads:
         made: list[CacheLayer] = []
         for (count, width), source in zip(spec.heads, spec.sources, strict=True):
-            shape = (num_blocks, count, block_size, width)
-            made.append(made[source] if source >= 0 else LayerCache(zeros(shape, dtype), zeros(shape, dtype)))
+            own = num_blocks, count, width
+            made.append(made[source] if source >= 0 else LayerCache(rows(*own), rows(*own)))
         return tuple(made)
     return tuple(map(layer, spec.pattern)) if spec.pattern else tuple(layer("keys") for _ in range(spec.layers))
 

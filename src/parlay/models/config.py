@@ -12,6 +12,7 @@ from parlay.checkpoints.pieces import Piece
 from parlay.errors import ModelError, brief, shown
 from parlay.models.rope import longest, read_rotary
 from parlay.models.style import Experts, Heads, LibraryModel, Product, Rotary, Style
+from parlay.types.cache import KVCacheDtype
 from parlay.types.storage import Storage
 
 # What some families call differently.
@@ -29,8 +30,9 @@ class ModelConfig:
 
     `raw` is that file's content, for what only one family asks; `style` is what came of it. `foreign` is there where
     no family of parlay's but a class of another library computes the model. `storage` says what becomes of matrices
-    when they are read. `renamed` has the files' own names of tensors that a family calls otherwise, or the stacks
-    that have them. `most_tokens` is there where the last rows of a draft model's vocabulary are left out.
+    when they are read, `kv_cache_dtype` how keys and values are stored. `renamed` has the files' own names of tensors
+    that a family calls otherwise, or the stacks that have them. `most_tokens` is there where the last rows of a draft
+    model's vocabulary are left out.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class ModelConfig:
     style: Style = field(default_factory=Style)
     foreign: LibraryModel | None = None
     storage: Storage = "stored"
+    kv_cache_dtype: KVCacheDtype = "auto"
     renamed: Mapping[str, str | Piece] = field(default_factory=dict)
     most_tokens: int | None = None
 

@@ -25,7 +25,7 @@ from parlay.models.stored import as_saved, open_weights
 from parlay.models.transformers import model as foreign
 from parlay.parallel.group import ALONE, Group
 from parlay.registry import Registry
-from parlay.types.cache import CacheSpec, Kept
+from parlay.types.cache import NUMBERS_PER_SCALE, CacheSpec, Kept, KVCacheDtype
 from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import MADE, LoadFormat, Storage
 from parlay.weights.kinds import Kind
@@ -168,7 +168,11 @@ def resolve_dtype(requested: str, config: ModelConfig) -> torch.dtype:
 
 
 def describe_as(
-    path: Path, storage: Storage, requested: str | None = None, load_format: LoadFormat = "auto"
+    path: Path,
+    storage: Storage,
+    requested: str | None = None,
+    load_format: LoadFormat = "auto",
+    kv_cache_dtype: KVCacheDtype = "auto",
 ) -> ModelConfig:
     """Return the shape of a model that was found, to be read in a certain form.
 
@@ -177,18 +181,25 @@ def describe_as(
         storage: what becomes of its matrices.
         requested: one that is made, such as "int8", or the quantisation that the checkpoint is said to have.
         load_format: of the files that it is said to have; "auto" stands for any.
+        kv_cache_dtype: of its keys and values.
 
     Raises:
-        ConfigError: it has another one, or none can be made of this model.
+        ConfigError: it has another one, or none can be made of this model; or its keys do not fit the cache's dtype.
         ModelError: as `describe_files` does.
     """
-    config = replace(describe_files(path), storage=storage)
+    config = replace(describe_files(path), storage=storage, kv_cache_dtype=kv_cache_dtype)
     own = "gguf" if config.path.is_file() else method_of(config.raw)
     if requested not in (None, *MADE, own):
         has = f"is quantised by {own}" if own else "is not quantised"
         raise ConfigError(f"quantization={shown(requested)}, but {config.path} {has}; leave it out")
     if load_format not in ("auto", own) and load_format != (found := file_format(config.path)):
         raise ConfigError(f"load_format={shown(load_format)}, but {config.path} is read as {found}; leave it out")
+    widths = {config.heads_of(layer).width for layer in range(config.num_layers)}
+    if kv_cache_dtype == "int8" and (odd := [width for width in sorted(widths) if width % NUMBERS_PER_SCALE]):
+        raise ConfigError(
+            f"kv_cache_dtype='int8' needs heads of a multiple of {NUMBERS_PER_SCALE} elements, and those of "
+            f"{config.path} have {odd[0]}; leave it out"
+        )
     return config
 
 
@@ -215,7 +226,7 @@ def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) ->
             for own, (begin, end) in zip(kept_heads, shares, strict=True)
         )
         sources = tuple(own.source - first if own.source >= 0 else -1 for own in kept_heads)
-        return CacheSpec(last - first, 0, 0, dtype.itemsize, heads=heads, sources=sources)
+        return CacheSpec(last - first, 0, 0, dtype.itemsize, config.kv_cache_dtype, heads=heads, sources=sources)
     latent = config.style.latent is not None  # of which every rank has all
     begin, end = (0, 1) if latent else group.share(group.bounds(config.num_kv_heads))
     kept, recurrent = kept_by_layers(config)[first:last], config.style.recurrent
@@ -224,6 +235,7 @@ def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) ->
         end - begin,
         config.head_dim,
         dtype.itemsize,
+        config.kv_cache_dtype,
         values=not latent,
         recurrent=None if recurrent is None else recurrent.spec(config.hidden_size, group),
         pattern=kept if {*kept} - {"keys"} else (),

@@ -22,6 +22,7 @@ from parlay.numerics.kernel_choice import RowInvariance, choose_kernels
 from parlay.numerics.model_selfcheck import check_rows, judge_model
 from parlay.numerics.selfcheck import ROW_COUNTS, Case, Finding, check, product_case
 from parlay.types.storage import MADE
+from parlay.weights.quantise import INT8
 
 _POSITIONS = (0.0, 1.0, 2.0, 3.0, 7.0, 30.0, 99.0, 511.0, 1023.0, 4095.0, 8191.0, 65535.0, 131071.0)
 _ROPES, _BY_LENGTH = ("rope_parameters", "rope_scaling"), ("dynamic", "longrope", "su")  # of another library
@@ -189,13 +190,18 @@ def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list
     for exact in (dtype, torch.float32):
         every.append(Case("rms_norm", (hidden,), exact))
         every.append(Case("act_mul", (experts.width if experts else config.intermediate_size,), exact))
-    every.append(Case("attention", (config.num_heads, config.num_kv_heads, config.head_dim), dtype))
+    cache = "" if config.kv_cache_dtype == "auto" else INT8.name
+    every.append(Case("attention", (config.num_heads, config.num_kv_heads, config.head_dim), dtype, cache))
     return list(dict.fromkeys(every))
 
 
 def _quantised(config: ModelConfig) -> list[str]:
-    """Return the kinds of a model's weights in blocks or float16, and the form of activations that meet blocks."""
+    """Return the kinds of a model's weights in blocks or float16, the form of activations that meet blocks.
+
+    The dtype of a cache that has one of its own comes last.
+    """
     kinds = sorted(set(stored_kinds(config).values()), key=str)
     made = "-made" if config.storage in MADE else ""  # rounded here, which is not what a file of the same kind holds
     blocks = [f"int8x{CHUNK}"] if any(kind.block > 1 for kind in kinds) else []
-    return [*(f"{kind}{made}" for kind in kinds), *blocks]
+    cache = [] if config.kv_cache_dtype == "auto" else [f"kv-{config.kv_cache_dtype}"]
+    return [*(f"{kind}{made}" for kind in kinds), *blocks, *cache]

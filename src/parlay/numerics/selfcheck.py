@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import AttentionView, Kernels
+from parlay.kernels.cache_rows import in_bytes
 from parlay.weights.kinds import BY_NAME, HALF, Kind
 from parlay.weights.weight import Part, Weight
 
@@ -39,7 +40,7 @@ class Case:
         operation: a method of `Kernels`: `linear`, `logits`, `rms_norm`, `act_mul` or `attention`; or a whole model.
         sizes: K and N of a product, the width of a norm or activation, H, KV and D of attention, or a model's layers.
         dtype: of inputs and weights.
-        kind: of a product's weight, where that is quantised.
+        kind: of a product's weight, or of keys and values, where these are quantised.
     """
 
     operation: str
@@ -232,10 +233,12 @@ def _attention(kernels: Kernels, case: Case) -> Rows:
     index, sign = _cancelling(_KEYS)
     shape = (_KEYS, kv_heads * head_dim)
     keys, values = _random(1, *shape)[index], _random(2, *shape)[index] * sign[:, None]
-    key_cache, value_cache = (
-        kernels.place(x.view(_KEYS // _BLOCK, _BLOCK, kv_heads, head_dim).transpose(1, 2).to(case.dtype).contiguous())
-        for x in (keys, values)
-    )
+
+    def cache(x: Tensor) -> Tensor:
+        rows = x.view(_KEYS // _BLOCK, _BLOCK, kv_heads, head_dim).transpose(1, 2).to(case.dtype).contiguous()
+        return kernels.place(in_bytes(rows) if case.kind else rows)
+
+    key_cache, value_cache = cache(keys), cache(values)
     query = kernels.place(_random(3, DISTINCT, heads, head_dim).to(case.dtype))
     last = torch.full((DISTINCT,), _KEYS, dtype=torch.int32)
     last[:3] = torch.tensor((1, _BLOCK + 1, _KEYS - 3))

@@ -21,6 +21,16 @@ class StateRoom(NamedTuple):
 
 NO_ROOM = StateRoom()
 
+# How keys and values are stored: in the dtype of activations, or in eight bits, each 32 numbers with a scale (Q8_0).
+KVCacheDtype = Literal["auto", "int8"]
+NUMBERS_PER_SCALE = 32
+_BLOCK_BYTES = NUMBERS_PER_SCALE + 2
+
+
+def row_bytes(width: int) -> int:
+    """Return the bytes of a row of `width` numbers in eight bits."""
+    return width // NUMBERS_PER_SCALE * _BLOCK_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class RecurrentSpec:
@@ -56,6 +66,7 @@ class CacheSpec:
         kv_heads: key and value heads a layer.
         head_dim: elements a head.
         itemsize: bytes an element.
+        dtype: of keys and values.
         values: whether there are values; otherwise they are the keys, as in latent attention.
         recurrent: of the recurrent layers; None where there are none.
         pattern: what every layer keeps; empty: all keep keys and values.
@@ -70,6 +81,7 @@ class CacheSpec:
     kv_heads: int
     head_dim: int
     itemsize: int
+    dtype: KVCacheDtype = "auto"
     values: bool = True
     recurrent: RecurrentSpec | None = None
     pattern: tuple[Kept, ...] = ()
@@ -81,8 +93,13 @@ class CacheSpec:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one of the target's tokens takes in the group."""
-        numbers = sum(count * width for count, width in self.heads) or self.layers * self.kv_heads * self.head_dim
-        return self.slots * ((1 + self.values) * numbers + self.beside) * self.itemsize
+        size = sum(count * self.row_bytes(width) for count, width in self.heads)
+        size = size or self.layers * self.kv_heads * self.row_bytes(self.head_dim)
+        return self.slots * ((1 + self.values) * size + self.beside * self.itemsize)
+
+    def row_bytes(self, width: int) -> int:
+        """Bytes of a key or value of `width` numbers."""
+        return row_bytes(width) if self.dtype == "int8" else width * self.itemsize
 
     @property
     def bytes_per_slot(self) -> int:
