@@ -35,6 +35,7 @@ class Peer:
         requirements: what is installed into its environment; none for this one.
         methods: ways to speculate, as its worker takes them.
         directories, files: whether it reads Hugging Face's directories, and GGUF files.
+        caches: whether its KV cache can be in eight bits.
         builds: whether it is compiled, for this machine or an instruction set.
         environment: variables that its processes get besides.
         without: packages that its requirements bring, and that do not fit the build of torch for processors.
@@ -45,6 +46,7 @@ class Peer:
     methods: Mapping[str, Mapping[str, Any]]
     directories: bool = False
     files: bool = True
+    caches: bool = False
     builds: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()

@@ -18,12 +18,14 @@ from typing import Any
 
 Tokens = list[int]
 _TOP_K, _TOP_P = 0, 1.0  # no filters: the whole distribution
+_CHUNK = 512  # most tokens of a pass, here and by llama.cpp's default
 
 
 class PeerEngine:
     """One engine with one model and one way to decode."""
 
     package = ""
+    filled = 0  # tokens of the context that its cache holds for steps
 
     def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
         """Load `model`, for at most so many requests of at most `length` tokens; `method` says how to speculate."""
@@ -63,6 +65,7 @@ class Parlay(PeerEngine):
             max_num_seqs=requests,
             enable_prefix_caching=False,
             use_tqdm_on_load=False,
+            kv_cache_dtype=method.get("kv_cache_dtype", "auto"),
         )
         self._rows, self._states = import_module("parlay.runner.batch"), import_module("parlay.types.plan").StateUse
 
@@ -79,7 +82,9 @@ class Parlay(PeerEngine):
 
     def step(self, rows: int, context: int, logits: bool) -> float:  # noqa: D102
         began = perf_counter()
-        hidden = self._pass(_words(rows, context), context)
+        tokens = _words(rows, context)
+        for first in range(0, rows, _CHUNK):
+            hidden = self._pass(tokens[first : first + _CHUNK], context + first, keep=not context)
         if logits:
             self._runner.logits(hidden, range(rows))
         return perf_counter() - began
@@ -91,11 +96,11 @@ class Parlay(PeerEngine):
     def _runner(self) -> Any:
         return self._llm.engine._worker._runner
 
-    def _pass(self, tokens: Tokens, context: int) -> Any:
+    def _pass(self, tokens: Tokens, context: int, keep: bool = True) -> Any:
         runner, size = self._runner, self._llm.engine.config.block_size
         blocks, states = tuple(range(-(-(context + len(tokens)) // size))), self._states()
         if runner.recurrent:  # slot 0 keeps the states behind the context, for all passes that go on from it
-            states = self._states(0 if context else -1, stores=((len(tokens), 1 if context else 0),))
+            states = self._states(0 if context else -1, stores=((len(tokens), 0 if keep else 1),))
         stretch = self._rows.Stretch(tokens, context, blocks, states=states)
         return runner.forward(self._rows.flatten([stretch], size, recurrent=runner.recurrent))
 
@@ -113,6 +118,10 @@ class Llama(PeerEngine):
         if "lookup" in method:
             speculation = import_module("llama_cpp.llama_speculative")
             draft = speculation.LlamaPromptLookupDecoding(num_pred_tokens=method["lookup"])
+        more: dict[str, Any] = {}
+        if "kv_cache_dtype" in method:
+            kind = self._low.GGML_TYPE_Q8_0
+            more = {"type_k": kind, "type_v": kind, "flash_attn": True}  # without that, values cannot be
         self._llama = library.Llama(
             model_path=model,
             n_ctx=length,
@@ -120,6 +129,7 @@ class Llama(PeerEngine):
             n_threads_batch=threads,
             draft_model=draft,
             verbose=False,
+            **more,
         )
 
     def generate(self, prompt: Tokens, count: int, temperature: float, seed: int) -> tuple[Tokens, float]:  # noqa: D102
@@ -134,7 +144,9 @@ class Llama(PeerEngine):
         return tokens, first
 
     def step(self, rows: int, context: int, logits: bool) -> float:  # noqa: D102
-        seconds = self._pass(_words(rows, context), context, logits)
+        tokens, seconds = _words(rows, context), 0.0
+        for first in range(0, rows, _CHUNK):
+            seconds += self._pass(tokens[first : first + _CHUNK], context + first, logits)
         if not context:
             self._save()
         return seconds
@@ -312,22 +324,24 @@ def answer(engine: PeerEngine | None, call: dict[str, Any]) -> tuple[PeerEngine 
             return kind(**call), {"version": version(kind.package), **able}
         case "generate":
             assert engine is not None
-            began = perf_counter()
+            began, engine.filled = perf_counter(), 0
             tokens, first = engine.generate(**call)
             return engine, {"tokens": tokens, "seconds": perf_counter() - began, "first": first}
         case "batch":
             assert engine is not None
-            began = perf_counter()
+            began, engine.filled = perf_counter(), 0
             texts = engine.batch(**call)
             return engine, {"texts": texts, "seconds": perf_counter() - began}
         case "steps":
             assert engine is not None
             rows, context, repeats = call["rows"], call["context"], call["repeats"]
-            if context:
+            if context not in (0, engine.filled):
                 engine.step(context, 0, False)
+            engine.filled = context or rows
             return engine, {"seconds": median(engine.step(rows, context, context > 0) for _ in range(repeats))}
         case "score":
             assert engine is not None
+            engine.filled = 0
             return engine, _score(engine.logits(call["tokens"]), call["tokens"])
         case "memory":
             return engine, {"bytes": _memory()}

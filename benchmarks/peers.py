@@ -38,19 +38,19 @@ Workers = Mapping[str, PeerWorker]
 Found = tuple[dict[str, list[Row]], dict[str, str]]  # answers, and errors of those that failed
 
 OURS, _PLAIN = "parlay", "plain"
-_CONTEXT = 256  # tokens before a step
 _REPEATS = 7  # passes a repetition
 _PAUSE = 0.05  # seconds after which threads of the engine before stop spinning
 _LOADING, _ANSWERING = 600.0, 300.0  # seconds that an engine may take
 _WINDOW = 512  # tokens of a window whose likelihood is compared, which is one pass of every engine
 
 PEERS = (
-    Peer(OURS, (), {"auto": {"speculative_config": {"method": "auto"}}}, directories=True),
+    Peer(OURS, (), {"auto": {"speculative_config": {"method": "auto"}}}, directories=True, caches=True),
     Peer(
         "llama.cpp",
         ("llama-cpp-python==0.3.36",),
         {"lookup 2": {"lookup": 2}, "lookup 10": {"lookup": 10}},
         builds=True,
+        caches=True,
     ),
     Peer("openvino", ("openvino-genai==2026.4.1.0", "numpy"), {"lookup 5": {"lookup": 5}}),
     Peer(
@@ -104,7 +104,14 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_draft_flag(parser)
     add("--rows", type=count, nargs="+", default=[1, 4, 8], help="rows of the steps that are timed (default: 1 4 8)")
-    add("--prefill", type=count, default=512, help="tokens of a prompt that is timed (default: 512)")
+    add("--contexts", type=count, nargs="+", default=[256], help="tokens before these steps (default: 256)")
+    add("--prefill", type=count, nargs="+", default=[512], help="tokens of prompts that are timed (default: 512)")
+    add(
+        "--kv-cache-dtype",
+        choices=("auto", "int8"),
+        default="auto",
+        help="of engines that have a choice, which are then compared alone; llama.cpp's auto is float16",
+    )
     add("--text", type=Path, metavar="FILE", help="plain text whose perplexity is compared")
     add("--temperatures", type=float, nargs="+", default=[0.0, 0.8], help="temperatures with speculation")
     add("--max-tokens", type=count, default=96, help="tokens of every completion (default: 96)")
@@ -133,7 +140,7 @@ def measure(options: argparse.Namespace, tick: Tick) -> tuple[list[Row], dict[st
         ConfigError: a file of prompts or the output cannot be read, or is of other options.
         ModelError: a model cannot be found or read.
     """
-    longest = max(_CONTEXT + max(options.rows), options.prefill, _WINDOW if options.text else 0)
+    longest = max(max(options.contexts) + max(options.rows), *options.prefill, _WINDOW if options.text else 0)
     if longest > options.max_model_len:
         raise ConfigError(
             f"a pass of {longest} tokens has no room within --max-model-len {options.max_model_len}; raise it"
@@ -187,11 +194,19 @@ class _Comparison:
         """Measure everything without speculation, then completions with it, beside plain parlay."""
         options = self.options
         peers = [peer for peer in PEERS if peer.name in self.pythons and peer.reads(self.path)]
-        plain = [_Contender(peer, _PLAIN, {}) for peer in peers]
-        measurements: dict[str, Callable[[Workers], list[Row]]] = {
-            f"step of {rows}": partial(self._steps, rows=rows, context=_CONTEXT) for rows in options.rows
-        }
-        measurements[f"prompt of {options.prefill}"] = partial(self._steps, rows=options.prefill, context=0)
+        how: dict[str, Any] = {}
+        if options.kv_cache_dtype != "auto":
+            how = {"kv_cache_dtype": options.kv_cache_dtype}
+            peers = [peer for peer in peers if peer.caches]
+        plain = [_Contender(peer, _PLAIN, how) for peer in peers]
+        measurements: dict[str, Callable[[Workers], list[Row]]] = {}
+        for length in sorted({*options.contexts, *options.prefill}):  # steps find what a prompt has left in the cache
+            if length in options.prefill:
+                measurements[f"prompt of {length}"] = partial(self._steps, rows=length, context=0)
+            if length in options.contexts:
+                for rows in options.rows:
+                    measured = f"step of {rows}, {length} before"
+                    measurements[measured] = partial(self._steps, rows=rows, context=length)
         for path in options.prompts:
             measurements[f"{name_of(path)}, plain"] = partial(self._texts, path=path, temperature=0.0)
             for size in options.batch_sizes:
@@ -204,9 +219,9 @@ class _Comparison:
             for method, path in given_drafts(options).items()
         }
         speculating = [
-            _Contender(peer, method, how)
+            _Contender(peer, method, {**more, **how})
             for peer in peers
-            for method, how in {**peer.methods, **(ours if peer.name == OURS else {})}.items()
+            for method, more in {**peer.methods, **(ours if peer.name == OURS else {})}.items()
         ]
         self._all(
             [plain[0], *speculating],

@@ -22,9 +22,10 @@ SHAPES = {  # layers, hidden, inner, heads, key heads, vocabulary: Llama 3.2 1B 
 _SPREAD = 0.02
 
 
-def write(name: str, path: Path) -> None:
-    """Write the model of a shape to a directory."""
-    layers, hidden, inner, heads, kv_heads, vocab = SHAPES[name]
+def write(name: str, path: Path, layers: int | None = None, context: int = 8192) -> None:
+    """Write the model of a shape to a directory, with fewer layers if so asked."""
+    all_layers, hidden, inner, heads, kv_heads, vocab = SHAPES[name]
+    layers = layers or all_layers
     dim, device = hidden // heads, "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(0)
 
@@ -44,7 +45,7 @@ def write(name: str, path: Path) -> None:
         "num_key_value_heads": kv_heads,
         "head_dim": dim,
         "vocab_size": vocab,
-        "max_position_embeddings": 8192,
+        "max_position_embeddings": context,
         "tie_word_embeddings": name == "1b",
         "torch_dtype": "bfloat16",
     }
@@ -79,8 +80,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("output", type=Path)
+    parser.add_argument("--layers", type=int, help="instead of the model's own number")
+    parser.add_argument("--context", type=int, default=8192, help="most tokens of a sequence (default: 8192)")
     arguments = parser.parse_args()
-    write(arguments.shape, arguments.output)
+    write(arguments.shape, arguments.output, arguments.layers, arguments.context)
 
 
 if __name__ == "__main__":

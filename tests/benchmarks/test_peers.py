@@ -164,7 +164,7 @@ def test_a_comparison_goes_on_without_those_that_fail(
     result = measured(capsys, *flags)
     rows = result["rows"]
     assert list(dict.fromkeys(row["measured"] for row in rows)) == [
-        *("step of 1", "step of 3", "prompt of 8"),
+        *("prompt of 8", "step of 1, 256 before", "step of 3, 256 before"),
         *("some, plain", "some, plain, batch 2", "some, speculation, temperature 0"),
     ]
     assert result["missing"] == {"fake lookup 1 on tiny": "OSError: this file is not for me"}
@@ -179,7 +179,7 @@ def test_a_comparison_goes_on_without_those_that_fail(
     assert plain["fake"]["interval"] is None, "three repetitions have none"
     speculating = [row["method"] for row in rows if "speculation" in row["measured"]]
     assert speculating == ["plain", "auto", "lookup 2"]
-    steps = [row["engine"] for row in rows if row["measured"] == "step of 3"]
+    steps = [row["engine"] for row in rows if row["measured"] == "step of 3, 256 before"]
     assert steps == [OURS]  # nobody else offers single passes
     [batch] = [row for row in rows if row["measured"] == "some, plain, batch 2"]  # nor several prompts
     assert (batch["engine"], len(batch["seconds"])) == (OURS, 2)
