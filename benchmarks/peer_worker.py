@@ -18,6 +18,7 @@ from typing import Any
 
 Tokens = list[int]
 _TOP_K, _TOP_P = 0, 1.0  # no filters: the whole distribution
+_SERVED = 2048  # most tokens of a pass of llama-server, by default
 _CHUNK = 512  # most tokens of a pass, here and by llama.cpp's default
 
 
@@ -114,6 +115,7 @@ class Llama(PeerEngine):
         library = import_module("llama_cpp")
         self._low = import_module("llama_cpp.llama_cpp")
         self._saved: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * 0)()
+        self._room, self._threads, self._many = (requests, length), threads, None
         draft = None
         if "lookup" in method:
             speculation = import_module("llama_cpp.llama_speculative")
@@ -142,6 +144,42 @@ class Llama(PeerEngine):
             if len(tokens) == count:
                 break
         return tokens, first
+
+    def batch(self, prompts: list[Tokens], count: int) -> list[Tokens]:
+        """As llama-server does: a pass takes a token of each request that decodes, and prompts as far as they fit."""
+        low, numpy = self._low, import_module("numpy")
+        context = self._many = self._many or self._context()
+        low.llama_memory_clear(low.llama_get_memory(context), True)
+        vocab = low.llama_vocab_n_tokens(low.llama_model_get_vocab(self._llama.model))
+        left, places = [list(reversed(prompt)) for prompt in prompts], [0] * len(prompts)
+        texts: list[Tokens] = [[] for _ in prompts]
+        batch = low.llama_batch_init(_SERVED, 0, 1)
+        while any(len(text) < count for text in texts):
+            rows = [(i, text[-1], True) for i, text in enumerate(texts) if 0 < len(text) < count]
+            for i, prompt in enumerate(left):
+                while prompt and len(rows) < _SERVED:
+                    rows.append((i, prompt.pop(), not prompt))
+            batch.n_tokens = len(rows)
+            for n, (i, token, last) in enumerate(rows):
+                batch.token[n], batch.pos[n], batch.n_seq_id[n], batch.seq_id[n][0] = token, places[i], 1, i
+                batch.logits[n] = int(last)
+                places[i] += 1
+            if failed := low.llama_decode(context, batch):
+                raise RuntimeError(f"llama_decode returned {failed}")
+            for n, (i, _, last) in enumerate(rows):
+                if last:
+                    found = low.llama_get_logits_ith(context, n)
+                    texts[i].append(int(numpy.ctypeslib.as_array(found, shape=(vocab,)).argmax()))
+        low.llama_batch_free(batch)
+        return texts
+
+    def _context(self) -> Any:
+        """Return a context with room for all requests at once."""
+        low, (requests, length) = self._low, self._room
+        params = low.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.n_batch = requests * length, requests, _SERVED
+        params.n_threads = params.n_threads_batch = self._threads
+        return low.llama_init_from_model(self._llama.model, params)
 
     def step(self, rows: int, context: int, logits: bool) -> float:  # noqa: D102
         tokens, seconds = _words(rows, context), 0.0

@@ -92,7 +92,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         help="a directory or GGUF file; may be given several times, for several forms of one model",
     )
     names = [peer.name for peer in PEERS[1:]]
-    add("--peers", nargs="+", choices=names, default=names, metavar="NAME", help=f"{', '.join(names)} (default: all)")
+    add("--peers", nargs="*", choices=names, default=names, metavar="NAME", help=f"{', '.join(names)} (default: all)")
     add(
         "--prompts",
         "--dataset",
