@@ -113,7 +113,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         help="of engines that have a choice, which are then compared alone; llama.cpp's auto is float16",
     )
     add("--text", type=Path, metavar="FILE", help="plain text whose perplexity is compared")
-    add("--temperatures", type=float, nargs="+", default=[0.0, 0.8], help="temperatures with speculation")
+    add("--temperatures", type=float, nargs="*", default=[0.0, 0.8], help="temperatures with speculation")
     add("--max-tokens", type=count, default=96, help="tokens of every completion (default: 96)")
     add("--prefixes", type=count, help="use only this many prompts of each file")
     add("--batch-sizes", type=count, nargs="+", default=[], help="also complete so many prompts side by side")
