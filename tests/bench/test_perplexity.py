@@ -47,6 +47,16 @@ def test_the_command(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[0]["perplexity"] == rows[1]["perplexity"]  # nothing of tiny-code is quantised
 
 
+def test_caches(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--storages", "stored", "int8", "--kv-cache-dtypes", "int8", "auto", "--context", "64", "--windows", "2"]
+    assert main(["bench", "perplexity", "--text", str(text), *flags]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    kinds = [(row["storage"], row["kv_cache_dtype"]) for row in rows]
+    assert kinds == [("stored", "int8"), ("stored", "auto"), ("int8", "int8"), ("int8", "auto")]
+    assert len({row["perplexity"] for row in rows}) == 4
+    assert max(row["perplexity"] for row in rows) < 1.05 * min(row["perplexity"] for row in rows)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -54,6 +64,7 @@ def test_the_command(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"context": 5000}, "leave no room within the model's"),
         ({"context": 1000}, "too few for two windows"),
         ({"storages": ("plain", "plain")}, "each storage once"),
+        ({"kv_cache_dtypes": ()}, "each dtype of the KV cache once"),
         ({"text": Path("missing.txt")}, "missing.txt cannot be read as text"),
     ],
 )

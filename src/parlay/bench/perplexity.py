@@ -1,4 +1,4 @@
-"""The cost of quantisation: perplexity of a text, with weights as they are stored, unpacked, and in eight bits.
+"""The cost of quantisation: perplexity of a text, by how weights, and keys and values, are stored.
 
 As in llama.cpp: the text is cut into windows of equal length, each computed by itself, and the tokens of a window's
 second half count, so that each of them has at least half a window before it.
@@ -7,6 +7,7 @@ second half count, so that each of them has at least half a window before it.
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import exp, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -17,6 +18,7 @@ from parlay.errors import ConfigError, shown
 from parlay.llm import LLM
 from parlay.models.select import describe_model, resolve_dtype
 from parlay.runner.footprint import weight_bytes
+from parlay.types.cache import KVCacheDtype
 from parlay.types.params import SamplingParams
 from parlay.types.storage import MADE, Storage
 
@@ -31,6 +33,7 @@ class PerplexityOptions:
         model: a directory, a GGUF file, a name.
         text: a file of plain text, UTF-8.
         storages: what becomes of the model's matrices, one row each.
+        kv_cache_dtypes: of keys and values, each with each of the storages.
         context: tokens of a window.
         windows: at most so many; None takes the whole text.
     """
@@ -38,6 +41,7 @@ class PerplexityOptions:
     model: str
     text: Path
     storages: tuple[Storage, ...] = ("stored", "plain")
+    kv_cache_dtypes: tuple[KVCacheDtype, ...] = ("auto",)
     context: int = 512
     windows: int | None = None
 
@@ -46,6 +50,8 @@ class PerplexityOptions:
             raise ConfigError(f"a window must have at least {_LEAST_WINDOW} tokens, not {self.context}")
         if len(set(self.storages)) != len(self.storages) or not self.storages:
             raise ConfigError("give each storage once, and at least one")
+        if len(set(self.kv_cache_dtypes)) != len(self.kv_cache_dtypes) or not self.kv_cache_dtypes:
+            raise ConfigError("give each dtype of the KV cache once, and at least one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +63,9 @@ class _Scores:
 
 
 def measure(options: PerplexityOptions, tick: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return a row for each storage, with `perplexity`, its standard `error`, and `same_top`.
+    """Return a row for each storage and cache, with `perplexity`, its standard `error`, and `same_top`.
 
-    `same_top` is the share of tokens whose likeliest token is that of the last storage.
+    `same_top` is the share of tokens whose likeliest token is that of the last row.
 
     Args:
         options: what to measure.
@@ -80,8 +86,9 @@ def measure(options: PerplexityOptions, tick: Callable[[str], None]) -> list[dic
             "lower --context"
         )
     rows, scores = [], []
-    for storage in options.storages:
-        tick(f"{storage}: loading")
+    for storage, cache in product(options.storages, options.kv_cache_dtypes):
+        label = storage if len(options.kv_cache_dtypes) == 1 else f"{storage}, cache {cache}"
+        tick(f"{label}: loading")
         llm = LLM(
             options.model,
             dequantize=storage == "plain",
@@ -91,15 +98,17 @@ def measure(options: PerplexityOptions, tick: Callable[[str], None]) -> list[dic
             max_num_seqs=1,
             use_tqdm_on_load=False,
             max_model_len=options.context + 1,
+            kv_cache_dtype=cache,
         )
         windows = _windows(llm.engine.codec.encode(text), options)
         began = perf_counter()
-        scores.append(_score(llm, windows, tick, storage))
+        scores.append(_score(llm, windows, tick, label))
         seconds = perf_counter() - began
         stored = replace(config, storage=storage)
         rows.append(
             {
                 "storage": storage,
+                "kv_cache_dtype": cache,
                 "weights_mb": weight_bytes(stored, resolve_dtype("auto", config)) / 1e6,
                 "tokens": len(scores[-1].losses),
                 **_summary(scores[-1].losses),
@@ -125,11 +134,11 @@ def _windows(tokens: Sequence[int], options: PerplexityOptions) -> list[list[int
     return [list(tokens[i * size : (i + 1) * size]) for i in range(count)]
 
 
-def _score(llm: LLM, windows: Sequence[list[int]], tick: Callable[[str], None], storage: str) -> _Scores:
+def _score(llm: LLM, windows: Sequence[list[int]], tick: Callable[[str], None], label: str) -> _Scores:
     scores = _Scores([], [])
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1, ignore_eos=True)
     for number, window in enumerate(windows):
-        tick(f"{storage}: window {number + 1} of {len(windows)}")
+        tick(f"{label}: window {number + 1} of {len(windows)}")
         (output,) = llm.generate([window], params, use_tqdm=False)
         if output.error is not None:
             raise output.error

@@ -6,10 +6,12 @@ from typing import Any, get_args
 
 from parlay.cli.flags import add_model, given
 from parlay.cli.report import Columns, count, progress, report
+from parlay.types.cache import KVCacheDtype
 from parlay.types.storage import Storage
 
 _COLUMNS: Columns = {
     "storage": ("weights", "{}"),
+    "kv_cache_dtype": ("KV cache", "{}"),
     "weights_mb": ("MB", "{:,.0f}"),
     "perplexity": ("perplexity", "{:.4f}"),
     "error": ("±", "{:.4f}"),
@@ -35,6 +37,13 @@ def add_parser(kinds: Any) -> None:
         default=["stored", "plain"],
         help="forms of the matrices: as they are stored, plain numbers, int8 or int4 (default: stored and plain)",
     )
+    parser.add_argument(
+        "--kv-cache-dtypes",
+        nargs="+",
+        choices=get_args(KVCacheDtype),
+        default=["auto"],
+        help="dtypes of the KV cache, each with each of these (default: auto)",
+    )
     parser.add_argument("--context", type=count, default=512, help="tokens of a window (default: 512)")
     parser.add_argument("--windows", type=count, help="at most so many (default: the whole text)")
     parser.set_defaults(run=_run)
@@ -43,7 +52,8 @@ def add_parser(kinds: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     from parlay.bench.perplexity import PerplexityOptions, measure
 
-    values = given(PerplexityOptions, vars(options)) | {"storages": tuple(options.storages)}
+    values = given(PerplexityOptions, vars(options))
+    values |= {name: tuple(getattr(options, name)) for name in ("storages", "kv_cache_dtypes")}
     with progress() as tick:
         rows = measure(PerplexityOptions(**values), tick)
     report(options, rows, _COLUMNS)
