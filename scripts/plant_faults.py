@@ -36,6 +36,27 @@ class Fault(NamedTuple):
 
 FAULTS = [
     Fault(
+        "a draft's key in eight bits that is taken for the row's before it",
+        "tests/kernels/test_cache_rows.py",
+        "csrc/attention.h",
+        "if (k >= kept_begin && k < kept) continue;",
+        "if (k >= kept_begin && k <= kept) continue;",
+    ),
+    Fault(
+        "ranks whose keys and values are not in eight bits",
+        "tests/engine/test_kv_cache_dtype.py",
+        "src/parlay/engine/rank.py",
+        "own.load_format, own.kv_cache_dtype)",
+        "own.load_format)",
+    ),
+    Fault(
+        "an id that does not say how keys and values are stored",
+        "tests/engine/test_kv_cache_dtype.py",
+        "src/parlay/numerics/identify.py",
+        'cache = [] if config.kv_cache_dtype == "auto" else [f"kv-{config.kv_cache_dtype}"]',
+        "cache: list[str] = []",
+    ),
+    Fault(
         "a prompt that takes all rows beside requests that decode",
         "tests/engine/test_scheduler.py",
         "src/parlay/engine/scheduler.py",

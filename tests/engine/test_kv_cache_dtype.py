@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from asking import assert_same, preempt_every_third_step, run
+from assistants import write_assistant
 from checkpoints import write_llama
 from families import write_family
 from recurrent import asks
@@ -98,3 +99,11 @@ def test_what_cannot_have_it(tmp_path: Path) -> None:
         engine(narrow, kv_cache_dtype="fp8")
     with pytest.raises(ConfigError, match="kv_cache_dtype='int8' is for processors so far"):
         engine(narrow, device="cuda")
+
+
+def test_an_assistant_reads_the_targets_keys(folder: Path, tmp_path: Path) -> None:
+    target = written(folder, "gemma4")
+    spec = {"model": str(write_assistant(tmp_path / "head", target)), "lengths": "fixed", "num_speculative_tokens": 3}
+    found = run(engine(target, speculative_config=spec), asks())
+    assert_same(found, plainly(target))
+    assert sum(one.metrics.drafted for one in found) > 50

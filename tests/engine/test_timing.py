@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from parlay import LLM
+from parlay.engine import speculation
 from parlay.engine.timing import timed_passes
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
@@ -107,3 +109,20 @@ def test_rows_of_a_mixture_choose_many_experts(
     ticks = iter(range(10**6))
     timed_passes(ModelRunner(model, kernels, 4, 16), 4, 1e4, (1, 16), clock=lambda: next(ticks))
     assert most[16] > most[1]
+
+
+def test_the_next_start_need_not_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short the run was that has timed them."""
+    calls: list[list[tuple[int, float]]] = []
+
+    def timed(*given: Any) -> list[tuple[int, float]]:
+        calls.append([(1, 0.001), (8, 0.002)])
+        return calls[-1]
+
+    monkeypatch.setattr(speculation, "timed_passes", timed)
+    engines = [LLM("tiny-code", speculative_config={"method": "ngram"}).engine for _ in range(2)]
+    assert len(calls) == 1
+    first, second = (engine._scheduler.drafting.policy.cost.known for engine in engines)  # type: ignore[union-attr]
+    assert second == first
+    LLM("tiny-code", speculative_config={"method": "ngram"}, kv_cache_dtype="int8")
+    assert len(calls) == 2

@@ -211,6 +211,7 @@ def _policy(
         began = perf_counter()
         passes = timed_passes(runner, num_blocks)
         cost.learn(passes)
+        file.write(Costs(cost.known))  # steps will soon know better, but the next run may be as short as this one
         table = ", ".join(f"{rows}: {1e3 * seconds:.2f}" for rows, seconds in passes)
         logger.info("timed passes in %.2f s; ms by rows: %s", perf_counter() - began, table)
     name = next((m.name for m in methods if isinstance(m.proposer, DeviceProposer)), "")
