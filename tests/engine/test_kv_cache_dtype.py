@@ -9,6 +9,7 @@ from asking import assert_same, preempt_every_third_step, run
 from assistants import write_assistant
 from checkpoints import write_llama
 from families import write_family
+from mtp_layers import write_mtp
 from recurrent import asks
 
 from parlay import LLM, CompletionOutput, ConfigError, SamplingParams
@@ -107,3 +108,13 @@ def test_an_assistant_reads_the_targets_keys(folder: Path, tmp_path: Path) -> No
     found = run(engine(target, speculative_config=spec), asks())
     assert_same(found, plainly(target))
     assert sum(one.metrics.drafted for one in found) > 50
+
+
+def test_the_models_own_layer_drafts_from_eight_bits_too(tmp_path: Path) -> None:
+    path = write_mtp(tmp_path / "model", "qwen3_5", seed=2, calm=0.3)
+    spec = {"method": "mtp", "lengths": "fixed", "num_speculative_tokens": 3}
+    llm = engine(path, speculative_config=spec, block_size=8)
+    for meddle in (None, preempt_every_third_step()):
+        found = run(llm, asks(), meddle)
+        assert_same(found, plainly(path))
+        assert sum(one.metrics.drafted for one in found) > 50

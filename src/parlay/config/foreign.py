@@ -68,7 +68,7 @@ _RENAMED = {"num_gpu_blocks_override": "num_blocks"}
 INNER: dict[str, ForeignOption] = {
     "enforce_eager": FOREIGN["enforce_eager"],
     "attention_backend": FOREIGN["attention_backend"],
-    "kv_cache_dtype": ForeignOption("drafts have the dtype of their activations in their caches", only=("auto",)),
+    "kv_cache_dtype": ForeignOption("a draft model's cache has the dtype of its activations", only=("auto",)),
     "disable_padded_drafter_batch": ForeignOption("batches are never padded"),
     "use_local_argmax_reduction": ForeignOption(_PARTS),
     "disable_mqa_scorer": ForeignOption(_DRAWS),
