@@ -5,7 +5,10 @@ what the weights' bytes take at the bandwidth that a large copy reaches.
 """
 
 import argparse
+import cProfile
+import io
 import json
+import pstats
 import statistics
 import time
 from pathlib import Path
@@ -29,6 +32,20 @@ def generate(llm: LLM, batch: int, tokens: int, temperature: float) -> tuple[flo
     return time.perf_counter() - began, [tuple(one.outputs[0].token_ids) for one in answers]
 
 
+def profile(llm: LLM, batch: int, tokens: int) -> str:
+    """Return a table of what the GPU and Python did in a run of so many tokens."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as found:
+        generate(llm, batch, tokens, 0.0)
+    events = found.key_averages()
+    python = cProfile.Profile()
+    python.runcall(generate, llm, batch, tokens, 0.0)
+    text = io.StringIO()
+    pstats.Stats(python, stream=text).sort_stats("tottime").print_stats(28)
+    device = events.table(sort_by="self_cuda_time_total", row_limit=24, max_name_column_width=40)
+    return f"{device}\n{text.getvalue()}"
+
+
 def main() -> None:
     """Print a line for each method, batch size and temperature."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -38,6 +55,7 @@ def main() -> None:
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0])
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--profile", action="store_true", help="print what each method's time goes to as well")
     arguments = parser.parse_args()
     speed = bandwidth()
     print(f"{torch.cuda.get_device_name()}, {speed / 1e12:.2f} TB/s", flush=True)
@@ -68,6 +86,8 @@ def main() -> None:
                     f"first token {short * 1e3:.1f} ms",
                     flush=True,
                 )
+        if arguments.profile:
+            print(profile(llm, arguments.batch_sizes[0], arguments.tokens), flush=True)
         llm.engine.close()
         del llm
         torch.cuda.empty_cache()

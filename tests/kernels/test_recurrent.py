@@ -98,6 +98,11 @@ def made(name: str, kernels: Kernels, dtype: torch.dtype, rows: int) -> tuple[La
     return one, random(rows, one.channels, dtype=dtype, seed=1), random(rows, one.gates, dtype=dtype, seed=2), own
 
 
+def state(own: Memory, slot: int) -> Tensor:
+    """Return a state `[heads, keys, values]`; the last piece has more columns than there are."""
+    return own.stored[slot].transpose(1, 2).flatten(2)[..., :VALUES]
+
+
 KINDS = ("gated_delta", "tiled", "channels", "state_space")
 
 
@@ -191,7 +196,7 @@ def test_a_text_cut_up(kernels: Kernels, dtype: torch.dtype, name: str) -> None:
             parts.append(one.run(x[a:b].contiguous(), gates[a:b].contiguous(), states, own))
         assert same_bits(torch.cat(parts), whole)
         last = 1 + (len(edges) - 2) % 2
-        assert same_bits(own.stored[last], own.stored[0])
+        assert same_bits(state(own, last), state(own, 0))
         assert same_bits(own.tails[last], own.tails[0])
 
 
@@ -232,11 +237,11 @@ def test_nodes_and_their_replay(kernels: Kernels, dtype: torch.dtype, name: str,
         one.run(
             x[index[: known + 1]].contiguous(), gates[index[: known + 1]].contiguous(), chain(known + 1, to=1), own
         )
-        assert same_bits(own.stored[3], own.stored[1])
+        assert same_bits(state(own, 3), state(own, 1))
         assert same_bits(own.tails[3], own.tails[1])
         if len(path) > 1:
             one.run(x[index[:-2]].contiguous(), gates[index[:-2]].contiguous(), chain(count - 2, to=1), own)
-            assert same_bits(own.stored[4], own.stored[1])
+            assert same_bits(state(own, 4), state(own, 1))
     assert same_bits(own.stored[0], before)
 
 
@@ -248,7 +253,7 @@ def test_a_long_draft_is_replayed(kernels: Kernels, name: str) -> None:
     one.run(x[:20].contiguous(), gates[:20].contiguous(), view([[-1, 0, 0, 0, 20]], nodes), own)
     again = view([[1, 0, 19, 0, 2]], [[0, -1, -1, -1], [0, 0, 2, -1]], [[i, -1] for i in range(19)])
     assert same_bits(one.run(x[20:].contiguous(), gates[20:].contiguous(), again, own), whole[20:])
-    assert same_bits(own.stored[2], own.stored[0])
+    assert same_bits(state(own, 2), state(own, 0))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -221,9 +221,13 @@ def prepare(
         links.append(Prolong(params.min_tokens, ends))
     if bad_words:
         links.append(BadWords(bad_words))
-    allowed = set(range(vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids)
-    allowed -= {word[0] for word in bad_words if len(word) == 1}
-    if not (allowed - ends if params.min_tokens else allowed):
+    forbidden = {word[0] for word in bad_words if len(word) == 1} | (ends if params.min_tokens else set())
+    # Not a set of all tokens, of which there may be a quarter of a million.
+    if params.allowed_token_ids is None:
+        is_left = sum(token < vocab_size for token in forbidden) < vocab_size
+    else:
+        is_left = not forbidden.issuperset(params.allowed_token_ids)
+    if not is_left:
         raise RequestError(
             "allowed_token_ids, bad_words and min_tokens together leave no token to emit; loosen one of them",
             param="allowed_token_ids",

@@ -29,23 +29,31 @@ def test_product(device: torch.device, outputs: int, inputs: int, dtype: torch.d
     assert float((found.double() - exact).abs().amax() / size) < 1e-5
 
 
-@pytest.mark.parametrize("rows", [1, 2, 16, 17, 33])
+def test_product_of_many_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "tile_of", lambda *_: Tile(128, 128, 64, 8, 3))
+    monkeypatch.setattr(linear, "splits_of", lambda *_: 3)
+    x, weight = random(200, 1100, dtype=torch.bfloat16, seed=1), random(150, 1100, dtype=torch.bfloat16, seed=2)
+    found = on(Weight.of(weight), TritonLinear(device), x, torch.float32)
+    assert torch.allclose(found, x.float() @ weight.float().T, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 33, 64, 65, 129])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_do_not_see_each_other(device: torch.device, rows: int, dtype: torch.dtype) -> None:
     kernels = TritonLinear(device)
-    x, weight = random(40, INPUTS, dtype=dtype, seed=1), Weight.of(random(100, INPUTS, dtype=dtype, seed=2))
+    x, weight = random(140, INPUTS, dtype=dtype, seed=1), Weight.of(random(100, INPUTS, dtype=dtype, seed=2))
     whole = on(weight, kernels, x, torch.float32)
-    for begin in (0, 3, 40 - rows):
+    for begin in (0, 3, 140 - rows):
         own = on(weight, kernels, x[begin : begin + rows].clone(), torch.float32)
         assert torch.equal(own, whole[begin : begin + rows])
 
 
 def test_k_is_split_alike_for_all_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "tile_of", lambda *shape: Tile(16, 32, 32, 4, 4, 2))
-    x, weight = random(17, 520, dtype=torch.bfloat16, seed=1), random(70, 520, dtype=torch.bfloat16, seed=2)
+    monkeypatch.setattr(linear, "splits_of", lambda *shape: 4)
+    x, weight = random(70, 520, dtype=torch.bfloat16, seed=1), random(70, 520, dtype=torch.bfloat16, seed=2)
     found = on(Weight.of(weight), TritonLinear(device), x, torch.float32)
     assert torch.allclose(found, x.float() @ weight.float().T, atol=1e-3)
-    assert torch.equal(on(Weight.of(weight), TritonLinear(device), x[16:], torch.float32), found[16:])
+    assert torch.equal(on(Weight.of(weight), TritonLinear(device), x[67:], torch.float32), found[67:])
 
 
 def test_halves(device: torch.device) -> None:

@@ -1,9 +1,9 @@
 """Matrix products.
 
-A weight's tile is chosen once, by its shape, and used for every number of rows; with more rows there are more tiles.
-A row of a tile is computed from its own inputs, in the order of the blocks of K, whatever stands in the other rows.
-Where a weight has too few outputs to occupy the GPU its K is split, always alike, and the sums of the parts are added
-in their order.
+A weight is the first operand of a tensor core's product and rows are the second, so that the same instructions add
+the same numbers in the same order whether a tile has 16 rows or 128. A row of a tile is computed from its own inputs,
+whatever stands in the other rows. Where a weight has too few outputs to occupy the GPU its K is split, always alike,
+and the sums of the parts are added in their order: by a second kernel, or with many rows by the program itself.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from parlay.kernels.linear import LinearWeight, PackedPart
 from parlay.kernels.triton.blocks import BlockPart, layout_of, load_tile, look_up, pack_blocks
-from parlay.kernels.triton.launch import EXACT, dot, padded, rounded
+from parlay.kernels.triton.launch import EXACT, INTERPRETED, dot, padded, rounded
 from parlay.weights.weight import Part, Weight
 
 _PROGRAMS = 256  # that occupy a GPU: two for each of about 130 processors
 _ALIGNED = tl.constexpr(16)  # bytes, of what Triton reads in one piece
+_PIECE = tl.constexpr(128)  # inputs; a part of K has some of them
+_MANY = 64  # rows; with more, programs occupy the GPU without splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,60 +32,87 @@ class Tile:
     """How a product is cut.
 
     Attributes:
-        rows, outputs, inputs: of a block.
-        splits: of K.
+        rows, outputs, inputs: of a block; `inputs` divides 128.
         warps, stages: of a program.
     """
 
     rows: int
     outputs: int
     inputs: int
-    splits: int
     warps: int
     stages: int
 
 
-def tile_of(outputs: int, inputs: int, dtype: torch.dtype) -> Tile:
-    """Return the tile of a weight `[outputs, inputs]`; one for all numbers of rows."""
+def tile_of(rows: int, dtype: torch.dtype) -> Tile:
+    """Return the tile for so many rows; for numbers of one type all give the same bits."""
     if dtype is torch.float32:
-        return Tile(16, 32, 32, 1, 4, 2)
-    blocks = -(-inputs // 128)
-    splits = 1
-    while splits < 16 and -(-outputs // 64) * splits < _PROGRAMS and blocks >= 8 * splits:
-        splits *= 2
-    return Tile(16, 64, 128, splits, 4, 4)
+        return Tile(16, 32, 32, 4, 2)
+    if INTERPRETED.value:  # whose products have other bits in other shapes
+        rows = 1
+    if rows > _MANY:
+        return Tile(128, 128, 64, 8, 3)
+    return Tile(max(16, padded(rows)), 64, 128, 4, 4)
+
+
+def splits_of(outputs: int, inputs: int, dtype: torch.dtype) -> int:
+    """Return into how many parts a weight's K is cut; one number for all numbers of rows."""
+    pieces, splits = -(-inputs // _PIECE.value), 1
+    if dtype is not torch.float32:
+        while splits < 16 and -(-outputs // 64) * splits < _PROGRAMS and pieces >= 8 * splits:
+            splits *= 2
+    return splits
+
+
+@triton.jit
+def _sum_part(
+    x_at, row_is, weight, scales, least, output, outputs, inputs, step, part, each,
+    tile_rows: tl.constexpr, tile_outputs: tl.constexpr, tile_inputs: tl.constexpr,
+    bits: tl.constexpr, base: tl.constexpr, group: tl.constexpr,
+):  # fmt: skip
+    # The products of one part of K, `each` pieces long: [tile_outputs, tile_rows].
+    inner = tl.arange(0, tile_inputs)
+    dtype: tl.constexpr = x_at.dtype.element_ty
+    total = tl.zeros((tile_outputs, tile_rows), tl.float32)
+    for begin in range(part * each * _PIECE, tl.minimum((part + 1) * each * _PIECE, inputs), tile_inputs):
+        left = inputs - begin
+        own = tl.load(x_at + begin, mask=row_is[None, :] & (inner < left)[:, None], other=0.0)
+        numbers = load_tile(
+            weight, scales, least, output, outputs, step, begin, left,
+            tile_outputs, tile_inputs, bits, base, group, dtype,
+        )  # fmt: skip
+        total = dot(tl.trans(numbers), own, total)
+    return total
 
 
 @triton.jit(do_not_specialize=["rows", "splits"], do_not_specialize_on_alignment=["partial"])
 def _multiply(
     x, weight, scales, least, out, partial, rows, outputs, inputs, step, width, splits,
-    tile_rows: tl.constexpr, tile_outputs: tl.constexpr, tile_inputs: tl.constexpr,
+    tile_rows: tl.constexpr, tile_outputs: tl.constexpr, tile_inputs: tl.constexpr, folds: tl.constexpr,
     bits: tl.constexpr, base: tl.constexpr, group: tl.constexpr,
 ):  # fmt: skip
-    # One part of a weight; a row of results has `width` numbers. For the weight's own arguments see `load_tile`.
+    # One part of a weight, or if it folds all parts; a row of results has `width` numbers. For the weight's own
+    # arguments see `load_tile`.
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
-    part = tl.program_id(2)
-    inner = tl.arange(0, tile_inputs)
     row_is = row < rows
-    blocks = tl.cdiv(inputs, tile_inputs)
-    each = tl.cdiv(blocks, splits)
-    x_at = x + row.to(tl.int64)[:, None] * inputs + inner[None, :]
-    total = tl.zeros((tile_rows, tile_outputs), tl.float32)
-    for block in range(part * each, tl.minimum((part + 1) * each, blocks)):
-        begin = block * tile_inputs
-        left = inputs - begin
-        a = tl.load(x_at + begin, mask=row_is[:, None] & (inner < left)[None, :], other=0.0)
-        b = load_tile(
-            weight, scales, least, output, outputs, step, begin, left,
-            tile_outputs, tile_inputs, bits, base, group, x.dtype.element_ty,
-        )  # fmt: skip
-        total = dot(a, b, total)
-    at = row.to(tl.int64)[:, None] * width + output[None, :]
-    is_one = row_is[:, None] & (output < outputs)[None, :]
-    if splits == 1:
-        tl.store(out + at, rounded(total, out.dtype.element_ty), mask=is_one)
+    each = tl.cdiv(tl.cdiv(inputs, _PIECE), splits)
+    x_at = x + row.to(tl.int64)[None, :] * inputs + tl.arange(0, tile_inputs)[:, None]
+    at = row.to(tl.int64)[None, :] * width + output[:, None]
+    is_one = row_is[None, :] & (output < outputs)[:, None]
+    if folds:
+        whole = tl.zeros((tile_outputs, tile_rows), tl.float32)
+        for part in range(splits):
+            whole += _sum_part(
+                x_at, row_is, weight, scales, least, output, outputs, inputs, step, part, each,
+                tile_rows, tile_outputs, tile_inputs, bits, base, group,
+            )  # fmt: skip
+        tl.store(out + at, rounded(whole, out.dtype.element_ty), mask=is_one)
     else:
+        part = tl.program_id(2)
+        total = _sum_part(
+            x_at, row_is, weight, scales, least, output, outputs, inputs, step, part, each,
+            tile_rows, tile_outputs, tile_inputs, bits, base, group,
+        )  # fmt: skip
         tl.store(partial + part.to(tl.int64) * rows * width + at, total, mask=is_one)
 
 
@@ -113,7 +142,6 @@ def _multiply_experts(
     # and least there are tables of addresses.
     pair = tl.program_id(0)
     output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
-    inner = tl.arange(0, tile_inputs)
     line = tl.arange(0, tile_rows)
     expert = tl.load(experts + pair)
     weight = _address(weights, expert, stored)
@@ -122,24 +150,16 @@ def _multiply_experts(
         own_scales = _address(scales, expert, scale)
     if least is not None:
         own_least = _address(least, expert, scale)
-    x_at = x + (pair // copies).to(tl.int64) * inputs + inner[None, :] + line[:, None] * 0
-    blocks = tl.cdiv(inputs, tile_inputs)
-    each = tl.cdiv(blocks, splits)
-    whole = tl.zeros((tile_rows, tile_outputs), tl.float32)
+    x_at = x + (pair // copies).to(tl.int64) * inputs + tl.arange(0, tile_inputs)[:, None] + line[None, :] * 0
+    each = tl.cdiv(tl.cdiv(inputs, _PIECE), splits)
+    whole = tl.zeros((tile_outputs, tile_rows), tl.float32)
     for part in range(splits):
-        total = tl.zeros((tile_rows, tile_outputs), tl.float32)
-        for block in range(part * each, tl.minimum((part + 1) * each, blocks)):
-            begin = block * tile_inputs
-            left = inputs - begin
-            a = tl.load(x_at + begin, mask=(line == 0)[:, None] & (inner < left)[None, :], other=0.0)
-            b = load_tile(
-                weight, own_scales, own_least, output, outputs, step, begin, left,
-                tile_outputs, tile_inputs, bits, base, group, x.dtype.element_ty,
-            )  # fmt: skip
-            total = dot(a, b, total)
-        whole = total if part == 0 else whole + total
-    at = pair.to(tl.int64) * width + output[None, :] + line[:, None] * 0
-    is_one = (line == 0)[:, None] & (output < outputs)[None, :]
+        whole += _sum_part(
+            x_at, line == 0, weight, own_scales, own_least, output, outputs, inputs, step, part, each,
+            tile_rows, tile_outputs, tile_inputs, bits, base, group,
+        )  # fmt: skip
+    at = pair.to(tl.int64) * width + output[:, None] + line[None, :] * 0
+    is_one = (line == 0)[None, :] & (output < outputs)[:, None]
     tl.store(out + at, rounded(whole, out.dtype.element_ty), mask=is_one)
 
 
@@ -168,10 +188,9 @@ def _tensors(part: PackedPart) -> tuple[Tensor, Tensor | None, Tensor | None]:
     return (part.tensor, part.scales, part.least) if isinstance(part, BlockPart) else (part.tensor, None, None)
 
 
-def _tile(weight: LinearWeight, dtype: torch.dtype) -> Tile:
-    """Return the tile of all parts: that of a plain weight of the widest of them, codes being of type T."""
-    dtypes = [dtype if isinstance(part, BlockPart) else part.tensor.dtype for part in weight.parts]
-    return tile_of(weight.outputs, weight.inputs, max(dtypes, key=lambda each: each.itemsize))
+def _met(part: PackedPart, dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which a part meets rows of type T; codes become numbers of T."""
+    return dtype if isinstance(part, BlockPart) or part.tensor.dtype is dtype else torch.float32
 
 
 class TritonLinear:
@@ -217,24 +236,25 @@ class TritonLinear:
         rows, width = len(x), weight.outputs
         if not rows:
             return
-        x, tile = _aligned(x), _tile(weight, x.dtype)
-        partial = out
-        if tile.splits > 1:
-            partial = torch.empty((tile.splits, rows, width), dtype=torch.float32, device=x.device)
+        x, splits = _aligned(x), splits_of(width, weight.inputs, x.dtype)
+        partial, folds = out, splits == 1 or rows > _MANY
+        if not folds:
+            partial = torch.empty((splits, rows, width), dtype=torch.float32, device=x.device)
         begin = 0
         for part in weight.parts:
-            grid = triton.cdiv(rows, tile.rows), triton.cdiv(part.outputs, tile.outputs), tile.splits
-            _multiply[grid](
+            tile = tile_of(rows, _met(part, x.dtype))
+            tiles = triton.cdiv(rows, tile.rows), triton.cdiv(part.outputs, tile.outputs)
+            _multiply[(*tiles, 1 if folds else splits)](
                 *(x, *_tensors(part), out[:, begin:], partial[..., begin:], rows),
-                *(part.outputs, weight.inputs, part.tensor.shape[1], width, tile.splits),
-                *(tile.rows, tile.outputs, tile.inputs, *_layout(part)),
+                *(part.outputs, weight.inputs, part.tensor.shape[1], width, splits),
+                *(tile.rows, tile.outputs, tile.inputs, folds, *_layout(part)),
                 num_warps=tile.warps,
                 num_stages=tile.stages,
             )
             begin += part.outputs
-        if tile.splits > 1:
+        if not folds:
             size, wide = rows * width, 1024
-            _add_parts[(triton.cdiv(size, wide),)](partial, out, size, tile.splits, wide, **EXACT)
+            _add_parts[(triton.cdiv(size, wide),)](partial, out, size, splits, wide, **EXACT)
 
     def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
         self.linear(x, weight, out)
@@ -245,14 +265,14 @@ class TritonLinear:
         if not len(x):
             return
         first = weights[0]
-        x, tables, tile = _aligned(x), self._addresses(weights), _tile(first, x.dtype)
+        x, tables, splits = _aligned(x), self._addresses(weights), splits_of(first.outputs, first.inputs, x.dtype)
         begin = 0
         for part, table in zip(first.parts, tables, strict=True):
-            stored, scales, least = _tensors(part)
+            tile, (stored, scales, least) = tile_of(1, _met(part, x.dtype)), _tensors(part)
             _multiply_experts[(len(out), triton.cdiv(part.outputs, tile.outputs))](
                 *(x, experts, table[0], None if scales is None else table[1], None if least is None else table[2]),
                 *(out[:, begin:], len(out) // len(x), part.outputs, first.inputs, stored.shape[1], first.outputs),
-                *(tile.rows, tile.outputs, tile.inputs, tile.splits, *_layout(part)),
+                *(tile.rows, tile.outputs, tile.inputs, splits, *_layout(part)),
                 *(_TYPES[stored.dtype], None if scales is None else _TYPES[scales.dtype]),
                 num_warps=tile.warps,
                 num_stages=tile.stages,
