@@ -1,8 +1,9 @@
 """Paged attention.
 
 A row's keys are cut at absolute multiples of `_CHUNK`, whichever blocks or extra slots hold them. Of each chunk a
-softmax is made by itself, in tiles of `_TILE` keys, and the chunks' results are combined in order: by a second kernel
-where chunks of few rows occupy the GPU together, or by the program that made them. Both do the same operations.
+softmax is made by itself, in tiles of keys, and the chunks' results are combined in order: by the program that is
+done last, where chunks of few rows occupy the GPU together, or by the one that made them all. Both do the same
+operations.
 """
 
 import torch
@@ -11,11 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from parlay.kernels.base import AttentionView
-from parlay.kernels.triton.launch import EXACT, dot, padded, rounded
+from parlay.kernels.triton.launch import EXACT, arrived_last, dot, padded, rounded
 
 _CHUNK = 256  # keys of which one program makes a softmax
-_TILE = 32  # keys that it reads at once, half as many where heads are wide
-_WIDE = 256  # columns
+_TILE = 64  # keys that it reads at once, of heads of up to `_NARROW` columns; of wider ones in proportion fewer
+_NARROW = 128
+_COUNTED = 1 << 14  # pairs of a row and a head of keys whose counters are kept
 _LEAST = 16  # query heads of a matrix product
 _ROOM = 1 << 26  # numbers of all chunks' results; beyond, a program goes through all chunks of its row
 _EXTRA = 512  # most nodes on a path of a draft
@@ -41,6 +43,18 @@ def _merge(best, mass, mixed, own_best, own_mass, own_mixed):
     new = tl.maximum(best, own_best)
     before, behind = tl.exp(best - new), tl.exp(own_best - new)
     return new, mass * before + own_mass * behind, mixed * before[:, None] + own_mixed * behind[:, None]
+
+
+@triton.jit
+def _none(sinks, kv_head, each: tl.constexpr, lanes: tl.constexpr, group: tl.constexpr, has_sinks: tl.constexpr):
+    # The softmax of no keys.
+    head = tl.arange(0, group)
+    best = tl.full((group,), float("-inf"), tl.float32)
+    mass = tl.zeros((group,), tl.float32)
+    if has_sinks:
+        best = tl.load(sinks + kv_head * each + head, mask=head < each, other=0.0)
+        mass = tl.full((group,), 1.0, tl.float32)
+    return best, mass, tl.zeros((group, lanes), tl.float32)
 
 
 @triton.jit
@@ -85,11 +99,11 @@ def _softmax(
 @triton.jit(do_not_specialize=_DATA, do_not_specialize_on_alignment=[*_VIEWS, "out"])
 def _attend(
     query, key_cache, value_cache, tables, owner, first, last, extra_offsets, extra_slots, sinks, out,
-    part_best, part_mass, part_mixed, table_step, chunks, scale, window, cap, dim,
+    part_best, part_mass, part_mixed, counters, table_step, chunks, scale, window, cap, dim,
     kv_heads: tl.constexpr, block_size: tl.constexpr, heads: tl.constexpr, lanes: tl.constexpr, group: tl.constexpr,
     has_sinks: tl.constexpr, alone: tl.constexpr, size: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    # alone: the program goes through all chunks and writes the result; else it leaves one chunk's.
+    # alone: the program goes through all chunks; else it leaves one chunk's result, and the last one combines them.
     row, kv_head = tl.program_id(0), tl.program_id(1)
     start, known, total = _visible(row, first, last, extra_offsets, window)
     each: tl.constexpr = heads // kv_heads
@@ -99,12 +113,7 @@ def _attend(
     row_table = tl.load(owner + row).to(tl.int64) * table_step
     extra_at = tl.load(extra_offsets + row)
     if alone:
-        best = tl.full((group,), float("-inf"), tl.float32)
-        mass = tl.zeros((group,), tl.float32)
-        mixed = tl.zeros((group, lanes), tl.float32)
-        if has_sinks:
-            best = tl.load(sinks + kv_head * each + head, mask=head < each, other=0.0)
-            mass = tl.full((group,), 1.0, tl.float32)
+        best, mass, mixed = _none(sinks, kv_head, each, lanes, group, has_sinks)
         own_query = tl.load(query + at, mask=is_number, other=0.0)
         for chunk in range(start // size, tl.cdiv(total, size)):
             begin = chunk * size
@@ -118,6 +127,7 @@ def _attend(
         tl.store(out + at, rounded(mixed, out.dtype.element_ty).to(out.dtype.element_ty), mask=is_number)
     else:
         begin = tl.program_id(2) * size
+        line = row.to(tl.int64) * heads + kv_head * each + head
         if (begin < total) & (begin + size > start):
             own_query = tl.load(query + at, mask=is_number, other=0.0)
             own_best, own_mass, own_mixed = _softmax(
@@ -125,34 +135,21 @@ def _attend(
                 known, total, tl.minimum(begin + size, total), scale, cap, dim,
                 kv_heads, block_size, lanes, group, tile,
             )  # fmt: skip
-            place = (row.to(tl.int64) * heads + kv_head * each + head) * chunks + tl.program_id(2)
+            place = line * chunks + tl.program_id(2)
             tl.store(part_best + place, own_best, mask=head < each)
             tl.store(part_mass + place, own_mass, mask=head < each)
             tl.store(part_mixed + place[:, None] * dim + lane[None, :], own_mixed, mask=is_number)
-
-
-@triton.jit(do_not_specialize=_DATA, do_not_specialize_on_alignment=[*_VIEWS, "out"])
-def _combine(
-    part_best, part_mass, part_mixed, first, last, extra_offsets, sinks, out, chunks, window, dim,
-    heads: tl.constexpr, lanes: tl.constexpr, has_sinks: tl.constexpr, size: tl.constexpr,
-):  # fmt: skip
-    row, head = tl.program_id(0), tl.program_id(1)
-    start, _, total = _visible(row, first, last, extra_offsets, window)
-    lane, one = tl.arange(0, lanes), tl.arange(0, 1)
-    best = tl.full((1,), float("-inf"), tl.float32)
-    mass = tl.zeros((1,), tl.float32)
-    mixed = tl.zeros((1, lanes), tl.float32)
-    if has_sinks:
-        best = tl.load(sinks + head + one)
-        mass = tl.full((1,), 1.0, tl.float32)
-    line = row.to(tl.int64) * heads + head
-    for chunk in range(start // size, tl.cdiv(total, size)):
-        place = line * chunks + chunk + one
-        own = tl.load(part_mixed + place[:, None] * dim + lane[None, :], mask=(lane < dim)[None, :], other=0.0)
-        best, mass, mixed = _merge(best, mass, mixed, tl.load(part_best + place), tl.load(part_mass + place), own)
-    mixed = tl.where(start < total, mixed / mass[:, None], 0.0)
-    at = line * dim + lane[None, :] + one[:, None]
-    tl.store(out + at, rounded(mixed, out.dtype.element_ty).to(out.dtype.element_ty), mask=(lane < dim)[None, :])
+        if arrived_last(counters + row * kv_heads + kv_head, chunks):
+            best, mass, mixed = _none(sinks, kv_head, each, lanes, group, has_sinks)
+            for chunk in range(start // size, tl.cdiv(total, size)):
+                place = line * chunks + chunk
+                own_best = tl.load(part_best + place, mask=head < each, other=0.0, cache_modifier=".cg")
+                own_mass = tl.load(part_mass + place, mask=head < each, other=1.0, cache_modifier=".cg")
+                own_at = part_mixed + place[:, None] * dim + lane[None, :]
+                own_mixed = tl.load(own_at, mask=is_number, other=0.0, cache_modifier=".cg")
+                best, mass, mixed = _merge(best, mass, mixed, own_best, own_mass, own_mixed)
+            mixed = tl.where(start < total, mixed / mass[:, None], 0.0)
+            tl.store(out + at, rounded(mixed, out.dtype.element_ty).to(out.dtype.element_ty), mask=is_number)
 
 
 class TritonAttention:
@@ -163,6 +160,7 @@ class TritonAttention:
     """
 
     longest: int = 1 << 31
+    _arrived: Tensor | None = None
 
     def attention(  # noqa: D102
         self,
@@ -185,24 +183,24 @@ class TritonAttention:
         chunks = triton.cdiv(longest, _CHUNK)
         alone = rows * heads * chunks * dim > _ROOM
         none = torch.empty(0, dtype=torch.float32, device=q.device)
-        best, mass, mixed = none, none, none
+        best, mass, mixed, counters = none, none, none, none
         if not alone:
             best, mass = torch.empty((2, rows * heads * chunks), dtype=torch.float32, device=q.device)
             mixed = torch.empty(rows * heads * chunks * dim, dtype=torch.float32, device=q.device)
+            counters = self._zeros(rows * kv_heads, q.device)
         sees = view.first, view.last, view.extra_offsets
         _attend[(rows, kv_heads, 1 if alone else chunks)](
             *(q, key_cache, value_cache, view.tables, view.row_request, *sees, view.extra_slots),
-            *(none if sinks is None else sinks, out, best, mass, mixed, view.tables.shape[1], chunks),
+            *(none if sinks is None else sinks, out, best, mass, mixed, counters, view.tables.shape[1], chunks),
             *(float(scale), window, float(cap), dim, kv_heads, block_size, heads, lanes, group),
-            *(sinks is not None, alone, _CHUNK, _TILE if lanes <= _WIDE else _TILE // 2),
+            *(sinks is not None, alone, _CHUNK, _TILE * min(_NARROW, lanes) // lanes),
             num_warps=4,
-            num_stages=2 if lanes <= _WIDE else 1,
+            num_stages=2 if lanes <= 2 * _NARROW else 1,
             **EXACT,
         )
-        if not alone:
-            _combine[(rows, heads)](
-                *(best, mass, mixed, *sees, none if sinks is None else sinks, out, chunks, window, dim, heads),
-                *(lanes, sinks is not None, _CHUNK),
-                num_warps=4,
-                **EXACT,
-            )
+
+    def _zeros(self, count: int, device: torch.device) -> Tensor:
+        """Return counters of programs that have arrived; each is 0 again behind the call."""
+        if self._arrived is None:
+            self._arrived = torch.zeros(_COUNTED, dtype=torch.int32, device=device)
+        return self._arrived if count <= _COUNTED else torch.zeros(count, dtype=torch.int32, device=device)

@@ -43,3 +43,16 @@ def dot(a, b, total):
     if INTERPRETED or a.dtype != b.dtype:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total, input_precision="ieee")
+
+
+@triton.jit
+def arrived_last(counter, programs):
+    """Whether this program is the last of so many to come here; it then sees all that they have stored before.
+
+    What they have stored is to be read with the cache modifier `.cg`. The counter is 0 before and afterwards.
+    """
+    tl.debug_barrier()  # all threads of the program have stored
+    is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1
+    if is_last:
+        tl.store(counter, 0)
+    return is_last

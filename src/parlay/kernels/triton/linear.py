@@ -3,7 +3,8 @@
 A weight is the first operand of a tensor core's product and rows are the second, so that the same instructions add
 the same numbers in the same order whether a tile has 16 rows or 128. A row of a tile is computed from its own inputs,
 whatever stands in the other rows. Where a weight has too few outputs to occupy the GPU its K is split, always alike,
-and the sums of the parts are added in their order: by a second kernel, or with many rows by the program itself.
+and the sums of the parts are added in their order: by the program that is done last, or with many rows by one program
+that makes them all.
 """
 
 from collections.abc import Sequence
@@ -18,12 +19,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from parlay.kernels.linear import LinearWeight, PackedPart
 from parlay.kernels.triton.blocks import BlockPart, layout_of, load_tile, look_up, pack_blocks
-from parlay.kernels.triton.launch import EXACT, INTERPRETED, dot, padded, rounded
+from parlay.kernels.triton.launch import INTERPRETED, arrived_last, dot, padded, rounded
 from parlay.weights.weight import Part, Weight
 
 _PROGRAMS = 256  # that occupy a GPU: two for each of about 130 processors
 _ALIGNED = tl.constexpr(16)  # bytes, of what Triton reads in one piece
 _PIECE = tl.constexpr(128)  # inputs; a part of K has some of them
+_COUNTED = 4096  # tiles of a weight that is split, at most: it has few
 _MANY = 64  # rows; with more, programs occupy the GPU without splits
 
 
@@ -86,7 +88,7 @@ def _sum_part(
 
 @triton.jit(do_not_specialize=["rows", "splits"], do_not_specialize_on_alignment=["partial"])
 def _multiply(
-    x, weight, scales, least, out, partial, rows, outputs, inputs, step, width, splits,
+    x, weight, scales, least, out, partial, counters, rows, outputs, inputs, step, width, splits,
     tile_rows: tl.constexpr, tile_outputs: tl.constexpr, tile_inputs: tl.constexpr, folds: tl.constexpr,
     bits: tl.constexpr, base: tl.constexpr, group: tl.constexpr,
 ):  # fmt: skip
@@ -113,16 +115,14 @@ def _multiply(
             x_at, row_is, weight, scales, least, output, outputs, inputs, step, part, each,
             tile_rows, tile_outputs, tile_inputs, bits, base, group,
         )  # fmt: skip
-        tl.store(partial + part.to(tl.int64) * rows * width + at, total, mask=is_one)
-
-
-@triton.jit(do_not_specialize=["size", "splits"], do_not_specialize_on_alignment=["partial", "out"])
-def _add_parts(partial, out, size, splits, width: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * width + tl.arange(0, width)
-    total = tl.load(partial + at, mask=at < size, other=0.0)
-    for part in range(1, splits):
-        total += tl.load(partial + part * size + at, mask=at < size, other=0.0)
-    tl.store(out + at, rounded(total, out.dtype.element_ty), mask=at < size)
+        own = partial + at
+        tl.store(own + part.to(tl.int64) * rows * width, total, mask=is_one)
+        if arrived_last(counters + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), splits):
+            whole = tl.zeros((tile_outputs, tile_rows), tl.float32)
+            for _ in range(splits):
+                whole += tl.load(own, mask=is_one, other=0.0, cache_modifier=".cg")
+                own += rows.to(tl.int64) * width
+            tl.store(out + at, rounded(whole, out.dtype.element_ty), mask=is_one)
 
 
 @triton.jit
@@ -204,6 +204,7 @@ class TritonLinear:
     def __init__(self, device: torch.device) -> None:
         """Keep weights on a device."""
         self.device = device
+        self._counters = torch.zeros(_COUNTED, dtype=torch.int32, device=device)
         # Of experts' weights: addresses [parts, 3, experts] of what `_tensors` returns, by the first one's tensor.
         self._tables: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
@@ -245,16 +246,13 @@ class TritonLinear:
             tile = tile_of(rows, _met(part, x.dtype))
             tiles = triton.cdiv(rows, tile.rows), triton.cdiv(part.outputs, tile.outputs)
             _multiply[(*tiles, 1 if folds else splits)](
-                *(x, *_tensors(part), out[:, begin:], partial[..., begin:], rows),
+                *(x, *_tensors(part), out[:, begin:], partial[..., begin:], self._counters, rows),
                 *(part.outputs, weight.inputs, part.tensor.shape[1], width, splits),
                 *(tile.rows, tile.outputs, tile.inputs, folds, *_layout(part)),
                 num_warps=tile.warps,
                 num_stages=tile.stages,
             )
             begin += part.outputs
-        if not folds:
-            size, wide = rows * width, 1024
-            _add_parts[(triton.cdiv(size, wide),)](partial, out, size, splits, wide, **EXACT)
 
     def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
         self.linear(x, weight, out)
