@@ -21,7 +21,7 @@ from parlay.kernels.select import select_kernels
 from parlay.proposers.select import proposers
 
 LONGEST: list[int] = []  # sequences that kernels were chosen for
-MOST_UP, MOST_DOWN = 5, 4  # copies to the device and back in a step; see docs/gpu.md
+MOST_UP, MOST_DOWN = 4, 4  # copies to the device and back in a step; see docs/gpu.md
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [20, 21, 22, 20, 21, 22, 20, 21]]
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=24),
@@ -84,7 +84,7 @@ def test_a_draft_model_of_another_vocabulary(
 
 
 def test_plain_decoding(make_llm: MakeLLM, on_device: dict[str, Any]) -> None:
-    """A step sends its rows and what they are drawn with, and takes back the tokens."""
+    """A step sends its rows with what they are drawn with in one copy, and takes back the tokens."""
     expected, llm = make_llm(None).generate(PROMPTS, PARAMS), make_llm(None, **on_device)
     assert [a.outputs[0].token_ids for a in llm.generate(PROMPTS, PARAMS)] == [
         a.outputs[0].token_ids for a in expected
@@ -93,7 +93,7 @@ def test_plain_decoding(make_llm: MakeLLM, on_device: dict[str, Any]) -> None:
     llm.generate(PROMPTS[0], answer)
     up, down, steps = CROSSINGS.up, CROSSINGS.down, 20
     llm.generate(PROMPTS[0], answer)
-    assert CROSSINGS.up - up <= 2 * steps + 1  # and once the prompt's last row
+    assert CROSSINGS.up - up <= steps + 1  # and once the prompt's last row
     assert CROSSINGS.down - down <= steps + 4  # and once whether the first logits are numbers
 
 

@@ -40,8 +40,8 @@ class Slow:
         self._passes += 1
         self.now += self.takes(rows) * factor * (3 if self._passes in self._burst else 1)
 
-    def logits(self, hidden: None, rows: range) -> None:
-        return None
+    def logits(self, hidden: None, rows: range) -> torch.Tensor:
+        return torch.zeros(len(rows), 1)
 
     def takes(self, rows: int) -> float:
         return self._seconds * (4 + rows)

@@ -142,6 +142,7 @@ class TaggedKernels(NativeKernels):
 
 _OTHERS = {
     *("name", "switches", "prefetch", "host", "here", "place", "holds", "careful", "set_threads", "record"),
+    "staging",
     *("pack_linear", "pack_head"),
 }
 

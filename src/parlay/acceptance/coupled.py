@@ -16,9 +16,12 @@ from parlay.acceptance.tree import children, depths
 from parlay.errors import RequestError
 from parlay.kernels.base import Kernels
 from parlay.sampling.bound_processor import NO_PROCESSORS, BoundProcessor, Processors
-from parlay.sampling.sampler import draw_at, process, token_logprobs
+from parlay.sampling.sampler import RowDraws, draw_at, process, token_logprobs
 from parlay.types.draft import ROOT
+from parlay.types.params import DrawParams
 from parlay.types.plan import Span, SpanError, TokenLogprobs, Verdict
+
+_NOTHING = DrawParams(temperature=0.0)
 
 
 def verify(
@@ -28,6 +31,7 @@ def verify(
     processors: Processors = NO_PROCESSORS,
     *,
     processed_logprobs: bool = False,
+    drawn: Sequence[int] | None = None,
 ) -> list[Verdict]:
     """Decide every span of a step.
 
@@ -37,6 +41,7 @@ def verify(
         logits: `[rows, vocab]` float32: for each span that samples, the root's row and one row a node.
         processors: of those requests that have one.
         processed_logprobs: report log-probabilities after processing instead of before.
+        drawn: each row's token, where it is known.
 
     Returns:
         One verdict a span; empty for spans that do not sample.
@@ -44,7 +49,7 @@ def verify(
     Raises:
         SpanError: one span could not be decided.
     """
-    choices = _choices(kernels, spans, logits, processors)
+    choices = _choices(kernels, spans, logits, processors, drawn)
     verdicts = []
     first_row = 0
     for span in spans:
@@ -123,11 +128,11 @@ def _choose(kernels: Kernels, span: Span, processor: BoundProcessor | None, path
     """
     assert processor is not None
     processor.process(path, row)
-    return draw_at(kernels, row[None], [span.params], [span.seed], [span.end + len(path)])[0]
+    return draw_at(kernels, row[None], RowDraws.of([span.params], [span.seed], [span.end + len(path)]))[0]
 
 
 def _choices(
-    kernels: Kernels, spans: Sequence[Span], logits: Tensor, processors: Processors
+    kernels: Kernels, spans: Sequence[Span], logits: Tensor, processors: Processors, drawn: Sequence[int] | None
 ) -> Iterator[Sequence[int] | None]:
     """Yield for each span that samples the target's choice at every row, or None if it has a processor.
 
@@ -137,12 +142,10 @@ def _choices(
     """
     spans = [span for span in spans if span.sample]
     plain = [span for span in spans if span.request_id not in processors]
-    params = [span.params for span in plain for _ in range(1 + len(span.draft))]
-    seeds = [span.seed for span in plain for _ in range(1 + len(span.draft))]
-    positions = [span.end + depth for span in plain for depth in (0, *depths(span.draft))]
-    if len(plain) < len(spans):
-        logits = logits[[span.request_id not in processors for span in spans for _ in range(1 + len(span.draft))]]
-    drawn = draw_at(kernels, logits, params, seeds, positions)
+    if drawn is None:
+        if len(plain) < len(spans):
+            logits = logits[[span.request_id not in processors for span in spans for _ in range(1 + len(span.draft))]]
+        drawn = draw_at(kernels, logits, row_draws(plain))
     first = 0
     for span in spans:
         if span.request_id not in processors:
@@ -150,3 +153,22 @@ def _choices(
             first += 1 + len(span.draft)
         else:
             yield None
+
+
+def row_draws(spans: Sequence[Span], *, whole: bool = False) -> RowDraws:
+    """Return what the target's choices are drawn with, at the root's row and one row a node of each span.
+
+    Args:
+        spans: of a step.
+        whole: whether all rows of the spans are meant; where nothing is chosen, no matter what is drawn.
+    """
+    params: list[DrawParams] = []
+    seeds: list[int] = []
+    positions: list[int] = []
+    for span in spans:
+        before = len(span.tokens) - 1 if whole else 0
+        own = before + 1 + len(span.draft)
+        params += [_NOTHING] * before + [span.params] * (own - before)
+        seeds += [span.seed] * own
+        positions += [span.end] * before + [span.end + depth for depth in (0, *depths(span.draft))]
+    return RowDraws.of(params, seeds, positions)

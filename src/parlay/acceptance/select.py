@@ -41,6 +41,7 @@ class Verifier:
         distributions: Distributions = NO_DISTRIBUTIONS,
         *,
         processed_logprobs: bool = False,
+        drawn: Sequence[int] | None = None,
     ) -> list[Verdict]:
         """Return one verdict a span.
 
@@ -51,12 +52,15 @@ class Verifier:
             processors: of those requests that have one.
             distributions: the distributions that nodes were drawn from, by request.
             processed_logprobs: report log-probabilities after processing instead of before.
+            drawn: each row's token, where it is known; only without a rule.
 
         Raises:
             SpanError: one span could not be decided.
         """
         if self.rule is None:
-            return coupled.verify(kernels, spans, logits, processors, processed_logprobs=processed_logprobs)
+            return coupled.verify(
+                kernels, spans, logits, processors, processed_logprobs=processed_logprobs, drawn=drawn
+            )
         verdicts: list[Verdict | None] = []
         rest: list[Span] = []
         others: list[Tensor] = []
@@ -67,8 +71,8 @@ class Verifier:
             judged = span.draft.tokens if self.any_draft else span.draft.q
             if judged and span.sample and span.params.temperature > 0:
                 try:
-                    processor, drawn = processors.get(span.request_id), distributions.get(span.request_id, ())
-                    walk = Walk(kernels, span, own, processor, drawn, processed_logprobs=processed_logprobs)
+                    processor, given = processors.get(span.request_id), distributions.get(span.request_id, ())
+                    walk = Walk(kernels, span, own, processor, given, processed_logprobs=processed_logprobs)
                     verdicts.append(self.rule(kernels, span, walk))
                 except Exception as error:
                     raise SpanError(span.request_id) from error

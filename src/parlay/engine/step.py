@@ -11,13 +11,14 @@ from time import perf_counter
 
 from torch import Tensor
 
+from parlay.acceptance.coupled import row_draws
 from parlay.acceptance.overflow import refuse_overflow
 from parlay.acceptance.select import Verifier, plainly
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.kernels.base import Kernels, StateView
 from parlay.proposers.base import DeviceProposer
-from parlay.runner.batch import Stretch, flatten, placed_states
+from parlay.runner.batch import Batch, Stretch, flatten, placed_states
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.bound_processor import NO_PROCESSORS, Processors
 from parlay.sampling.distribution import Distribution, separate
@@ -139,7 +140,7 @@ class Worker:
             if s.catch_up.rerun
         ]
         batch = flatten(stretches, self._runner.block_size, recurrent=self._runner.recurrent)
-        self._runner.start(batch)
+        self._runner.start(batch, row_draws(spans, whole=True) if self._draws_in_pass(spans, batch) else None)
         self._under_way.append(_UnderWay(plan, batch.offsets, batch.states, perf_counter() - began))
 
     def finish(self) -> StepOutput:
@@ -157,10 +158,14 @@ class Worker:
             if span.sample
             for row in range(end - len(span.draft) - 1, end)
         ]
-        logits = self._runner.logits(hidden, rows) if rows else hidden[:0].float()
+        decided = self._runner.drawn(rows) if rows else None
+        if decided is not None:
+            logits, drawn = decided
+        else:
+            logits, drawn = self._runner.logits(hidden, rows) if rows else hidden[:0].float(), None
         forwarded = perf_counter()
         self._processing = True
-        kernels, logits = self._drawing(spans, logits)
+        kernels, logits = (self._kernels, logits) if drawn else self._drawing(spans, logits)
         verdicts = self._verify(
             kernels,
             spans,
@@ -168,6 +173,7 @@ class Worker:
             self._processors,
             self._distributions,
             processed_logprobs=self._processed_logprobs,
+            drawn=drawn,
         )
         verdicts = refuse_overflow(spans, logits, verdicts)
         for i, span in enumerate(spans):
@@ -195,9 +201,16 @@ class Worker:
         part, rows come to the host, whose kernels draw the same tokens.
         """
         own, host = self._kernels, self._kernels.host
-        if host is own or (self._verify.rule is None and not any(self._read(span) for span in spans)):
-            return own, logits
-        return host, logits.cpu()
+        return (own, logits) if host is own or self._alone_decide(spans) else (host, logits.cpu())
+
+    def _draws_in_pass(self, spans: Sequence[Span], batch: Batch) -> bool:
+        """Whether a step's tokens may be drawn in its pass."""
+        rows = sum(len(span.tokens) + len(span.draft) for span in spans)
+        return self._runner.draws and rows == len(batch.tokens) and self._alone_decide(spans)
+
+    def _alone_decide(self, spans: Sequence[Span]) -> bool:
+        """Whether kernels alone decide a step's tokens."""
+        return self._verify.rule is None and not any(self._read(span) for span in spans)
 
     def _read(self, span: Span) -> bool:
         """Whether something but kernels reads a span's logits."""

@@ -24,9 +24,29 @@ from parlay.kernels.linear import LinearWeight
 from parlay.kernels.views import AttentionView, Filters, StateView
 from parlay.weights.weight import Weight
 
-__all__ = ["Activation", "AttentionView", "Filters", "Kernels", "StateView"]
+__all__ = ["Activation", "AttentionView", "Filters", "Kernels", "Staging", "StateView"]
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
+
+
+class Staging(Protocol):
+    """Bytes of the host that go to where kernels read them in one copy, which may end later.
+
+    Attributes:
+        host: uint8 `[size]`, in the machine's memory.
+        there: uint8 `[size]`, where kernels read.
+    """
+
+    host: Tensor
+    there: Tensor
+
+    def renew(self) -> None:
+        """Wait until `host` may be written: until the copy before has ended."""
+        ...
+
+    def send(self, size: int) -> None:
+        """Copy the first bytes."""
+        ...
 
 
 class Kernels(Drawing, Protocol):
@@ -57,6 +77,10 @@ class Kernels(Drawing, Protocol):
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in that memory."""
+        ...
+
+    def staging(self, size: int) -> Staging:
+        """Return so many bytes in both memories."""
         ...
 
     def careful(self) -> "Kernels | None":

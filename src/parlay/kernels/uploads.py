@@ -9,7 +9,12 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 
-_ALIGNED = 16  # bytes, where each array begins
+ALIGNED = 16  # bytes, where each array begins
+
+
+def aligned(size: int) -> int:
+    """Return where the next array begins behind so many bytes."""
+    return -(-size // ALIGNED) * ALIGNED
 
 
 def sent(kernels: Kernels, arrays: Sequence[Tensor]) -> list[Tensor]:
@@ -20,7 +25,7 @@ def sent(kernels: Kernels, arrays: Sequence[Tensor]) -> list[Tensor]:
     begins, end = list[int](), 0
     for size in sizes:
         begins.append(end)
-        end += -(-size // _ALIGNED) * _ALIGNED
+        end += aligned(size)
     packed = np.empty(end, np.uint8)
     for array, begin, size in zip(arrays, begins, sizes, strict=True):
         packed[begin : begin + size] = array.contiguous().numpy().reshape(-1).view(np.uint8)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -95,6 +95,11 @@ class CausalModel(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits, `[rows, vocab]`."""
         ...
+
+
+def records_logits(model: CausalModel) -> TypeGuard[Decoder]:
+    """Whether a model's logits are computed by kernels alone, so that they can be recorded."""
+    return isinstance(model, Decoder) and model.config.style.logit_divisor == 1
 
 
 def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:

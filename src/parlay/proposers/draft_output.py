@@ -15,9 +15,10 @@ from torch import Tensor
 from parlay.errors import ConfigError
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
+from parlay.models.select import records_logits
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.heads import CheckpointOptions
-from parlay.proposers.target_layers import output_layer, records_logits, reduced_output
+from parlay.proposers.target_layers import output_layer, reduced_output
 from parlay.proposers.vocabulary import frequent_ids
 from parlay.runner.footprint import end_bytes
 from parlay.runner.graphs import MOST_ROWS

@@ -39,8 +39,8 @@ from parlay.proposers.heads import CheckpointHead, CheckpointOptions, shape_of
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_layers import TargetEmbedding
 from parlay.proposers.vocabulary import fitted
-from parlay.runner.batch import Batch, Stretch, flatten, placed, trimmed
-from parlay.runner.graphs import MOST_ROWS, copy_batch, empty_batch
+from parlay.runner.batch import Batch, Stretch, copy_batch, flatten, placed, trimmed
+from parlay.runner.graphs import MOST_ROWS, empty_batch
 from parlay.types.cache import Kept, RecurrentSpec
 from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, Verdict
 

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from parlay.models.config import ModelConfig
 from parlay.models.context import CacheLayers
-from parlay.models.select import load_model
+from parlay.models.select import load_model, records_logits
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.draft_slots import DraftSlots
 from parlay.proposers.draft_states import DRAFT_PLACES, DraftStates
 from parlay.proposers.expander import MOST_LEVELS, Expander
 from parlay.proposers.shared_passes import shared
-from parlay.proposers.target_layers import output_layer, records_logits
+from parlay.proposers.target_layers import output_layer
 from parlay.proposers.vocabulary import ids_of
 from parlay.runner.batch import Batch, trimmed
 from parlay.runner.graphs import MOST_ROWS

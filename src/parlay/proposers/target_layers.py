@@ -14,11 +14,6 @@ from parlay.models.stored import open_weights
 from parlay.parallel.group import Group
 
 
-def records_logits(model: CausalModel) -> bool:
-    """Whether a model's logits are computed by kernels alone, so that they can be recorded."""
-    return isinstance(model, Decoder) and model.config.style.logit_divisor == 1
-
-
 def output_layer(model: CausalModel, rows: int) -> Callable[[Tensor], Tensor]:
     """Return a function for the logits of at most `rows` states; parlay's own models can be recorded."""
     tokens = model.config.tokens

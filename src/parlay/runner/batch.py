@@ -169,6 +169,25 @@ def _table(values: Sequence[Sequence[int]], columns: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device="cpu").view(-1, columns)
 
 
+def copy_batch(batch: Batch, to: Batch) -> None:
+    """Copy a batch to where a recorded pass reads it."""
+    requests, blocks = batch.view.tables.shape
+    if batch.states is not None and to.states is not None:
+        to.states.sequences.zero_()
+        for source, target in ((getattr(one.states, name) for one in (batch, to)) for name in _tensors(batch.states)):
+            target[: len(source)] = source
+    to.tokens.copy_(batch.tokens)
+    to.positions.copy_(batch.positions)
+    to.slots.copy_(batch.slots)
+    to.view.tables[:requests, :blocks] = batch.view.tables
+    to.view.row_request.copy_(batch.view.row_request)
+    to.view.first.copy_(batch.view.first)
+    to.view.last.copy_(batch.view.last)
+    to.view.extra_offsets.copy_(batch.view.extra_offsets)
+    if batch.view.extra_slots.numel():
+        to.view.extra_slots[: batch.view.extra_slots.numel()] = batch.view.extra_slots
+
+
 def placed(batch: Batch, kernels: Kernels, *further: Tensor) -> tuple[Batch, list[Tensor]]:
     """Return a batch, and further tensors, where kernels read them: all go there in one copy, unless they are there.
 

@@ -2,7 +2,8 @@
 
 A pass of a small model is dozens of calls of a few microseconds each, and the Python code around them takes as long
 again. With few rows a pass is therefore recorded: the same operations on the same memory, into which each batch is
-copied. There is one recording for every number of rows, made at the first such pass.
+copied. There is one recording for every number of rows, made at the first such pass. On a GPU its rows arrive in one
+copy, and tokens that kernels alone decide are drawn within it.
 
 A family that computes outside the kernels would replay stale values. So a recording is checked with another batch
 than it was made from, unless recordings of slightly fewer and slightly more rows were: chosen draft lengths lead to
@@ -10,7 +11,7 @@ many numbers of rows, and a check takes as long as two passes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,11 +19,12 @@ from torch import Tensor
 from parlay.kernels.base import AttentionView, Kernels, StateView
 from parlay.log import logger
 from parlay.models.context import Buffers, CacheLayers, ForwardContext, handed_states
-from parlay.models.select import CausalModel
-from parlay.runner.batch import Batch
+from parlay.models.select import CausalModel, records_logits
+from parlay.runner.batch import Batch, copy_batch, placed
+from parlay.runner.inbox import Inbox
+from parlay.sampling.sampler import RowDraws
 
 MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
-_STATES = tuple(field.name for field in fields(StateView))
 _NEAR = 2  # factor in rows within which checks vouch for a recording
 
 
@@ -31,7 +33,21 @@ class _Graph:
     inputs: Batch
     hidden: Tensor
     handed: Tensor
+    decided: "Decided | None"
     run: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a pass that draws has come to besides its states.
+
+    Attributes:
+        logits: `[rows, vocab]` float32.
+        tokens: `[rows]` int64.
+    """
+
+    logits: Tensor
+    tokens: Tensor
 
 
 class Graphs:
@@ -42,6 +58,7 @@ class Graphs:
         unsettled: how many passes took longer than usual because they were recorded.
         usable: whether passes are recorded: as long as no check has failed.
         handed: of the last pass, see `handed_states`, where there are taps or stages; valid until the next one.
+        decided: by the last pass, if it drew; valid until the next one.
     """
 
     def __init__(
@@ -71,37 +88,59 @@ class Graphs:
         self._model, self._alone, self._further = model, alone, further
         self._kernels = kernels
         self._cache = cache
-        self._graphs: dict[int, _Graph] = {}  # by rows
+        self._graphs: dict[tuple[int, int], _Graph] = {}  # by rows, and by how many arrays tokens are drawn with
         self._tried: list[int] = []  # rows of those that were checked
         # Memory of all recordings, of which one runs at a time; of the tables little is ever touched.
-        self._inputs = empty_batch(MOST_ROWS, max(blocks, 1), places)
+        self._apart, self._sizes = kernels.host is not kernels, (MOST_ROWS, max(blocks, 1), places)
+        self._inbox: Inbox | None = None
+        self._logits = torch.empty(0)
+        if not self._apart:
+            self._inputs = empty_batch(*self._sizes)
         self._buffers = Buffers(MOST_ROWS, model.dtype)
         # What another library computes, or sends to other ranks, cannot be recorded.
         self.usable = recordable and model.config.foreign is None
         self.unsettled = 0
         self.taps: tuple[int, ...] = ()
         self.handed = torch.empty(0)
+        self.decided: Decided | None = None
 
-    def forward(self, batch: Batch, arrived: Tensor | None = None) -> Tensor:
+    @property
+    def draws(self) -> bool:
+        """Whether passes can draw: where memory is not the host's, a step is then one copy there and one back."""
+        return self._apart and self._alone and self.usable and records_logits(self._model)
+
+    def forward(self, batch: Batch, arrived: Tensor | None = None, draws: RowDraws | None = None) -> Tensor:
         """Return hidden states `[rows, hidden]` of a batch, valid until the next pass.
 
         Args:
-            batch: of rows.
+            batch: of rows, of the host or where kernels read it.
             arrived: what the stage before has handed on, see `handed_states`; None for the first stage.
+            draws: what each row's token is drawn with, in the same pass if it can be recorded; of the host.
         """
-        rows = len(batch.tokens)
+        rows, self.decided = len(batch.tokens), None
         if rows > MOST_ROWS or not self.usable:
-            return self._eager(batch, arrived)
-        graph = self._graphs.get(rows)
+            with self._kernels.here():
+                return self._eager(placed(batch, self._kernels)[0], arrived)
+        if draws is not None and not self.draws:
+            draws = None
+        graph = self._graphs.get(_key(rows, draws))
         if graph is None:
             self.unsettled += 1
-            return self._record(batch, arrived, rows)
-        copy_batch(batch, graph.inputs)
+            with self._kernels.here():
+                return self._record(batch, arrived, draws, rows)
+        self._fill(batch, graph.inputs, draws)
         if arrived is not None:
             graph.handed.copy_(arrived)
         graph.run()
-        self.handed = graph.handed
+        self.handed, self.decided = graph.handed, graph.decided
         return graph.hidden
+
+    def _fill(self, batch: Batch, inputs: Batch, draws: RowDraws | None) -> None:
+        """Copy a batch to where a recorded pass reads it, with what its tokens are drawn with."""
+        if self._inbox is not None and not self._kernels.holds(batch.tokens):
+            self._inbox.fill(batch, draws)
+        else:
+            copy_batch(batch, inputs)
 
     def forward_here(self, batch: Batch) -> Tensor:
         """Return hidden states of a batch of few rows, computed on its own tensors, within another recording."""
@@ -132,36 +171,68 @@ class Graphs:
             rows <= own <= _NEAR * rows for own in tried
         )
 
-    def _record(self, batch: Batch, arrived: Tensor | None, rows: int) -> Tensor:
+    def _memory(self, rows: int) -> tuple[Batch, RowDraws | None]:
+        """Return what recorded passes of so many rows read."""
+        if not self._apart:
+            return _first(self._inputs, rows), None
+        if self._inbox is None:
+            self._inbox = Inbox(self._kernels, *self._sizes)
+        inputs = self._inbox.inputs(rows)
+        return inputs.batch, inputs.draws
+
+    def _record(self, batch: Batch, arrived: Tensor | None, draws: RowDraws | None, rows: int) -> Tensor:
         """Record a pass and return its hidden states; keep it if it passes its check."""
-        inputs, vouched = _first(self._inputs, rows), self._vouched(rows)
+        (inputs, drawn_with), vouched = self._memory(rows), self._vouched(rows)
         buffers = Buffers(rows, self._model.dtype, self._buffers)
         context = self._context(inputs, buffers)
         handed = self._handed(buffers, arrived)
+        decided = self._deciding(rows) if draws is not None else None
+        filters = None if draws is None or draws.filters is None or drawn_with is None else drawn_with.filters
         hidden: list[Tensor] = []
-        copy_batch(batch, inputs)
+
+        def work() -> None:
+            hidden.append(self._model.forward(inputs.tokens, context))
+            if decided is not None and drawn_with is not None:
+                own, kernels = drawn_with, self._kernels
+                assert records_logits(self._model)
+                self._model.logits(hidden[-1], decided.logits)
+                kernels.draw(decided.logits, own.temperatures, own.seeds, own.positions, decided.tokens, filters)
+
+        first = batch
         if not vouched:  # other tokens at other positions; what they leave in the cache is overwritten right away
-            inputs.tokens.copy_((batch.tokens == 0).long().clamp(max=self._model.config.vocab_size - 1))
-            inputs.positions.zero_()
-        run = self._kernels.record(lambda: hidden.append(self._model.forward(inputs.tokens, context)))
+            others = (batch.tokens == 0).long().clamp(max=self._model.config.vocab_size - 1)
+            first = replace(batch, tokens=others, positions=torch.zeros_like(batch.positions))
+        self._fill(first, inputs, draws)
+        run = self._kernels.record(work)
         if run is None:
             self.usable = False
-            return self._eager(batch, arrived)
+            return self._eager(placed(batch, self._kernels)[0], arrived)
         if not vouched:
-            copy_batch(batch, inputs)
+            self._fill(batch, inputs, draws)
             if arrived is not None:
                 handed.copy_(arrived)
             run()
             self._tried.append(rows)
-            if not torch.equal(hidden[-1].view(torch.uint8), self._eager(batch, arrived).view(torch.uint8)):
+            there = placed(batch, self._kernels)[0]
+            if not torch.equal(hidden[-1].view(torch.uint8), self._eager(there, arrived).view(torch.uint8)):
                 logger.warning(
                     "%s: its forward pass cannot be recorded; small batches run slower", self._model.config.path
                 )
                 self.usable = False
-                return self._eager(batch, arrived)
-        self.handed = handed
-        self._graphs[rows] = _Graph(inputs, hidden[-1], handed, run)
+                return self._eager(there, arrived)
+        self.handed, self.decided = handed, decided
+        self._graphs[_key(rows, draws)] = _Graph(inputs, hidden[-1], handed, decided, run)
         return hidden[-1]
+
+    def _deciding(self, rows: int) -> Decided:
+        """Return where a pass leaves its logits, which all passes share, and its tokens."""
+        if not self._logits.numel():
+            self._logits = torch.empty((MOST_ROWS, self._model.config.tokens), dtype=torch.float32)
+        return Decided(self._logits[:rows], torch.empty(rows, dtype=torch.int64))
+
+
+def _key(rows: int, draws: RowDraws | None) -> tuple[int, int]:
+    return rows, 0 if draws is None else len(draws.tensors)
 
 
 def _first(batch: Batch, rows: int) -> Batch:
@@ -206,22 +277,3 @@ def empty_batch(rows: int, blocks: int, places: int | None = None) -> Batch:
         if places is None
         else StateView(*(torch.zeros((n, m), dtype=torch.int32) for n, m in ((rows, 5), (rows, 4), (places, 2)))),
     )
-
-
-def copy_batch(batch: Batch, to: Batch) -> None:
-    """Copy a batch to where a recorded pass reads it."""
-    requests, blocks = batch.view.tables.shape
-    if batch.states is not None and to.states is not None:
-        to.states.sequences.zero_()
-        for source, target in ((getattr(one.states, name) for one in (batch, to)) for name in _STATES):
-            target[: len(source)] = source
-    to.tokens.copy_(batch.tokens)
-    to.positions.copy_(batch.positions)
-    to.slots.copy_(batch.slots)
-    to.view.tables[:requests, :blocks] = batch.view.tables
-    to.view.row_request.copy_(batch.view.row_request)
-    to.view.first.copy_(batch.view.first)
-    to.view.last.copy_(batch.view.last)
-    to.view.extra_offsets.copy_(batch.view.extra_offsets)
-    if batch.view.extra_slots.numel():
-        to.view.extra_slots[: batch.view.extra_slots.numel()] = batch.view.extra_slots

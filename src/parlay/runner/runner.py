@@ -11,9 +11,10 @@ from parlay.kv.store import allocate
 from parlay.models.context import CacheLayers, keys_of
 from parlay.models.select import CausalModel, cache_spec
 from parlay.parallel.group import ALONE, Group
-from parlay.runner.batch import Batch, Stretch, flatten, placed
+from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.graphs import Graphs
 from parlay.runner.orders import Collect, Forward, Logits, Move, OnOrder, nobody, slots_of
+from parlay.sampling.sampler import RowDraws
 from parlay.types.cache import NO_ROOM, StateRoom
 from parlay.types.plan import Span, Verdict
 
@@ -83,26 +84,29 @@ class ModelRunner:
         self.start(batch)
         return self.finish()
 
-    def start(self, batch: Batch) -> None:
+    def start(self, batch: Batch, draws: RowDraws | None = None) -> None:
         """Run a batch through the layers of this rank's stage.
 
         As many passes may be under way as there are stages.
+
+        Args:
+            batch: of rows.
+            draws: what each row's token is drawn with, see `drawn`.
 
         Raises:
             RankError: a rank that shares the layers is lost.
         """
         if self._tell is nobody:
-            self._start(batch)
+            self._start(batch, draws)
         else:
             with self._tell(Forward.of(batch)):
-                self._start(batch)
+                self._start(batch, draws)
 
-    def _start(self, batch: Batch) -> None:
+    def _start(self, batch: Batch, draws: RowDraws | None) -> None:
         pipeline, arrived = self.pipeline, None
         if not pipeline.first:
             arrived = self._receive(2 + self._further, len(batch.tokens))
-        with self.kernels.here():
-            self._hidden = self._graphs.forward(placed(batch, self.kernels)[0], arrived)
+        self._hidden = self._graphs.forward(batch, arrived, draws)
         if pipeline.channel is not None:
             handed = self._graphs.handed
             pipeline.channel.send(handed[1 : len(handed) - self._further] if pipeline.last else handed)
@@ -167,6 +171,20 @@ class ModelRunner:
         """Have every pass from now on return the residual stream after so many layers; before the first pass."""
         self._graphs.taps = layers
 
+    @property
+    def draws(self) -> bool:
+        """Whether small passes draw their rows' tokens, if they are told with what."""
+        return self._graphs.draws
+
+    def drawn(self, rows: Sequence[int]) -> tuple[Tensor, list[int]] | None:
+        """Return logits `[len(rows), vocab]` and tokens of some rows of the last pass; None if it drew none."""
+        decided = self._graphs.decided
+        if decided is None:
+            return None
+        tokens: list[int] = decided.tokens.tolist()
+        with self.kernels.here():
+            return _chosen(decided.logits, rows), [tokens[row] for row in rows]
+
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Return float32 logits `[len(rows), vocab]` of some rows of `hidden`, which the last pass returned.
 
@@ -177,9 +195,7 @@ class ModelRunner:
             return self._logits(hidden, rows)
 
     def _logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
-        if list(rows) != list(range(hidden.shape[0])):
-            hidden = hidden.index_select(0, torch.tensor(rows))
-        return self.model.logits(hidden)
+        return self.model.logits(_chosen(hidden, rows))
 
     def keep(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> None:
         """Move the keys and values of accepted nodes to the slots of the tokens they have become.
@@ -210,3 +226,8 @@ class ModelRunner:
 
     def _slot(self, span: Span, index: int) -> int:
         return span.blocks[index // self.block_size] * self.block_size + index % self.block_size
+
+
+def _chosen(x: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return some rows of `x`."""
+    return x if list(rows) == list(range(len(x))) else x.index_select(0, torch.tensor(rows))

@@ -5,6 +5,7 @@ noise of the choices they try to predict (Daliri, Musco, Suresh 2024, arXiv 2408
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -58,27 +59,40 @@ def process(kernels: Kernels, logits: Tensor, params: Sequence[DrawParams | Samp
     return scores
 
 
-def draw_at(
-    kernels: Kernels,
-    logits: Tensor,
-    params: Sequence[DrawParams],
-    seeds: Sequence[int],
-    positions: Sequence[int],
-) -> list[int]:
-    """Return the token of each row of logits `[rows, vocab]`; what the rows are drawn with goes to a GPU in one copy.
+@dataclass(frozen=True, slots=True)
+class RowDraws:
+    """What the tokens of rows are drawn with; for the tensors see `draw`."""
+
+    temperatures: Tensor
+    seeds: Tensor
+    positions: Tensor
+    filters: Filters | None
+
+    @classmethod
+    def of(cls, params: Sequence[DrawParams], seeds: Sequence[int], positions: Sequence[int]) -> "RowDraws":
+        """Return them on the host, of each row's parameters, seed and position."""
+        at = torch.tensor(positions, dtype=torch.int64, device="cpu")
+        return cls(temperature_tensor(params), seed_tensor(seeds), at, filter_tensors(params))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        own, filters = [self.temperatures, self.seeds, self.positions], self.filters
+        return own if filters is None else [*own, filters.min_p, filters.top_k, filters.top_p]
+
+
+def draw_at(kernels: Kernels, logits: Tensor, draws: RowDraws) -> list[int]:
+    """Return the token of each row of logits `[rows, vocab]`; what they are drawn with goes to a GPU in one copy.
 
     Args:
         kernels: the operations to run with.
         logits: float32, where these read.
-        params, seeds, positions: of each row.
+        draws: of the host.
     """
-    at, filters = torch.tensor(positions, dtype=torch.int64, device="cpu"), filter_tensors(params)
-    inputs = [temperature_tensor(params), seed_tensor(seeds), at]
-    if filters is not None:
-        inputs += [filters.min_p, filters.top_k, filters.top_p]
-    temperatures, own, at, *limits = sent(kernels, inputs)
+    temperatures, seeds, positions, *limits = sent(kernels, draws.tensors)
     with kernels.here():
-        drawn: list[int] = draw(kernels, logits, temperatures, own, at, Filters(*limits) if limits else None).tolist()
+        filters = Filters(*limits) if limits else None
+        drawn: list[int] = draw(kernels, logits, temperatures, seeds, positions, filters).tolist()
     return drawn
 
 

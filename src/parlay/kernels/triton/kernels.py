@@ -8,7 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from parlay.kernels.base import Kernels
+from parlay.kernels.base import Kernels, Staging
+from parlay.kernels.host import CopiedStaging
 from parlay.kernels.triton.attention import TritonAttention
 from parlay.kernels.triton.drawing import TritonDrawing
 from parlay.kernels.triton.elementwise import TritonElementwise
@@ -18,6 +19,22 @@ from parlay.kernels.triton.recurrent import TritonRecurrent
 from parlay.kernels.triton.rotary import TritonRotary
 from parlay.kernels.triton.routing import TritonRouting
 from parlay.log import logger
+
+
+class _PinnedStaging:
+    """`Staging` in memory that a GPU reads by itself, while the host goes on."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.host = torch.zeros(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+        self.there = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._copied = torch.cuda.Event()
+
+    def renew(self) -> None:
+        self._copied.synchronize()
+
+    def send(self, size: int) -> None:
+        self.there[:size].copy_(self.host[:size], non_blocking=True)
+        self._copied.record()
 
 
 class TritonKernels(
@@ -69,6 +86,9 @@ class TritonKernels(
 
     def holds(self, tensor: Tensor) -> bool:  # noqa: D102
         return tensor.device == self.device
+
+    def staging(self, size: int) -> Staging:  # noqa: D102
+        return _PinnedStaging(size, self.device) if self.device.type == "cuda" else CopiedStaging(size)
 
     def careful(self) -> Kernels | None:  # noqa: D102
         return None

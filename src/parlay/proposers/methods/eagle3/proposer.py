@@ -20,14 +20,14 @@ from parlay.models.context import ForwardContext
 from parlay.models.decoder import attention_shapes, mlp_shapes
 from parlay.models.heads import HeadConfig, layer_config
 from parlay.models.layers import OutputLayer, SplitLinear
-from parlay.models.select import exposes_hidden_states
+from parlay.models.select import exposes_hidden_states, records_logits
 from parlay.proposers.base import Runtime
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.head_layers import HeadLayers, side_by_side
 from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.eagle3 import format as form
 from parlay.proposers.shared_passes import shared
-from parlay.proposers.target_layers import output_layer, records_logits
+from parlay.proposers.target_layers import output_layer
 from parlay.proposers.vocabulary import fitted, ids_of
 from parlay.runner.graphs import MOST_ROWS
 

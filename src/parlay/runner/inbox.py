@@ -1,0 +1,93 @@
+"""The batches of recorded passes on a GPU: all arrays of one lie in one buffer, which one copy fills."""
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import AttentionView, Filters, Kernels, StateView
+from parlay.kernels.uploads import aligned
+from parlay.runner.batch import Batch, copy_batch
+from parlay.sampling.sampler import RowDraws
+
+_Array = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a recorded pass reads, in one of the two memories.
+
+    Attributes:
+        batch: its rows.
+        draws: what their tokens are drawn with, if they are.
+        end: bytes of the buffer up to the block tables, which come last.
+    """
+
+    batch: Batch
+    draws: RowDraws
+    end: int
+
+
+class Inbox:
+    """The memory of one model's recorded passes."""
+
+    def __init__(self, kernels: Kernels, rows: int, blocks: int, places: int | None) -> None:
+        """Allocate for passes of up to so many rows.
+
+        Args:
+            kernels: that read it.
+            rows, blocks: of the largest pass.
+            places: of draft nodes, for a model with recurrent layers.
+        """
+        self._blocks, self._places = blocks, places
+        self._staging = kernels.staging(sum(aligned(_bytes(array)) for array in self._arrays(rows)))
+        self._here: dict[int, Inputs] = {}  # by rows
+
+    def inputs(self, rows: int) -> Inputs:
+        """Return what passes of so many rows read, where kernels read it."""
+        return self._views(rows, self._staging.there)
+
+    def fill(self, batch: Batch, draws: RowDraws | None) -> None:
+        """Send a batch of the host, and what its tokens are drawn with."""
+        rows = len(batch.tokens)
+        own = self._here.get(rows)
+        if own is None:
+            own = self._here[rows] = self._views(rows, self._staging.host)
+        self._staging.renew()
+        copy_batch(batch, own.batch)
+        if draws is not None:
+            for source, target in zip(draws.tensors, own.draws.tensors, strict=False):
+                target.copy_(source)
+        requests = len(batch.view.tables)
+        self._staging.send(own.end + requests * self._blocks * own.batch.view.tables.element_size())
+
+    def _arrays(self, rows: int) -> list[_Array]:
+        """Return the arrays of a pass, in their order in the buffer."""
+        whole, real = torch.int64, torch.float64
+        arrays: list[_Array] = [((rows,), whole), ((rows,), torch.int32), ((rows,), whole)]
+        arrays += [((count,), torch.int32) for count in (rows, rows, rows, rows + 1, rows * rows)]
+        if self._places is not None:
+            arrays += [((rows, 5), torch.int32), ((rows, 4), torch.int32), ((self._places, 2), torch.int32)]
+        arrays += [((rows,), dtype) for dtype in (torch.float32, whole, whole, real, whole, real)]
+        return [*arrays, ((rows, self._blocks), torch.int32)]
+
+    def _views(self, rows: int, buffer: Tensor) -> Inputs:
+        begin, end, views = 0, 0, list[Tensor]()
+        for array in self._arrays(rows):
+            shape, dtype = array
+            end = begin
+            views.append(buffer[begin : begin + _bytes(array)].view(dtype).view(shape))
+            begin = aligned(begin + _bytes(array))
+        tokens, positions, slots, owner, first, last, offsets, extra, *others, tables = views
+        *states, temperatures, seeds, at, min_p, top_k, top_p = others
+        batch = Batch(
+            *(tokens, positions, slots, AttentionView(tables, owner, first, last, offsets, extra), ()),
+            StateView(*states) if states else None,
+        )
+        return Inputs(batch, RowDraws(temperatures, seeds, at, Filters(min_p, top_k, top_p)), end)
+
+
+def _bytes(array: _Array) -> int:
+    shape, dtype = array
+    return prod(shape) * dtype.itemsize
