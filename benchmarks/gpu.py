@@ -88,6 +88,7 @@ def main() -> None:
                 )
         if arguments.profile:
             print(profile(llm, arguments.batch_sizes[0], arguments.tokens), flush=True)
+            print(profile(llm, arguments.batch_sizes[-1], 1), flush=True)
         llm.engine.close()
         del llm
         torch.cuda.empty_cache()

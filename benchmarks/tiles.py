@@ -36,10 +36,8 @@ Choice = tuple[int, Tile, int]  # rows, a tile, splits
 
 def tiles_of_few() -> list[Tile]:
     """Return tiles to try with few rows, of which each number is to have its own width."""
-    shapes = itertools.product((64, 128), (64, 128), (4, 8), (3, 5))
-    return [
-        Tile(16, outputs, inputs, warps, stages) for outputs, inputs, warps, stages in shapes if warps * 16 <= outputs
-    ]
+    shapes = (64, 128, 4, 3), (64, 128, 4, 5), (64, 64, 4, 5), (64, 64, 4, 8), (128, 128, 4, 3), (128, 64, 4, 5)
+    return [Tile(16, *shape) for shape in shapes]
 
 
 def tiles_of_many() -> list[Tile]:
@@ -96,7 +94,7 @@ def product(kernels: TritonLinear, weights: Sequence[LinearWeight], choice: Choi
     rows, tile, splits = choice
     linear.tile_of, linear.splits_of = (lambda *_: tile), (lambda *_: splits)
     x = rows_of(rows, weights[0].inputs)
-    out = torch.empty((rows, weights[0].outputs), device="cuda")
+    out = torch.empty((rows, weights[0].outputs), device="cuda", dtype=torch.bfloat16)
     took = time(lambda turn: kernels.linear(x, weights[turn], out), len(weights))
     kernels.linear(x, weights[0], out)
     return took, out[0].clone()

@@ -22,7 +22,7 @@ from parlay.kernels.triton.blocks import BlockPart, layout_of, load_tile, look_u
 from parlay.kernels.triton.launch import INTERPRETED, arrived_last, dot, padded, rounded
 from parlay.weights.weight import Part, Weight
 
-_PROGRAMS = 256  # that occupy a GPU: two for each of about 130 processors
+_PROGRAMS = 128  # that occupy a GPU: about one for each of its processors
 _ALIGNED = tl.constexpr(16)  # bytes, of what Triton reads in one piece
 _PIECE = tl.constexpr(128)  # inputs; a part of K has some of them
 _COUNTED = 4096  # tiles of a weight that is split, at most: it has few
@@ -52,8 +52,8 @@ def tile_of(rows: int, dtype: torch.dtype) -> Tile:
     if INTERPRETED.value:  # whose products have other bits in other shapes
         rows = 1
     if rows > _MANY:
-        return Tile(128, 128, 64, 8, 3)
-    return Tile(max(16, padded(rows)), 64, 128, 4, 4)
+        return Tile(64, 128, 64, 4, 4)
+    return Tile(max(16, padded(rows)), 64, 128, 4, 5)
 
 
 def splits_of(outputs: int, inputs: int, dtype: torch.dtype) -> int:
