@@ -1,7 +1,7 @@
 """Times decoding on a GPU: `python -m benchmarks.gpu --model build/random-8b --batch-sizes 1 8 32`.
 
 A step is timed as the difference of two runs, of many tokens and of one, so that prompts do not count. The floor is
-what the weights' bytes take at the bandwidth that a large copy reaches.
+what the bytes of the weights that a step reads take at the bandwidth that a large copy reaches.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from benchmarks.tiles import bandwidth
 from parlay import LLM, SamplingParams
@@ -30,6 +31,22 @@ def generate(llm: LLM, batch: int, tokens: int, temperature: float) -> tuple[flo
     began = time.perf_counter()
     answers = llm.generate(prompts, params, use_tqdm=False)
     return time.perf_counter() - began, [tuple(one.outputs[0].token_ids) for one in answers]
+
+
+def read_bytes(model: Path) -> int:
+    """Return the bytes of weights that a step reads: all of a file, but for an embedding that is no output layer."""
+    if model.is_file():
+        return model.stat().st_size
+    total, embedding = 0, 0
+    tied = json.loads((model / "config.json").read_text()).get("tie_word_embeddings")
+    for file in model.glob("*.safetensors"):
+        total += file.stat().st_size
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - the file is no mapping
+                if name.endswith("embed_tokens.weight") and not tied:
+                    part = tensors.get_tensor(name)
+                    embedding += part.nbytes
+    return total - embedding
 
 
 def profile(llm: LLM, batch: int, tokens: int) -> str:
@@ -66,9 +83,9 @@ def main() -> None:
         began = time.perf_counter()
         llm = LLM(arguments.model, device="cuda", max_model_len=2048, speculative_config=config)
         loaded = time.perf_counter() - began
-        if method == "none":
-            size = sum(file.stat().st_size for file in Path(arguments.model).glob("*.safetensors"))
-            print(f"loaded in {loaded:.1f} s, floor {size / speed * 1e3:.2f} ms", flush=True)
+        if not known:
+            floor = read_bytes(Path(arguments.model)) / speed * 1e3
+            print(f"loaded in {loaded:.1f} s, floor {floor:.2f} ms", flush=True)
         for batch in arguments.batch_sizes:
             for temperature in arguments.temperatures:
                 generate(llm, batch, arguments.tokens, temperature)  # recordings

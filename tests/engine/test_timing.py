@@ -24,7 +24,7 @@ class Slow:
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=1000))
 
     def __init__(self, seconds: float, burst: range = range(0)) -> None:
-        self.now = 0.0
+        self.now, self.draws = 0.0, False
         self._seconds, self._burst, self._passes = seconds, burst, 0
         self._known: set[int] = set()
         self.tokens: list[list[int]] = []
@@ -32,13 +32,16 @@ class Slow:
     def clock(self) -> float:
         return self.now
 
-    def forward(self, batch: Any) -> None:
+    def forward(self, batch: Any, draws: None) -> None:
         rows = len(batch.tokens)
         self.tokens.append(batch.tokens.tolist())
         factor = 1 if rows in self._known else 4
         self._known.add(rows)
         self._passes += 1
         self.now += self.takes(rows) * factor * (3 if self._passes in self._burst else 1)
+
+    def drawn(self, rows: range) -> None:
+        return None
 
     def logits(self, hidden: None, rows: range) -> torch.Tensor:
         return torch.zeros(len(rows), 1)

@@ -232,8 +232,8 @@ def test_nodes_and_their_replay(kernels: Kernels, dtype: torch.dtype, name: str,
         again = view([[0, 0, len(path), 0, 2]], [[0, -1, -1, -1], [0, 0, 2, -1]], replayed)
         further = one.run(x[19:21].contiguous(), gates[19:21].contiguous(), again, own)
         assert same_bits(further, alone[-2:])
-        for memory_of in (own.stored, own.tails):
-            assert same_bits(memory_of[2], memory_of[1])
+        assert same_bits(state(own, 2), state(own, 1))
+        assert same_bits(own.tails[2], own.tails[1])
         one.run(
             x[index[: known + 1]].contiguous(), gates[index[: known + 1]].contiguous(), chain(known + 1, to=1), own
         )

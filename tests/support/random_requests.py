@@ -10,14 +10,17 @@ from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 
 
-def compare_random_requests(alone: LLM, llm: LLM, rng: random.Random, count: int = 10_000) -> None:
+def compare_random_requests(
+    alone: LLM, llm: LLM, rng: random.Random, count: int = 10_000, *, together: int = 1
+) -> None:
     """Ask for answers of any length and temperature, which are preempted and aborted at any time.
 
     Args:
-        alone: the same model without speculation, which answers each request by itself.
+        alone: the same model without speculation, which answers each request by itself, or a few `together`.
         llm: what is tested.
         rng: chooses.
         count: of requests.
+        together: how many requests the first one is asked at once.
     """
 
     def meddle(engine: Engine, requests: list[Request]) -> None:
@@ -38,7 +41,7 @@ def compare_random_requests(alone: LLM, llm: LLM, rng: random.Random, count: int
                 temperature=rng.choice((0.0, 0.7)), seed=rng.randrange(3), max_tokens=rng.choice((3, 16, 30))
             )
             some.append(Ask(prompt, params))
-        for ask in some:
-            if ask not in known:
-                (known[ask],) = run(alone, [ask])
+        new = [ask for ask in dict.fromkeys(some) if ask not in known]
+        for asked in (new[i : i + together] for i in range(0, len(new), together)):
+            known.update(zip(asked, run(alone, asked), strict=True))
         assert_same_so_far(run(llm, some, meddle), [known[ask] for ask in some])

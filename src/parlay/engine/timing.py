@@ -6,6 +6,7 @@ from time import perf_counter
 
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
+from parlay.sampling.sampler import RowDraws
 from parlay.types.plan import NO_STATES, StateUse
 
 _ROWS = (1, 8, 2, 16, 4, 32, 12, 6, 24, 3)  # the most informative first: there may be no time for all
@@ -42,7 +43,9 @@ def timed_passes(
         stretch = Stretch(tuple(islice(tokens, rows)), 0, blocks, states=states[rows])
         batch = flatten([stretch], runner.block_size, recurrent=runner.recurrent)
         began = clock()
-        runner.logits(runner.forward(batch), range(rows))[:1, :1].tolist()  # a GPU is done then
+        hidden = runner.forward(batch, RowDraws.greedy(rows) if runner.draws else None)
+        if runner.drawn(range(rows)) is None:
+            runner.logits(hidden, range(rows))[:1, :1].tolist()  # a GPU is done then
         return clock() - began
 
     for _ in range(_ROUNDS):

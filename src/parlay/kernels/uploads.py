@@ -40,7 +40,8 @@ def fetched(kernels: Kernels, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors that kernels have written, on the host; all come in one copy."""
     if kernels.host is kernels:
         return [*tensors]
-    flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    # Of a tensor with one element any stride is contiguous, but not to `view`.
+    flat = [tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in tensors]
     whole = torch.cat(flat).cpu()
     parts = torch.split(whole, [len(one) for one in flat])
     return [part.clone().view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

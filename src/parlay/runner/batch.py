@@ -169,6 +169,23 @@ def _table(values: Sequence[Sequence[int]], columns: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device="cpu").view(-1, columns)
 
 
+def first_rows(batch: Batch, rows: int) -> Batch:
+    """Return the memory of the first rows of a batch, whose tables stay as wide as they are."""
+    view = AttentionView(
+        tables=batch.view.tables[:rows],
+        row_request=batch.view.row_request[:rows],
+        first=batch.view.first[:rows],
+        last=batch.view.last[:rows],
+        extra_offsets=batch.view.extra_offsets[: rows + 1],
+        extra_slots=batch.view.extra_slots[: rows * rows],
+    )
+    tokens, positions, slots = batch.tokens[:rows], batch.positions[:rows], batch.slots[:rows]
+    states = batch.states
+    if states is not None:
+        states = StateView(states.sequences[:rows], states.rows[:rows], states.replayed)
+    return replace(batch, tokens=tokens, positions=positions, slots=slots, view=view, states=states)
+
+
 def copy_batch(batch: Batch, to: Batch) -> None:
     """Copy a batch to where a recorded pass reads it."""
     requests, blocks = batch.view.tables.shape

@@ -2,8 +2,9 @@
 
 A pass of a small model is dozens of calls of a few microseconds each, and the Python code around them takes as long
 again. With few rows a pass is therefore recorded: the same operations on the same memory, into which each batch is
-copied. There is one recording for every number of rows, made at the first such pass. On a GPU its rows arrive in one
-copy, and tokens that kernels alone decide are drawn within it.
+copied. There is one recording for every number of rows, made at the first such pass. On a GPU, where recording takes
+longer and a few rows more cost nothing, there are fewer, which are padded; rows arrive in one copy, and tokens that
+kernels alone decide are drawn within the pass.
 
 A family that computes outside the kernels would replay stale values. So a recording is checked with another batch
 than it was made from, unless recordings of slightly fewer and slightly more rows were: chosen draft lengths lead to
@@ -20,11 +21,12 @@ from parlay.kernels.base import AttentionView, Kernels, StateView
 from parlay.log import logger
 from parlay.models.context import Buffers, CacheLayers, ForwardContext, handed_states
 from parlay.models.select import CausalModel, records_logits
-from parlay.runner.batch import Batch, copy_batch, placed
+from parlay.runner.batch import Batch, copy_batch, first_rows, placed
 from parlay.runner.inbox import Inbox
 from parlay.sampling.sampler import RowDraws
 
 MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
+_MOST_ON_GPU = 512  # where it does so later; passes of more than `MOST_ROWS` draw nothing
 _NEAR = 2  # factor in rows within which checks vouch for a recording
 
 
@@ -91,12 +93,14 @@ class Graphs:
         self._graphs: dict[tuple[int, int], _Graph] = {}  # by rows, and by how many arrays tokens are drawn with
         self._tried: list[int] = []  # rows of those that were checked
         # Memory of all recordings, of which one runs at a time; of the tables little is ever touched.
-        self._apart, self._sizes = kernels.host is not kernels, (MOST_ROWS, max(blocks, 1), places)
+        self._apart = kernels.host is not kernels
+        self._most = _MOST_ON_GPU if self._apart else MOST_ROWS
+        self._sizes = self._most, max(blocks, 1), places
         self._inbox: Inbox | None = None
         self._logits = torch.empty(0)
         if not self._apart:
             self._inputs = empty_batch(*self._sizes)
-        self._buffers = Buffers(MOST_ROWS, model.dtype)
+        self._buffers = Buffers(self._most, model.dtype)
         # What another library computes, or sends to other ranks, cannot be recorded.
         self.usable = recordable and model.config.foreign is None
         self.unsettled = 0
@@ -118,27 +122,36 @@ class Graphs:
             draws: what each row's token is drawn with, in the same pass if it can be recorded; of the host.
         """
         rows, self.decided = len(batch.tokens), None
-        if rows > MOST_ROWS or not self.usable:
+        if rows > self._most or not self.usable:
             with self._kernels.here():
                 return self._eager(placed(batch, self._kernels)[0], arrived)
-        if draws is not None and not self.draws:
+        if rows > MOST_ROWS or not self.draws:
             draws = None
-        graph = self._graphs.get(_key(rows, draws))
+        here = not self._apart or self._kernels.holds(batch.tokens)
+        size = rows if here else padded_rows(rows)
+        graph = self._graphs.get(_key(size, draws))
         if graph is None:
             self.unsettled += 1
             with self._kernels.here():
-                return self._record(batch, arrived, draws, rows)
+                return self._record(batch, arrived, draws, size)
         self._fill(batch, graph.inputs, draws)
         if arrived is not None:
             graph.handed.copy_(arrived)
         graph.run()
-        self.handed, self.decided = graph.handed, graph.decided
-        return graph.hidden
+        return self._result(graph, rows)
+
+    def _result(self, graph: _Graph, rows: int) -> Tensor:
+        """Keep what a recording has come to for its first rows, and return their hidden states."""
+        handed, decided = graph.handed, graph.decided
+        if len(graph.hidden) > rows and handed.numel():
+            handed = handed[:, :rows].contiguous()
+        self.handed, self.decided = handed, decided and Decided(decided.logits[:rows], decided.tokens[:rows])
+        return graph.hidden[:rows]
 
     def _fill(self, batch: Batch, inputs: Batch, draws: RowDraws | None) -> None:
         """Copy a batch to where a recorded pass reads it, with what its tokens are drawn with."""
         if self._inbox is not None and not self._kernels.holds(batch.tokens):
-            self._inbox.fill(batch, draws)
+            self._inbox.fill(batch, draws, len(inputs.tokens))
         else:
             copy_batch(batch, inputs)
 
@@ -174,14 +187,14 @@ class Graphs:
     def _memory(self, rows: int) -> tuple[Batch, RowDraws | None]:
         """Return what recorded passes of so many rows read."""
         if not self._apart:
-            return _first(self._inputs, rows), None
+            return first_rows(self._inputs, rows), None
         if self._inbox is None:
             self._inbox = Inbox(self._kernels, *self._sizes)
         inputs = self._inbox.inputs(rows)
         return inputs.batch, inputs.draws
 
     def _record(self, batch: Batch, arrived: Tensor | None, draws: RowDraws | None, rows: int) -> Tensor:
-        """Record a pass and return its hidden states; keep it if it passes its check."""
+        """Record a pass of so many rows and return its hidden states; keep it if it passes its check."""
         (inputs, drawn_with), vouched = self._memory(rows), self._vouched(rows)
         buffers = Buffers(rows, self._model.dtype, self._buffers)
         context = self._context(inputs, buffers)
@@ -214,15 +227,15 @@ class Graphs:
             run()
             self._tried.append(rows)
             there = placed(batch, self._kernels)[0]
-            if not torch.equal(hidden[-1].view(torch.uint8), self._eager(there, arrived).view(torch.uint8)):
+            own = hidden[-1][: len(batch.tokens)]
+            if not torch.equal(own.view(torch.uint8), self._eager(there, arrived).view(torch.uint8)):
                 logger.warning(
                     "%s: its forward pass cannot be recorded; small batches run slower", self._model.config.path
                 )
                 self.usable = False
                 return self._eager(there, arrived)
-        self.handed, self.decided = handed, decided
-        self._graphs[_key(rows, draws)] = _Graph(inputs, hidden[-1], handed, decided, run)
-        return hidden[-1]
+        graph = self._graphs[_key(rows, draws)] = _Graph(inputs, hidden[-1], handed, decided, run)
+        return self._result(graph, len(batch.tokens))
 
     def _deciding(self, rows: int) -> Decided:
         """Return where a pass leaves its logits, which all passes share, and its tokens."""
@@ -231,25 +244,14 @@ class Graphs:
         return Decided(self._logits[:rows], torch.empty(rows, dtype=torch.int64))
 
 
+def padded_rows(rows: int) -> int:
+    """Return of how many rows a recording on a GPU is that runs so many: a power of two, or half as many more."""
+    power = 1 << (rows - 1).bit_length()
+    return 3 * power // 4 if rows <= 3 * power // 4 else power
+
+
 def _key(rows: int, draws: RowDraws | None) -> tuple[int, int]:
     return rows, 0 if draws is None else len(draws.tensors)
-
-
-def _first(batch: Batch, rows: int) -> Batch:
-    """Return the memory of the first rows of a batch, whose tables stay as wide as they are."""
-    view = AttentionView(
-        tables=batch.view.tables[:rows],
-        row_request=batch.view.row_request[:rows],
-        first=batch.view.first[:rows],
-        last=batch.view.last[:rows],
-        extra_offsets=batch.view.extra_offsets[: rows + 1],
-        extra_slots=batch.view.extra_slots[: rows * rows],
-    )
-    tokens, positions, slots = batch.tokens[:rows], batch.positions[:rows], batch.slots[:rows]
-    states = batch.states
-    if states is not None:
-        states = StateView(states.sequences[:rows], states.rows[:rows], states.replayed)
-    return replace(batch, tokens=tokens, positions=positions, slots=slots, view=view, states=states)
 
 
 def empty_batch(rows: int, blocks: int, places: int | None = None) -> Batch:

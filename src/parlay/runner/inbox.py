@@ -8,7 +8,7 @@ from torch import Tensor
 
 from parlay.kernels.base import AttentionView, Filters, Kernels, StateView
 from parlay.kernels.uploads import aligned
-from parlay.runner.batch import Batch, copy_batch
+from parlay.runner.batch import Batch, copy_batch, first_rows
 from parlay.sampling.sampler import RowDraws
 
 _Array = tuple[tuple[int, ...], torch.dtype]
@@ -48,19 +48,25 @@ class Inbox:
         """Return what passes of so many rows read, where kernels read it."""
         return self._views(rows, self._staging.there)
 
-    def fill(self, batch: Batch, draws: RowDraws | None) -> None:
-        """Send a batch of the host, and what its tokens are drawn with."""
+    def fill(self, batch: Batch, draws: RowDraws | None, size: int) -> None:
+        """Send a batch of the host, and what its tokens are drawn with, to a pass of `size` rows.
+
+        Rows beyond those of the batch see no keys, and what they leave goes nowhere.
+        """
         rows = len(batch.tokens)
-        own = self._here.get(rows)
-        if own is None:
-            own = self._here[rows] = self._views(rows, self._staging.host)
+        if (own := self._here.get(size)) is None:
+            own = self._here[size] = self._views(size, self._staging.host)
+        to, view = own.batch, own.batch.view
         self._staging.renew()
-        copy_batch(batch, own.batch)
-        if draws is not None:
-            for source, target in zip(draws.tensors, own.draws.tensors, strict=False):
-                target.copy_(source)
-        requests = len(batch.view.tables)
-        self._staging.send(own.end + requests * self._blocks * own.batch.view.tables.element_size())
+        copy_batch(batch, to if rows == size else first_rows(to, rows))
+        for source, target in zip([] if draws is None else draws.tensors, own.draws.tensors, strict=False):
+            target[:rows] = source
+        if rows < size:
+            for target in (to.tokens, to.positions, view.row_request, view.first, view.last, *own.draws.tensors):
+                target[rows:] = 0
+            to.slots[rows:] = -1
+            view.extra_offsets[rows + 1 :] = view.extra_offsets[rows]
+        self._staging.send(own.end + len(batch.view.tables) * self._blocks * view.tables.element_size())
 
     def _arrays(self, rows: int) -> list[_Array]:
         """Return the arrays of a pass, in their order in the buffer."""

@@ -75,13 +75,17 @@ class ModelRunner:
             self._hidden = self.tapped = torch.empty(0)
         self._under_way = deque[int]()  # rows of each pass that is not finished
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, draws: RowDraws | None = None) -> Tensor:
         """Run a batch through the layers; return hidden states `[rows, hidden]`, valid until the next pass.
+
+        Args:
+            batch: of rows.
+            draws: as for `start`.
 
         Raises:
             RankError: a rank that shares the layers is lost.
         """
-        self.start(batch)
+        self.start(batch, draws)
         return self.finish()
 
     def start(self, batch: Batch, draws: RowDraws | None = None) -> None:

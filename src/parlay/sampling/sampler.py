@@ -59,6 +59,9 @@ def process(kernels: Kernels, logits: Tensor, params: Sequence[DrawParams | Samp
     return scores
 
 
+_GREEDY = DrawParams(temperature=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class RowDraws:
     """What the tokens of rows are drawn with; for the tensors see `draw`."""
@@ -73,6 +76,11 @@ class RowDraws:
         """Return them on the host, of each row's parameters, seed and position."""
         at = torch.tensor(positions, dtype=torch.int64, device="cpu")
         return cls(temperature_tensor(params), seed_tensor(seeds), at, filter_tensors(params))
+
+    @classmethod
+    def greedy(cls, rows: int) -> "RowDraws":
+        """Return those of rows whose likeliest token is taken."""
+        return cls.of([_GREEDY] * rows, [0] * rows, [0] * rows)
 
     @property
     def tensors(self) -> list[Tensor]:
