@@ -19,6 +19,7 @@ from safetensors import safe_open
 
 from benchmarks.tiles import bandwidth
 from parlay import LLM, SamplingParams
+from parlay.checkpoints.find import find_model
 
 _PROMPT = 64  # tokens
 
@@ -84,7 +85,7 @@ def main() -> None:
         llm = LLM(arguments.model, device="cuda", max_model_len=2048, speculative_config=config)
         loaded = time.perf_counter() - began
         if not known:
-            floor = read_bytes(Path(arguments.model)) / speed * 1e3
+            floor = read_bytes(find_model(arguments.model)) / speed * 1e3
             print(f"loaded in {loaded:.1f} s, floor {floor:.2f} ms", flush=True)
         for batch in arguments.batch_sizes:
             for temperature in arguments.temperatures:
