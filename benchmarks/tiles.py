@@ -42,13 +42,7 @@ def tiles_of_few() -> list[Tile]:
 
 def tiles_of_many() -> list[Tile]:
     """Return tiles to try with many rows."""
-    shapes = (
-        (128, 128, 64, 8, 3),
-        (128, 128, 64, 4, 3),
-        (256, 128, 64, 8, 3),
-        (128, 256, 64, 8, 3),
-        (64, 128, 64, 4, 4),
-    )
+    shapes = (128, 128, 64, 8, 4), (256, 128, 64, 8, 4), (128, 256, 64, 8, 4), (64, 128, 64, 4, 6)
     return [Tile(*shape) for shape in shapes]
 
 
@@ -92,7 +86,8 @@ def time(call: Callable[[int], object], turns: int) -> float:
 def product(kernels: TritonLinear, weights: Sequence[LinearWeight], choice: Choice) -> tuple[float, Tensor]:
     """Return the microseconds of a product, and its first row."""
     rows, tile, splits = choice
-    linear.tile_of, linear.splits_of = (lambda *_: tile), (lambda *_: splits)
+    linear.tile_of = linear.tile_of_many = lambda *_: tile
+    linear.splits_of = lambda *_: splits
     x = rows_of(rows, weights[0].inputs)
     out = torch.empty((rows, weights[0].outputs), device="cuda", dtype=torch.bfloat16)
     took = time(lambda turn: kernels.linear(x, weights[turn], out), len(weights))
@@ -104,7 +99,8 @@ def compile_one(kind: str, choice: Choice) -> None:
     """Compile a product into Triton's cache."""
     kernels = TritonLinear(torch.device("cuda"))
     rows, tile, splits = choice
-    linear.tile_of, linear.splits_of = (lambda *_: tile), (lambda *_: splits)
+    linear.tile_of = linear.tile_of_many = lambda *_: tile
+    linear.splits_of = lambda *_: splits
     blocks = torch.zeros((256, 1024), dtype=torch.bfloat16)
     weight = kernels.pack_linear(blocks if kind == "bf16" else random_blocks(BY_NAME[kind], 256, 1024, seed=1))
     kernels.linear(rows_of(rows, 1024), weight, torch.empty((rows, 256), device="cuda"))

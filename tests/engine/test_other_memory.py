@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from asking import accepted
+from asking import accepted, assert_same, run, with_params
 from conftest import MakeLLM, Pair, guesses_on_random_texts, proposer_options
+from families import write_family
+from recurrent import asks
 from tagged_device import CROSSINGS, TaggedKernels
 from vocabularies import permuted
 
@@ -81,6 +83,19 @@ def test_a_draft_model_of_another_vocabulary(
     assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
     assert accepted([one.outputs[0] for one in found]) > 0
     assert LONGEST[-1] == 2 * 128  # the draft model may have twice as many tokens
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "granite4-h", "lfm2"])
+def test_recurrent_layers(on_device: dict[str, Any], tmp_path: Path, name: str) -> None:
+    """Passes of a few rows are padded, of any number of sequences after any other: rows beyond leave no trace."""
+    path = str(write_family(tmp_path / name, name, seed=2, calm=0.3))
+    asked = [with_params(ask, logprobs=None, max_tokens=9 + 5 * i) for i, ask in enumerate(asks())]
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 256}
+    expected = run(LLM(path, speculative_config=None, **options), asked)
+    for method in (None, {"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 3}):
+        llm = LLM(path, speculative_config=method, **options, **on_device)
+        for some in (slice(None), slice(3), slice(5), slice(None)):
+            assert_same(run(llm, asked[some]), expected[some])
 
 
 def test_plain_decoding(make_llm: MakeLLM, on_device: dict[str, Any]) -> None:

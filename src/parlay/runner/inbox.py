@@ -65,6 +65,9 @@ class Inbox:
             for target in (to.tokens, to.positions, view.row_request, view.first, view.last, *own.draws.tensors):
                 target[rows:] = 0
             to.slots[rows:] = -1
+            if to.states is not None:
+                to.states.sequences[rows:] = 0
+                to.states.rows[rows:] = -1
             view.extra_offsets[rows + 1 :] = view.extra_offsets[rows]
         self._staging.send(own.end + len(batch.view.tables) * self._blocks * view.tables.element_size())
 

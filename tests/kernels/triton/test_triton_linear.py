@@ -37,6 +37,24 @@ def test_product_of_many_rows(device: torch.device, monkeypatch: pytest.MonkeyPa
     assert torch.allclose(found, x.float() @ weight.float().T, atol=1e-3)
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(150, 1104), (260, 128)])
+def test_blocks_that_the_gpu_copies(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, outputs: int, inputs: int
+) -> None:
+    """On hardware they have the bits of few rows; the interpreter's products have other bits in other shapes."""
+    monkeypatch.setattr(linear, "copies_blocks", lambda device: True)
+    monkeypatch.setattr(linear, "splits_of", lambda *_: 2)
+    x, matrix = (
+        random(200, inputs, dtype=torch.bfloat16, seed=1),
+        random(outputs, inputs, dtype=torch.bfloat16, seed=2),
+    )
+    weight = Weight.stack([Weight.of(matrix), Weight.of(matrix.half()), Weight.of(matrix)])
+    found = on(weight, TritonLinear(device), x, torch.float32)
+    assert torch.allclose(found, x.float() @ torch.cat((matrix, matrix, matrix)).float().T, atol=1e-3)
+    few = on(weight, TritonLinear(device), x[190:], torch.float32)
+    assert torch.equal(few, found[190:]) or device.type == "cpu"
+
+
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 33, 64, 65, 129])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_do_not_see_each_other(device: torch.device, rows: int, dtype: torch.dtype) -> None:

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from parlay.kernels.linear import LinearWeight, PackedPart
 from parlay.kernels.triton.blocks import BlockPart, layout_of, load_tile, look_up, pack_blocks
@@ -54,6 +55,18 @@ def tile_of(rows: int, dtype: torch.dtype) -> Tile:
     if rows > _MANY:
         return Tile(64, 128, 64, 4, 4)
     return Tile(max(16, padded(rows)), 64, 128, 4, 5)
+
+
+def tile_of_many(rows: int, outputs: int) -> Tile:
+    """Return the tile for so many rows of a plain weight, where a GPU copies blocks by itself."""
+    large = Tile(256, 128, 64, 8, 4)
+    programs = -(-rows // large.rows) * -(-outputs // large.outputs)
+    return large if programs >= _PROGRAMS else Tile(128, 128, 64, 8, 4)
+
+
+def copies_blocks(device: torch.device) -> bool:
+    """Whether a GPU has an engine that copies blocks of a matrix, as those since Hopper have."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def splits_of(outputs: int, inputs: int, dtype: torch.dtype) -> int:
@@ -123,6 +136,27 @@ def _multiply(
                 whole += tl.load(own, mask=is_one, other=0.0, cache_modifier=".cg")
                 own += rows.to(tl.int64) * width
             tl.store(out + at, rounded(whole, out.dtype.element_ty), mask=is_one)
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
+def _multiply_many(
+    x, weight, out, rows, outputs, inputs, width, splits,
+    tile_rows: tl.constexpr, tile_outputs: tl.constexpr, tile_inputs: tl.constexpr,
+):  # fmt: skip
+    # All parts of a plain weight, as `_multiply` sums them; both operands are descriptors, zeros where they end.
+    first_row, first_output = tl.program_id(0) * tile_rows, tl.program_id(1) * tile_outputs
+    each = tl.cdiv(tl.cdiv(inputs, _PIECE), splits)
+    whole = tl.zeros((tile_outputs, tile_rows), tl.float32)
+    for part in range(splits):
+        total = tl.zeros((tile_outputs, tile_rows), tl.float32)
+        for begin in range(part * each * _PIECE, tl.minimum((part + 1) * each * _PIECE, inputs), tile_inputs):
+            numbers, own = weight.load([first_output, begin]), x.load([first_row, begin])
+            total = dot(numbers, tl.trans(own), total)
+        whole += total
+    row, output = first_row + tl.arange(0, tile_rows), first_output + tl.arange(0, tile_outputs)
+    at = row.to(tl.int64)[None, :] * width + output[:, None]
+    is_one = (row < rows)[None, :] & (output < outputs)[:, None]
+    tl.store(out + at, rounded(whole, out.dtype.element_ty), mask=is_one)
 
 
 @triton.jit
@@ -203,7 +237,7 @@ class TritonLinear:
 
     def __init__(self, device: torch.device) -> None:
         """Keep weights on a device."""
-        self.device = device
+        self.device, self._copies = device, copies_blocks(device)
         self._counters = torch.zeros(_COUNTED, dtype=torch.int32, device=device)
         # Of experts' weights: addresses [parts, 3, experts] of what `_tensors` returns, by the first one's tensor.
         self._tables: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -243,6 +277,10 @@ class TritonLinear:
             partial = torch.empty((splits, rows, width), dtype=torch.float32, device=x.device)
         begin = 0
         for part in weight.parts:
+            if rows > _MANY and self._copied(part, x):
+                self._multiply_many(x, part, out[:, begin:], width, splits)
+                begin += part.outputs
+                continue
             tile = tile_of(rows, _met(part, x.dtype))
             tiles = triton.cdiv(rows, tile.rows), triton.cdiv(part.outputs, tile.outputs)
             _multiply[(*tiles, 1 if folds else splits)](
@@ -253,6 +291,24 @@ class TritonLinear:
                 num_stages=tile.stages,
             )
             begin += part.outputs
+
+    def _copied(self, part: PackedPart, x: Tensor) -> bool:
+        """Whether blocks of a part and of rows can be copied by the GPU itself: rows of 16 bytes' multiples."""
+        plain = not isinstance(part, BlockPart) and part.tensor.dtype is x.dtype is not torch.float32
+        return self._copies and plain and x.shape[1] * x.element_size() % _ALIGNED.value == 0
+
+    def _multiply_many(self, x: Tensor, part: PackedPart, out: Tensor, width: int, splits: int) -> None:
+        (rows, inputs), outputs = x.shape, part.outputs
+        tile = tile_of_many(rows, outputs)
+        operands = (
+            TensorDescriptor(x, [rows, inputs], [inputs, 1], [tile.rows, tile.inputs]),
+            TensorDescriptor(part.tensor, [outputs, inputs], [inputs, 1], [tile.outputs, tile.inputs]),
+        )
+        _multiply_many[(triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs))](
+            *(*operands, out, rows, outputs, inputs, width, splits, tile.rows, tile.outputs, tile.inputs),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
 
     def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
         self.linear(x, weight, out)
