@@ -89,7 +89,8 @@ def main() -> None:
             print(f"loaded in {loaded:.1f} s, floor {floor:.2f} ms", flush=True)
         for batch in arguments.batch_sizes:
             for temperature in arguments.temperatures:
-                generate(llm, batch, arguments.tokens, temperature)  # recordings
+                for tokens in (arguments.tokens, 1):  # recordings, also of prompts that the cache has
+                    generate(llm, batch, tokens, temperature)
                 steps = []
                 for _ in range(arguments.repeats):
                     short, _ = generate(llm, batch, 1, temperature)

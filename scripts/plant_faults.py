@@ -81,8 +81,8 @@ FAULTS = [
         "a key dropped from the noise",
         "tests/acceptance",
         "src/parlay/acceptance/coupled.py",
-        "seeds = [span.seed for span in plain for _ in range(1 + len(span.draft))]",
-        "seeds = [0 for span in plain for _ in range(1 + len(span.draft))]",
+        "seeds += [span.seed] * own",
+        "seeds += [0] * own",
     ),
     Fault(
         "a stale recording",

@@ -32,8 +32,8 @@ def select_kernels(device: str = "cpu", force: str | None = None, longest: int =
         from parlay.kernels.triton.kernels import TritonKernels
 
         logger.warning(
-            "kernels: those for GPUs were tested in Triton's interpreter and not yet run on hardware; compare their "
-            "tokens with those of device='cpu' before you rely on them"
+            "kernels: those for GPUs are experimental, see docs/gpu.md; run `parlay verify MODEL --device cuda` "
+            "before you rely on them"
         )
         kernels: Kernels = TritonKernels(found, _on_host(force), longest)
     elif device == "cpu":
