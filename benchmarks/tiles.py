@@ -86,8 +86,7 @@ def time(call: Callable[[int], object], turns: int) -> float:
 def product(kernels: TritonLinear, weights: Sequence[LinearWeight], choice: Choice) -> tuple[float, Tensor]:
     """Return the microseconds of a product, and its first row."""
     rows, tile, splits = choice
-    linear.tile_of = linear.tile_of_many = lambda *_: tile
-    linear.splits_of = lambda *_: splits
+    use(tile, splits)
     x = rows_of(rows, weights[0].inputs)
     out = torch.empty((rows, weights[0].outputs), device="cuda", dtype=torch.bfloat16)
     took = time(lambda turn: kernels.linear(x, weights[turn], out), len(weights))
@@ -95,12 +94,16 @@ def product(kernels: TritonLinear, weights: Sequence[LinearWeight], choice: Choi
     return took, out[0].clone()
 
 
+def use(tile: Tile, splits: int) -> None:
+    """Have all products use a tile."""
+    linear.tile_of, linear.tile_of_many, linear.splits_of = lambda *_: tile, lambda *_: tile, lambda *_: splits
+
+
 def compile_one(kind: str, choice: Choice) -> None:
     """Compile a product into Triton's cache."""
     kernels = TritonLinear(torch.device("cuda"))
     rows, tile, splits = choice
-    linear.tile_of = linear.tile_of_many = lambda *_: tile
-    linear.splits_of = lambda *_: splits
+    use(tile, splits)
     blocks = torch.zeros((256, 1024), dtype=torch.bfloat16)
     weight = kernels.pack_linear(blocks if kind == "bf16" else random_blocks(BY_NAME[kind], 256, 1024, seed=1))
     kernels.linear(rows_of(rows, 1024), weight, torch.empty((rows, 256), device="cuda"))

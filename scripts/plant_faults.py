@@ -87,7 +87,7 @@ FAULTS = [
     Fault(
         "a stale recording",
         "tests/runner",
-        "src/parlay/runner/graphs.py",
+        "src/parlay/runner/batch.py",
         "    to.view.extra_offsets.copy_(batch.view.extra_offsets)\n",
         "",
     ),
