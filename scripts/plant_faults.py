@@ -326,10 +326,10 @@ FAULTS = [
         "x, splits = _aligned(x), 1 if rows > 4 else 2",
     ),
     Fault(
-        "sequences of a pass before in the padding of a GPU's next one",
+        "rows of a pass before in the padding of a GPU's next one",
         "tests/engine/test_other_memory.py",
         "src/parlay/runner/inbox.py",
-        "                to.states.sequences[rows:] = 0\n",
+        "                to.states.rows[rows:] = -1\n",
         "",
     ),
 ]
