@@ -54,8 +54,12 @@ def verify(
     first_row = 0
     for span in spans:
         if span.sample:
-            rows = logits[first_row : first_row + 1 + len(span.draft)]
             own = next(choices)
+            if own is not None and not span.draft.tokens and span.params.scored is None:  # as the walk would say
+                verdicts.append(Verdict((own[0],)))
+                first_row += 1
+                continue
+            rows = logits[first_row : first_row + 1 + len(span.draft)]
             try:
                 processor = processors.get(span.request_id)
                 verdicts.append(_walk(kernels, span, rows, own, processor, processed_logprobs))
