@@ -90,7 +90,14 @@ void set_isa(const std::string& name) {
   throw std::invalid_argument("this machine has no instruction set '" + name + "'");
 }
 
-void record(Tape* tape) { recording = tape; }
+// Has this thread record what `work` calls. The end lies in no line of Python, between two of which an exception may come.
+void record(Tape& tape, const nb::typed<nb::callable, nb::object()>& work) {
+  struct End {
+    ~End() { recording = nullptr; }
+  } end;
+  recording = &tape;
+  work();
+}
 
 // Lays out blocks `[outputs, bytes]` in panels, as `linear` reads them.
 void pack(const Tensor& stored, const Tensor& out, int64_t inputs, int kind) {
@@ -246,7 +253,7 @@ NB_MODULE(_native, m) {
         ring.receive(to, bytes);
       }, arg("states"))
       .def("abandon", &Ring::abandon);
-  m.def("record", &record, arg("tape").none());
+  m.def("record", &record, arg("tape"), arg("work"));
   m.def("recording", [] { return recording != nullptr; });
   bind_operations(m);
   m.def("packed_bytes", [](int64_t inputs, int kind) { return table->packed_bytes(inputs, kind); }, arg("inputs"),

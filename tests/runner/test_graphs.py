@@ -2,8 +2,12 @@
 
 import json
 import random
+import sys
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -153,6 +157,30 @@ def test_a_model_that_cannot_be_recorded_from_some_size_on(order: tuple[int, ...
         for rows in order:
             batch = flatten([Stretch([turn + row for row in range(rows)], 0, range(8))], SIZE)
             assert torch.equal(graphs.forward(batch), eager(stale, cache, batch))
+
+
+def test_exceptions_at_any_line_end_a_recording() -> None:
+    """What is called afterwards must not be written into a recording that nobody holds."""
+    native, at = pytest.importorskip("parlay.kernels._native"), type(KERNELS).record.__code__
+    if not isinstance(KERNELS, native.Operations):
+        pytest.skip("these kernels are not the native ones")
+    for stop in range(1, 9):
+        lines = count(1)
+
+        def raise_there(frame: FrameType, event: str, arg: object, stop: int = stop, lines: Any = lines) -> Any:
+            if frame.f_code is at and event == "line" and next(lines) == stop:
+                raise KeyboardInterrupt
+            return raise_there
+
+        sys.settrace(raise_there)
+        try:
+            KERNELS.record(lambda: None)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert not native.recording()
+    assert next(lines) <= 9
 
 
 def test_errors_end_a_recording(model: CausalModel) -> None:

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -62,7 +62,7 @@ class Ring:
 
     def abandon(self) -> None: ...
 
-def record(tape: Tape | None) -> None: ...
+def record(tape: Tape, work: Callable[[], object]) -> None: ...
 
 def recording() -> bool: ...
 

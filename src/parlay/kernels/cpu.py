@@ -42,11 +42,7 @@ class NativeKernels(HostMemory, _native.Operations):
 
     def record(self, work: Callable[[], object]) -> Callable[[], None]:  # noqa: D102
         tape = _native.Tape()
-        try:
-            _native.record(tape)
-            work()
-        finally:
-            _native.record(None)
+        _native.record(tape, work)
         return tape.run
 
     def pack_linear(self, weight: Tensor | Weight) -> LinearWeight:  # noqa: D102
