@@ -177,7 +177,7 @@ class ModelRunner:
 
     @property
     def draws(self) -> bool:
-        """Whether small passes draw their rows' tokens, if they are told with what."""
+        """Whether passes of few rows can sample tokens too, see `start`."""
         return self._graphs.draws
 
     def drawn(self, rows: Sequence[int]) -> tuple[Tensor, list[int]] | None:
