@@ -154,5 +154,5 @@ async def test_templates_take_turns() -> None:
     await asyncio.sleep(0)
     held.set()
     await bob
-    assert order.count("alice") <= 2
+    assert order.index("bob") <= 2  # one of alice's ran, and one had its turn before
     await asyncio.gather(*flood)
