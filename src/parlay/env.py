@@ -21,13 +21,12 @@ Variables of other libraries that may alter the bits of their results are read t
 """
 
 import os
-import platform
 import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from parlay import control_groups
+from parlay import control_groups, system
 from parlay.errors import ConfigError, shown
 
 ARITHMETIC = (
@@ -87,8 +86,7 @@ def threads() -> int:
     asked = _number("PARLAY_THREADS", MOST_THREADS, f"a number from 1 to {MOST_THREADS} (so must --threads)")
     if asked is not None:
         return asked
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(own, control_groups.available_processors())
+    return min(system.processor_count(), control_groups.available_processors())
 
 
 def rank_timeout() -> float:
@@ -190,24 +188,6 @@ def _folder(variable: str, default: str) -> Path | None:
         return None
 
 
-def cpu() -> tuple[str, str]:
-    """Return the processor's name, and its features as one string of words."""
-    facts: dict[str, str] = {}
-    try:
-        with Path("/proc/cpuinfo").open() as file:
-            for line in file:
-                if not line.strip():  # the first processor speaks for all
-                    break
-                key, _, value = line.partition(":")
-                facts[key.strip()] = value.strip()
-    except OSError:
-        pass
-    if "model name" not in facts:
-        return platform.processor() or platform.machine(), facts.get("Features", "")
-    name = f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
-    return name, facts.get("flags", "")
-
-
 def log_level() -> str:
     """Return the level of the `parlay` logger.
 
@@ -232,7 +212,7 @@ def available_memory() -> int:
         ConfigError: PARLAY_MEMORY is no number of bytes.
     """
     most = _number("PARLAY_MEMORY", sys.maxsize, "a number of bytes above 0") or sys.maxsize
-    return min(_available_on_machine(), control_groups.available_memory(), _available_addresses(), most)
+    return min(system.free_memory(), control_groups.available_memory(), _available_addresses(), most)
 
 
 def _number(variable: str, most: int, form: str) -> int | None:
@@ -247,20 +227,5 @@ def _number(variable: str, most: int, form: str) -> int | None:
 
 def _available_addresses() -> int:
     """Return what the limit of `ulimit -v` leaves."""
-    try:
-        most = resource.getrlimit(resource.RLIMIT_AS)[0]
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (OSError, ValueError):
-        return sys.maxsize
-    taken = pages * os.sysconf("SC_PAGE_SIZE")
-    return sys.maxsize if most == resource.RLIM_INFINITY else max(0, most - taken)
-
-
-def _available_on_machine() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    most, taken = resource.getrlimit(resource.RLIMIT_AS)[0], system.addresses_in_use()
+    return sys.maxsize if most == resource.RLIM_INFINITY or taken is None else max(0, most - taken)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import parlay.kernels
-from parlay import env
+from parlay import system
 from parlay.errors import ConfigError
 from parlay.kernels import select
 from parlay.kernels.select import select_kernels
@@ -31,7 +31,7 @@ def test_native_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif("x86" not in platform.machine(), reason="of x86-64 alone")
 def test_what_the_system_says_of_the_processor() -> None:
     """Linux lists what the processor has and it lets programs use."""
-    words = set(env.cpu()[1].split())
+    words = set(system.processor()[1].split())
     needed = {
         "avx2": {"avx2", "fma", "f16c"},
         "avx512": {"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"},

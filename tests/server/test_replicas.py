@@ -19,10 +19,10 @@ from serving import House, housed, last, until
 
 from parlay import CapacityError, ConfigError, EngineDeadError, RequestOutput, SamplingParams, env
 from parlay.link.protocol import EngineReady
-from parlay.parallel.numa import allowed_processors
 from parlay.server.remote import client as client_module
 from parlay.server.remote.client import EngineClient
 from parlay.server.remote.engine_link import EngineLink
+from parlay.system import allowed_processors
 
 PROMPT = list(range(40, 52)) * 2
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=480, ignore_eos=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from parlay import __version__, env
+from parlay import __version__, env, system
 
 
 def provenance(numerics: Iterable[str] = ()) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def provenance(numerics: Iterable[str] = ()) -> dict[str, Any]:
         "parlay": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "cpu": env.cpu()[0],
+        "cpu": system.processor()[0],
         "threads": env.threads(),
         "numerics": sorted(set(numerics)),
     }

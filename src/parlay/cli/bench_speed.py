@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from parlay import env
+from parlay import system
 from parlay.bench.options import LatencyOptions, SpeedOptions, ThroughputOptions
 from parlay.cli.flags import add_flags, given
 from parlay.cli.report import Columns, progress, report
@@ -74,7 +74,7 @@ def _run(options: argparse.Namespace) -> int:
     with progress() as tick:
         rows = measure(engine_options(options), speculative, workload, tick)
     if options.plot is not None:
-        model, machine = vars(options).get("model", EngineConfig().model), env.cpu()[0].partition(" (")[0]
+        model, machine = vars(options).get("model", EngineConfig().model), system.processor()[0].partition(" (")[0]
         draw_bars(options.plot, f"parlay bench {options.kind}: {Path(model).name}\n{machine}", panels(rows, workload))
     report(options, rows, options.columns, workload=asdict(workload))
     return 0 if all(row["same_tokens"] for row in rows) else 1

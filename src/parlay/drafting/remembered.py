@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from parlay import env
+from parlay import system
 from parlay.cache_file import CacheFile
 from parlay.log import logger
 
@@ -48,7 +48,7 @@ class CostFile:
             folder: where the file is; None takes the user's cache folder, if there is one.
             split: ranks that share each of the target's layers, and stages that have layers of their own.
         """
-        key = {"numerics": numerics, "threads": threads, "split": list(split), "cpu": env.cpu()[0]}
+        key = {"numerics": numerics, "threads": threads, "split": list(split), "cpu": system.processor()[0]}
         self._name = sha256(json.dumps(key).encode()).hexdigest()[:32]
         self._file = CacheFile("costs", _VERSION, folder=folder)
 

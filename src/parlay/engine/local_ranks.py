@@ -19,7 +19,8 @@ from parlay.engine.rank import Assignment
 from parlay.engine.ranks import Ranks
 from parlay.errors import ConfigError
 from parlay.log import logger
-from parlay.parallel.numa import allowed_processors, memory_nodes, place_ranks, stay_on
+from parlay.parallel.numa import memory_nodes, place_ranks
+from parlay.system import allowed_processors, stay_on
 
 if TYPE_CHECKING:
     from parlay.kernels.exchange import SharedMemory, SharedRing

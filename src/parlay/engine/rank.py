@@ -29,12 +29,12 @@ from parlay.numerics.digests import start_digest
 from parlay.numerics.identify import cases, identify
 from parlay.numerics.kernel_choice import choose_kernels
 from parlay.parallel.group import Exchange, Group, RankPosition
-from parlay.parallel.numa import stay_on
 from parlay.proposers.base import DeviceProposer, Runtime, Share, TargetInfo
 from parlay.proposers.select import make_proposer
 from parlay.proposers.shared_passes import follow
 from parlay.runner.orders import Call, Collect, Forward, Move, Refusal, decode
 from parlay.runner.runner import ModelRunner
+from parlay.system import stay_on
 from parlay.types.cache import NO_ROOM, KVCacheDtype, StateRoom
 from parlay.types.storage import LoadFormat, Storage
 

@@ -1,7 +1,6 @@
 """Ranks of one machine hand each other columns and states through memory that they share; see csrc/exchange.h."""
 
-import os
-
+from parlay import system
 from parlay.kernels import _native
 from parlay.parallel.group import RankPosition
 
@@ -13,7 +12,7 @@ def make_memory(size: int, room: int) -> int:
         size: ranks in the group.
         room: bytes that each may hand over at once; a row has to fit.
     """
-    return _make(_native.Exchange.footprint(size, room))
+    return system.shared_memory(_native.Exchange.footprint(size, room))
 
 
 def make_ring(size: int, places: int, room: int) -> int:
@@ -26,13 +25,7 @@ def make_ring(size: int, places: int, room: int) -> int:
         places: messages that may be under way from each.
         room: bytes of the longest.
     """
-    return _make(_native.Ring.footprint(size, places, room))
-
-
-def _make(size: int) -> int:
-    file = os.memfd_create("parlay-ranks")
-    os.ftruncate(file, size)
-    return file
+    return system.shared_memory(_native.Ring.footprint(size, places, room))
 
 
 def map_memory(

@@ -12,7 +12,7 @@ from time import perf_counter
 
 import torch
 
-from parlay import env
+from parlay import system
 from parlay.cache_file import CacheFile
 from parlay.kernels.base import Kernels
 from parlay.kernels.huge import empty_huge
@@ -55,7 +55,7 @@ def tune(kernels: Kernels, threads: int) -> None:
     if kernels.prefetch is None:
         return
     cache = CacheFile("prefetching", 2)
-    setting = " ".join((kernels.name, str(threads), *env.cpu()))
+    setting = " ".join((kernels.name, str(threads), *system.processor()))
     known = cache.read()
     if setting in known:
         found = Prefetching(**known[setting])

@@ -11,7 +11,7 @@ from hashlib import sha256
 import numpy
 import torch
 
-from parlay import env
+from parlay import env, system
 from parlay.cache_file import CacheFile
 from parlay.kernels.base import Kernels
 from parlay.log import logger
@@ -112,7 +112,7 @@ def _setting(name: str, switches: tuple[int, ...], threads: int) -> str:
         "kernels": [name, switches, digest_code(*_CODE)],
         "counts": selfcheck.ROW_COUNTS,
         "threads": threads,
-        "cpu": env.cpu(),
+        "cpu": system.processor(),
         "environment": env.arithmetic(),
         "libraries": [torch.__version__, _has_onednn(), numpy.__version__],
     }

@@ -1,6 +1,5 @@
 """Which processors each rank, or replica, of a machine runs on: those beside the memory that its weights lie in."""
 
-import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -76,14 +75,3 @@ def place_replicas(size: int, allowed: frozenset[int], nodes: Sequence[frozenset
         return place_ranks(size, allowed, nodes)
     bounds = [len(usable) * i // size for i in range(size + 1)]
     return [frozenset().union(*usable[begin:end]) for begin, end in pairwise(bounds)]
-
-
-def allowed_processors() -> frozenset[int]:
-    """Return the processors that this process may use; none where the system does not say."""
-    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
-
-
-def stay_on(processors: frozenset[int]) -> None:
-    """Have this thread, and those that it will start, run on some processors; without any, wherever they like."""
-    if processors and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, processors)

@@ -17,11 +17,10 @@ from contextlib import suppress
 from hashlib import sha256
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from time import process_time
 from typing import Any, TypeVar
 
-from parlay import env
+from parlay import env, system
 from parlay.errors import RequestError, TemplateRefusalError, brief
 
 # The templates of parlay's own models, which end.
@@ -211,9 +210,9 @@ def _serve(connection: Connection) -> None:
     Each of `found` is `[text, null]` or `[null, why it is refused]`.
     """
     runner = Runner()
-    with suppress(OSError):  # where a system has no such file
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + _MEMORY)
+    taken = system.addresses_in_use()
+    if taken is not None:
+        _limit(resource.RLIMIT_AS, taken + _MEMORY)
     with suppress(EOFError, OSError, MemoryError):  # after which the rest may be damaged
         while True:
             template, many, seconds = json.loads(connection.recv_bytes(_LONGEST))

@@ -22,10 +22,11 @@ from parlay.link.engine import AsyncEngine, State
 from parlay.link.protocol import EngineReady, Report
 from parlay.link.stream import Stream
 from parlay.log import logger
-from parlay.parallel.numa import allowed_processors, memory_nodes, place_replicas
+from parlay.parallel.numa import memory_nodes, place_replicas
 from parlay.server.remote.engine_link import EngineLink
 from parlay.server.remote.replica import DIED, Calls, Replica
 from parlay.server.remote.replicas import Replicas, check_alike
+from parlay.system import allowed_processors
 from parlay.text.tokenizer import TextCodec
 from parlay.types.progress import OnProgress, ignore
 from parlay.types.stats import DraftStats, StatsSnapshot, summed

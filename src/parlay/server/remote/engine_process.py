@@ -16,8 +16,8 @@ from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ParlayError
 from parlay.link.protocol import Alive, EngineLoading, Failure, encode
 from parlay.log import logger
-from parlay.parallel.numa import stay_on
 from parlay.server.garbage_collection import leave_out_what_is_loaded
+from parlay.system import stay_on
 from parlay.types.progress import Progress
 
 COMMANDS, REPORTS = "commands", "reports"  # the sockets' files

@@ -1,0 +1,109 @@
+"""What a system may lack: the same tokens without it, on several ranks and behind a server too."""
+
+import mmap
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parlay import env, system
+
+ROOT = Path(__file__).parents[1]
+LACKING = ROOT / "tests" / "support" / "lacking"
+FACILITIES = ("proc", "affinity", "memfd", "huge pages")
+# What runs on every system: processes of all kinds, templates, memory.
+PORTABLE = (
+    *("engine/test_tensor_parallel.py", "engine/test_random_requests.py", "engine/test_recurrent_models.py"),
+    *("kernels/test_attention.py", "kernels/test_huge.py", "kernels/test_threads.py", "runner", "kv", "cli"),
+    *("server/test_http_endpoints.py", "server/test_replicas.py", "server/test_ranks_served.py"),
+    *("text/test_template_process.py", "verify/test_verify.py", "test_llm.py", "test_async_llm.py"),
+)
+
+
+def without(*what: str) -> dict[str, str]:
+    """Return the environment of a Python that lacks something."""
+    return {**os.environ, "PYTHONPATH": str(LACKING), "PARLAY_TEST_WITHOUT": ",".join(what)}
+
+
+def test_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, features = system.processor()
+    assert name
+    assert name == name.strip()
+    if "x86" in platform.machine():
+        assert "sse2" in features.split()
+    monkeypatch.setattr(system, "PROC", Path("/nowhere"))
+    assert system.processor() == (platform.processor() or platform.machine(), "")
+
+
+def test_of_arm_the_features_alone_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Linux names parts by number there."""
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd\nCPU part\t: 0xd0c\n\nprocessor\t: 1\n")
+    monkeypatch.setattr(system, "PROC", tmp_path)
+    assert system.processor() == (platform.processor() or platform.machine(), "fp asimd")
+
+
+def test_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = system.allowed_processors()
+    assert system.processor_count() == len(allowed) or not allowed
+    system.stay_on(allowed)
+    assert system.allowed_processors() == allowed
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+    assert system.allowed_processors() == frozenset()
+    system.stay_on(frozenset({0}))
+    assert system.processor_count() == os.cpu_count()
+
+
+def test_memory_that_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < system.free_memory() <= whole
+    monkeypatch.setattr(system, "PROC", tmp_path)
+    assert system.free_memory() == whole // 2
+    assert system.addresses_in_use() is None
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  5 kB\n")
+    assert system.free_memory() == 5 * 1024
+    assert env.available_memory() <= 5 * 1024
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_memory_for_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool) -> None:
+    """Two mappings see each other's bytes, and nothing is left when all have let it go."""
+    if not named:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    file = system.shared_memory(1 << 20)
+    with mmap.mmap(file, 1 << 20) as one, mmap.mmap(file, 1 << 20) as other:
+        one[-1:] = b"x"
+        assert other[-1:] == b"x"
+    os.close(file)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_of_it_at_all() -> None:
+    """Recordings, a head and two ranks, as on a system that has none of these; the tokens are this one's."""
+    code = """
+from parlay import LLM, SamplingParams
+params = SamplingParams(max_tokens=24, temperature=0.8, seed=5)
+llm = LLM("tiny-code", tensor_parallel_size=2, max_model_len=128)
+print(llm.generate("def area(", params, use_tqdm=False)[0].outputs[0].token_ids)
+llm.engine.close()
+"""
+    found = []
+    for what in ((), FACILITIES):
+        ran = subprocess.run([sys.executable, "-c", code], env=without(*what), capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        found.append(ran.stdout)
+    assert found[0] == found[1]
+    assert len(found[0].split()) == 24
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("what", [*FACILITIES, ",".join(FACILITIES)])
+def test_the_portable_part_of_the_suite(what: str) -> None:
+    chosen = [ROOT / "tests" / path for path in PORTABLE]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", *chosen]
+    ran = subprocess.run(command, cwd=ROOT, env=without(what), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-20_000:] + ran.stderr[-5_000:]
