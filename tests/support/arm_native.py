@@ -61,6 +61,14 @@ class Remote:
             self.tape.calls.append(partial(self._call, name, arguments, named))
         return self._call(name, arguments, named)
 
+    def record(self, tape: "Tape", work: Callable[[], object]) -> None:
+        """Note in a tape what is called during some work."""
+        self.tape = tape
+        try:
+            work()
+        finally:
+            self.tape = None
+
     def close(self) -> None:
         self._guest.communicate()
 
@@ -137,7 +145,7 @@ def module(folder: Path, cpu: str) -> ModuleType:
         **{name: partial(remote.call, name) for name in _REMOTE},
         "Operations": type("Operations", (), operations),
         "Tape": Tape,
-        "record": partial(setattr, remote, "tape"),
+        "record": remote.record,
         "recording": lambda: remote.tape is not None,
     }
     vars(stand_in).update(contents)
