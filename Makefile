@@ -87,6 +87,7 @@ check: $(VENV)/.tools lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/lint-imports
 
 # What is no Python: workflows and the scripts in them, forms, images, compose, Kubernetes. None of these runs anything.
@@ -110,7 +111,7 @@ docs: $(VENV)/.tools
 stub: $(VENV)/.tools
 	$(BIN)/python -m nanobind.stubgen --module parlay.kernels._native --output-file src/parlay/kernels/_native.pyi
 
-# The wheel for this Python and machine in dist/; scripts/wheels.py takes others too, and needs no container.
+# Wheels for this Python in dist/, for all platforms; scripts/wheels.py takes others too, and needs no container.
 wheels:
 	$(PYTHON) scripts/wheels.py
 

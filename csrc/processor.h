@@ -4,9 +4,13 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#elif defined(__aarch64__) && defined(__linux__)
+#elif defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
+
+#include <string>
 
 namespace parlay {
 
@@ -40,7 +44,8 @@ struct Processor {
   static bool has(unsigned word, unsigned bits) { return (word & bits) == bits; }
 };
 #elif defined(__aarch64__)
-// What of NEON's extensions there is, as Linux says (arch/arm64, elf_hwcaps); of other systems nothing is known.
+// What of NEON's extensions there is, as Linux (arch/arm64, elf_hwcaps) or macOS ("Determining Instruction Set
+// Characteristics") says; of other systems nothing is known.
 struct Processor {
   bool dot = false, i8mm = false, bf16 = false;
 
@@ -49,8 +54,20 @@ struct Processor {
     const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
     dot = (first >> 20 & 1) && (first >> 8 & 1);  // compiled for ARMv8.2, whose atomic operations may be used
     i8mm = second >> 13 & 1, bf16 = second >> 14 & 1;
+#elif defined(__APPLE__)
+    dot = has("FEAT_DotProd") && has("FEAT_LSE"), i8mm = has("FEAT_I8MM"), bf16 = has("FEAT_BF16");
 #endif
   }
+
+#if defined(__APPLE__)
+ private:
+  static bool has(const char* feature) {
+    const std::string name = std::string("hw.optional.arm.") + feature;
+    int there = 0;
+    size_t size = sizeof there;
+    return sysctlbyname(name.c_str(), &there, &size, nullptr, 0) == 0 && there;
+  }
+#endif
 };
 #endif
 
