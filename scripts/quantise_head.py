@@ -16,6 +16,7 @@ from torch import Tensor
 
 GROUP = 32  # inputs that share a scale of four bits, and the kernels' blocks; other matrices stay as they are
 PER_WORD = 8
+FACTORS = [1.0, *(percent / 100 for percent in range(70, 122, 2))]
 
 
 def in_eight_bits(weight: Tensor) -> dict[str, Tensor]:
@@ -25,17 +26,27 @@ def in_eight_bits(weight: Tensor) -> dict[str, Tensor]:
 
 
 def in_four_bits(weight: Tensor) -> dict[str, Tensor]:
-    """Return a matrix `[outputs, inputs]` with one scale for each group; its number furthest from 0 becomes -8."""
+    """Return a matrix `[outputs, inputs]` with one scale for each group: that of the least sum of squared errors.
+
+    The scales tried begin with the one that makes a group's number furthest from 0 the level -8.
+    """
     outputs, inputs = weight.shape
     groups = weight.float().reshape(outputs, -1, GROUP)
     furthest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
-    scale = (furthest / -8).half()
-    scale[scale == 0] = 1
-    levels = (groups / scale.float()).round().clamp(-8, 7).to(torch.int32).reshape(outputs, -1, PER_WORD) + 8
-    words = (levels << torch.arange(0, 32, 4, dtype=torch.int32)).sum(2, dtype=torch.int32)
+    least, scale, levels = torch.full_like(furthest, torch.inf), torch.ones_like(furthest), torch.zeros_like(groups)
+    for factor in FACTORS:
+        own = (factor * furthest / -8).half().float()
+        own[own == 0] = 1
+        rounded = (groups / own).round().clamp(-8, 7)
+        error = (rounded * own - groups).square().sum(2, keepdim=True)
+        better = error < least
+        least, scale = torch.where(better, error, least), torch.where(better, own, scale)
+        levels = torch.where(better, rounded, levels)
+    nibbles = levels.to(torch.int32).reshape(outputs, -1, PER_WORD) + 8
+    words = (nibbles << torch.arange(0, 32, 4, dtype=torch.int32)).sum(2, dtype=torch.int32)
     return {
         "weight_packed": words,
-        "weight_scale": scale.reshape(outputs, -1),
+        "weight_scale": scale.half().reshape(outputs, -1),
         "weight_shape": torch.tensor([outputs, inputs]),
     }
 

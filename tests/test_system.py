@@ -16,10 +16,9 @@ LACKING = ROOT / "tests" / "support" / "lacking"
 FACILITIES = ("proc", "affinity", "memfd", "huge pages")
 # What runs on every system: processes of all kinds, templates, memory.
 PORTABLE = (
-    *("engine/test_tensor_parallel.py", "engine/test_random_requests.py", "engine/test_recurrent_models.py"),
-    *("kernels/test_attention.py", "kernels/test_huge.py", "kernels/test_threads.py", "runner", "kv", "cli"),
-    *("server/test_http_endpoints.py", "server/test_replicas.py", "server/test_ranks_served.py"),
-    *("text/test_template_process.py", "verify/test_verify.py", "test_llm.py", "test_async_llm.py"),
+    *("engine/test_tensor_parallel.py", "engine/test_random_requests.py", "kernels/test_huge.py", "cli"),
+    *("kernels/test_threads.py", "runner/test_footprint.py", "server/test_http_endpoints.py", "test_llm.py"),
+    *("server/test_replicas.py", "server/test_ranks_served.py", "text/test_template_process.py", "test_async_llm.py"),
 )
 
 

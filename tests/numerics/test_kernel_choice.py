@@ -90,7 +90,7 @@ def test_another_setting_is_checked_anew(
         case "torch":
             monkeypatch.setattr(torch, "__version__", "9.9")
         case "cpu":
-            monkeypatch.setattr(kernel_choice.env, "cpu", lambda: ("Z80", ""))
+            monkeypatch.setattr(kernel_choice.system, "processor", lambda: ("Z80", ""))
         case "kernels":
             monkeypatch.setattr(kernel_choice, "digest_code", lambda *folders: "other")
         case "row counts":

@@ -28,6 +28,7 @@ _SHIPPED = frozenset({"6efb3b03ee354915a0d4c4d44d0233ddd7a185262a82e1ad184bde68c
 SECONDS = 10.0  # that one rendering may take, the start of a process included
 _SPARE = 2  # seconds of processor time beyond those
 _MEMORY = 1 << 29  # bytes beyond what the process has at its start
+_AT_START = 1 << 28  # bytes of addresses at its start, where the system does not say: ten times Linux's
 _LONGEST = 1 << 28  # bytes of an answer
 _COMMAND = (sys.executable, "-P", "-m", "parlay.text.template_process")
 _REMEMBERED = 32  # findings
@@ -210,9 +211,7 @@ def _serve(connection: Connection) -> None:
     Each of `found` is `[text, null]` or `[null, why it is refused]`.
     """
     runner = Runner()
-    taken = system.addresses_in_use()
-    if taken is not None:
-        _limit(resource.RLIMIT_AS, taken + _MEMORY)
+    _limit(resource.RLIMIT_AS, (system.addresses_in_use() or _AT_START) + _MEMORY)
     with suppress(EOFError, OSError, MemoryError):  # after which the rest may be damaged
         while True:
             template, many, seconds = json.loads(connection.recv_bytes(_LONGEST))
