@@ -100,6 +100,40 @@ def test_a_first_step_that_records_its_pass_is_soon_forgotten() -> None:
     assert cost.seconds(8) == pytest.approx(true_seconds(8), rel=0.01)
 
 
+def test_the_first_step_of_a_number_of_rows_may_have_been_stopped() -> None:
+    cost = StepCost(64)
+    cost.learn([(1, 1.0), (8, 1.7)])
+    cost.observe(3, 0, 50.0)
+    assert cost.table[3] <= 2 * 1.2
+    cost.observe(3, 0, 1.2)
+    assert cost.table[3] < 1.8
+
+
+def test_what_more_rows_contradict_is_learnt_anew() -> None:
+    """A step of 32 rows took half of what is remembered of 4: that was no step's time."""
+    cost = StepCost(64)
+    cost.recall({1: (1.0, 8), 3: (9.0, 8), 4: (8.0, 8), 32: (3.0, 8)})
+    assert sorted(cost.known) == [1, 32]
+    assert cost.table[4] == pytest.approx(1 + 2 * 3 / 31)
+    cost.observe(4, 0, 1.1)
+    assert cost.table[4] == pytest.approx(1.1)
+
+
+def test_what_was_not_seen_for_long_is_doubtful() -> None:
+    cost = StepCost(64)
+    cost.learn([(1, 1.0), (2, 1.1), (3, 1.2), (4, 8.0), (5, 8.5)])
+    cost.recall({6: (9.0, 8)})
+    assert cost.doubtful(1) == 6, "what was timed at start is not"
+    assert cost.doubtful(6) == 7, "nor is anything known of it"
+    for _ in range(256):
+        cost.observe(1, 0, 1.0)
+    assert cost.doubtful(3) == 4
+    cost.observe(4, 0, 1.2)
+    assert cost.table[4] == pytest.approx(1.2), "a step that is far quicker counts at once"
+    assert cost.doubtful(3) == 5
+    assert cost.doubtful(64) is None
+
+
 def test_a_machine_that_has_changed_is_followed() -> None:
     """Arithmetic became three times as expensive: many rows cost more, one row does not."""
     rng, cost = random.Random(2), StepCost(64)

@@ -15,6 +15,7 @@ from parlay.drafting.belief import Belief
 from parlay.drafting.budget import SHARE, Budget
 from parlay.drafting.cost import DraftCost, StepCost
 from parlay.drafting.drafting import Drafting
+from parlay.drafting.goodput import choose
 from parlay.drafting.hosts import Method
 from parlay.drafting.policy import Ahead, Asking, Measuring, Policy
 from parlay.drafting.state import DraftState, Outcome, Rows
@@ -420,7 +421,7 @@ def test_measuring_becomes_rare_until_a_surprise(length: int) -> None:
 def test_plain_steps_that_seem_dear_are_run_and_seen_to_be_cheap() -> None:
     """With the wrong cost every step would have a draft, and none would say what a step without one takes."""
     cost = StepCost(64)
-    cost.recall({1: (1.0, 8), 8: (9.0, 400), 12: (2.5, 400)})
+    cost.recall({1: (1.0, 8), 8: (3.6, 400), 12: (2.5, 400)})
     policy, dear = Policy(cost), cost.table[12] / cost.table[8]
     for _ in range(400):
         policy.begin(8, 8, 0)
@@ -428,6 +429,38 @@ def test_plain_steps_that_seem_dear_are_run_and_seen_to_be_cheap() -> None:
         policy.timed(8 + drafted, 0, 1.7 if not drafted else 2.5)
     assert dear < 1.1 < 1.3 < cost.table[12] / cost.table[8]
     assert not any(policy.choose([[0.3]] * 4, 8, 8, 0))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0005])
+@pytest.mark.parametrize("wrong", [{3: 53.0, 4: 39.0, 32: 25.0}, {2: 30.0, 4: 40.0, 8: 60.0}, {3: 11.0, 4: 12.0}])
+def test_steps_that_once_were_slow_are_run_again(wrong: dict[int, float], scale: float) -> None:
+    """What a stopped process or a busy machine has left, also in an earlier run, must not end drafts for good."""
+
+    def seconds(rows: int) -> float:
+        return scale * (4.8 + 0.2 * rows)
+
+    cost = StepCost(64)
+    cost.recall({1: (seconds(1), 8), **{rows: (scale * slow, 8) for rows, slow in wrong.items()}})
+    policy, chances, sizes = Policy(cost), [0.7**depth for depth in range(1, 9)], []
+    for _ in range(6000):
+        policy.begin(1, 1, 0)
+        sizes.append(len(policy.choose([chances], 1, 1, 0)[0]))
+        policy.timed(1 + sizes[-1], 0, seconds(1 + sizes[-1]), drafted=sizes[-1] > 0)
+    best = choose([chances], 1, 1, [0.0, *map(seconds, range(1, 65))])[0]
+    assert sum(sizes[-100:]) >= 100 * (len(best) - 1)
+
+
+def test_rows_that_are_slow_are_run_seldom() -> None:
+    """To see whether they still are; the budget bounds what that costs."""
+    cost = StepCost(64)
+    cost.recall({1: (5.0, 8), 2: (20.0, 8), 4: (40.0, 8)})
+    policy, spent, steps = Policy(cost), 0.0, 20_000
+    for _ in range(steps):
+        policy.begin(1, 1, 0)
+        rows = 1 + len(policy.choose([[0.3, 0.1, 0.05]], 1, 1, 0)[0])
+        policy.timed(rows, 0, {1: 5.0, 2: 20.0, 4: 40.0}[rows], drafted=rows > 1)
+        spent += {1: 0.0, 2: 15.0, 4: 35.0}[rows]
+    assert 0 < spent <= 0.0055 * 5.0 * steps
 
 
 @pytest.mark.parametrize(("seconds", "least"), [(0.001, 1.05), (0.02, 1.5)])

@@ -9,7 +9,7 @@ were timed at start count only until steps of as many rows have run, plus what o
 while the table, which decides how long drafts are, moves slowly.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import overload
@@ -41,9 +41,11 @@ _RISE, _FALL = 0.2, 0.5  # weights in the table at a number of rows that is not 
 _TRUSTED = 16  # steps of a number of rows after which it is known
 _FEW = 8  # as many steps count for what an earlier run has learnt
 _MOST = 2.0  # factor beyond which a step's time is clipped: clocks jump, processes are stopped
+_CONTRADICTED = 1.5  # factor by which a step takes longer than one of more rows: what is less may be noise
 _FADES = 0.95  # weight of earlier drafts when one more was timed
 _LINE = 0.1  # square of the lengths' deviation from which on the slope of a draft's cost is the measured one
 _DOUBLED = 2**0.5  # by what factor drafts for twice as many requests are expected to take longer
+_STALE = 256  # steps after which what is known of a number of rows is doubtful
 _LEAST = 1e-9  # seconds: no step is faster, but a clock may be wrong
 _EVERY = 16  # steps between two updates of the table as it is read
 _SOON = 0.08  # relative error from which on it is updated at once
@@ -136,6 +138,7 @@ class StepCost:
             return 1.0
         knot, ratio = _knot(rows), 1.0
         self._steps += 1
+        stale = self._stale(knot)
         age, self._seen[knot] = self._steps - self._seen.get(knot, self._steps), self._steps
         if knot in self._known:
             # Compared with what is known of this number of rows, not with the table: where more rows turn out
@@ -151,16 +154,38 @@ class StepCost:
                 rate = min(max(_MEASURED if measured else _TABLE, age * _AGED), most)
             self._known[knot] *= ratio**rate
             self._news += 1
-            if rate < _SOON and self._news < _EVERY:
+            if stale and ratio == 1 / _MOST:
+                self._begin(knot, rows, keys, seconds)
+            elif rate < _SOON and self._news < _EVERY:
                 return ratio
         elif self._known:
-            own = max(seconds / self.pace - keys * self.key, seconds / self.pace / 2)
-            self._known[knot] = own * self.table[min(knot, self._most_rows)] / self.table[rows]
-            self._weights[knot] = 1
+            self._begin(knot, rows, keys, seconds)
         else:
             self._known[knot], self._weights[knot] = seconds, 1
         self._unfold()
         return ratio
+
+    def _begin(self, knot: int, rows: int, keys: int, seconds: float) -> None:
+        """Take one step's time for what is known of a number of rows; a slow one may have been stopped."""
+        own = max(seconds / self.pace - keys * self.key, seconds / self.pace / 2)
+        usual = self.table[min(knot, self._most_rows)]
+        self._known[knot], self._weights[knot] = min(own / self.table[rows], _MOST) * usual, 1
+        self._timed.pop(knot, None)
+
+    def _stale(self, knot: int) -> bool:
+        """Whether no step of so many rows was seen for long, in this run."""
+        first = 0 if knot in self._timed else -_STALE
+        return self._steps - self._seen.get(knot, first) >= _STALE
+
+    def bound(self, rows: int, keys: int, seconds: float) -> None:
+        """Record a step that took more than its rows do: it says most where nothing else is known of them."""
+        if self._stale(_knot(rows)):
+            self.observe(rows, keys, seconds)
+
+    def doubtful(self, rows: int) -> int | None:
+        """Return the next number of rows above some whose time is doubtful: no such step was seen for long."""
+        more = (knot for knot in KNOTS[bisect_right(KNOTS, rows) :] if knot <= self._most_rows)
+        return next((knot for knot in more if knot not in self._known or self._stale(knot)), None)
 
     def observe_cold(self, rows: int, keys: int, seconds: float) -> None:
         """Record how long a step took beyond its pass, for which the weights had to come from memory.
@@ -186,8 +211,14 @@ class StepCost:
         return self._timed[knot] + extra if alone else self._known[knot]
 
     def _unfold(self) -> None:
-        """Compute the table anew from what is known."""
-        self._news = 0
+        """Compute the table anew from what is known, without what contradicts it: more rows that take far less."""
+        self._news, least = 0, inf
+        for knot in sorted(self._known, reverse=True):
+            if self._known[knot] > _CONTRADICTED * least:
+                del self._known[knot], self._weights[knot]
+                self._timed.pop(knot, None)
+            elif self._weights[knot] > 1:  # otherwise it may be assumed
+                least = min(least, self._known[knot])
         knots, extra = sorted(self._known), self._extra
         seconds = isotonic([self._own(k, extra) for k in knots], [float(self._weights[k]) for k in knots])
         self.table = Curve(knots, seconds, self._most_rows)

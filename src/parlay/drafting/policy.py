@@ -314,6 +314,7 @@ class Policy:
         self._steps = 0
         self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
         self._verifies = self._drafted = False
+        self._doubts = Budget()
         self._verifying: StepCost | None = None  # of short steps that verify: drafts take Python's time too
 
     def begin(self, requests: int, rows: int, keys: int) -> None:
@@ -421,8 +422,29 @@ class Policy:
         more = keys * self.cost.key - self.extra(min(requests, rows), max(rows - requests, 0))
         fair = self.fair(waiting=waiting)
         chosen = choose(chances, requests, rows, self._table(rows), more, margin, fair=fair)
-        self._verifies = self._drafted = any(chosen)
+        self._verifies = any(chosen)
+        chosen = self._doubt(chances, rows, chosen)
+        self._drafted = any(chosen)
         return chosen
+
+    def _doubt(self, chances: Sequence[Sequence[float]], rows: int, chosen: list[list[int]]) -> list[list[int]]:
+        """Return drafts that are large enough to run a number of rows whose cost is doubtful, if the budget allows.
+
+        Otherwise drafts that once seemed too expensive would never show that they are not.
+        """
+        nodes, budget = sum(map(len, chosen)), self._doubts
+        budget.save(self.plain)
+        wanted = (self.cost.doubtful(rows + nodes) or 0) - rows
+        if not nodes < wanted <= sum(map(len, chances)):
+            return chosen
+        price = self.price_of(rows, wanted) - self.price_of(rows, nodes)
+        budget.hold(price, 0.0)
+        if budget.balance < price:
+            return chosen
+        budget.add(-price)
+        pool = [(-chance, draft, node) for draft, own in enumerate(chances) for node, chance in enumerate(own)]
+        best = sorted(pool)[:wanted]
+        return [sorted(node for _, own, node in best if own == draft) for draft in range(len(chances))]
 
     def timed(
         self, rows: int, keys: int, seconds: float, times: StepTimes = SETTLED, *, drafted: bool = True
@@ -437,6 +459,7 @@ class Policy:
             drafted: whether it verified drafts.
         """
         if times.settled and drafted and self.plain < _SHORT:
+            self.cost.bound(rows, keys, seconds)
             if self.ahead is not None and not times.rested:
                 self.ahead.verified(rows, keys, seconds)
             else:

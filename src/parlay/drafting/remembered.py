@@ -15,7 +15,7 @@ from parlay import system
 from parlay.cache_file import CacheFile
 from parlay.log import logger
 
-_VERSION = 5
+_VERSION = 6
 _MOST = 1e6  # no step takes as many seconds, and no count is as large
 
 
