@@ -36,6 +36,27 @@ class Fault(NamedTuple):
 
 FAULTS = [
     Fault(
+        "drafts of a size that once was slow, which are never verified again",
+        "tests/drafting/test_policy.py",
+        "src/parlay/drafting/policy.py",
+        "chosen = self._doubt(chances, rows, chosen)",
+        "pass",
+    ),
+    Fault(
+        "a step that was stopped, taken for what its number of rows costs",
+        "tests/drafting/test_cost.py",
+        "src/parlay/drafting/cost.py",
+        "min(own / self.table[rows], _MOST) * usual, 1",
+        "own / self.table[rows] * usual, 1",
+    ),
+    Fault(
+        "ranks that need Linux's way of sharing memory",
+        "tests/test_system.py",
+        "src/parlay/system.py",
+        'if hasattr(os, "memfd_create"):',
+        "if True:",
+    ),
+    Fault(
         "a draft's key in eight bits that is taken for the row's before it",
         "tests/kernels/test_cache_rows.py",
         "csrc/attention.h",

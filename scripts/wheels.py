@@ -137,7 +137,7 @@ def headers(python: str, machine: str, folder: Path) -> Path:
 def program(folder: Path, tools: Path, name: str, *flags: str) -> Path:
     """Return one of Zig's commands as a program of its own, which CMake wants.
 
-    For macOS, nanobind names each of Python's functions in a file that Zig's linker does not read: all may be missing.
+    For macOS, nanobind names Python's functions in a file that Zig's linker does not read: all may be missing.
     And a module is a library instead of a bundle, at which that linker crashes; Python loads both.
     """
     path = folder / name

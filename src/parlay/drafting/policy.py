@@ -339,6 +339,8 @@ class Policy:
             slope = self._slopes[rows] = min((table[end] - table[rows]) / (end - rows) for end in ends)
         self.plain = table[min(requests, rows)] + keys * self.cost.key
         self.price = slope * requests / self.plain
+        self._doubts.hold(self.price_of(rows, _NODES[-1]), 0.0)
+        self._doubts.save(self.plain)
         self.measuring.length = 1 if self.ahead is None else _PAUSE + self._cold
 
     @property
@@ -353,8 +355,8 @@ class Policy:
 
     @property
     def hopeful(self) -> bool:
-        """Whether any draft token could be worth a row."""
-        return self.price < _HOPELESS
+        """Whether any draft token could be worth a row, or be verified to see what rows cost."""
+        return self.price < _HOPELESS or self._tries(self.rows, 0) is not None
 
     @property
     def branches(self) -> bool:
@@ -432,19 +434,21 @@ class Policy:
 
         Otherwise drafts that once seemed too expensive would never show that they are not.
         """
-        nodes, budget = sum(map(len, chosen)), self._doubts
-        budget.save(self.plain)
-        wanted = (self.cost.doubtful(rows + nodes) or 0) - rows
-        if not nodes < wanted <= sum(map(len, chances)):
+        nodes = sum(map(len, chosen))
+        tried = self._tries(rows, nodes)
+        if tried is None or tried[0] > sum(map(len, chances)):
             return chosen
-        price = self.price_of(rows, wanted) - self.price_of(rows, nodes)
-        budget.hold(price, 0.0)
-        if budget.balance < price:
-            return chosen
-        budget.add(-price)
+        wanted, price = tried
+        self._doubts.add(-price)
         pool = [(-chance, draft, node) for draft, own in enumerate(chances) for node, chance in enumerate(own)]
         best = sorted(pool)[:wanted]
         return [sorted(node for _, own, node in best if own == draft) for draft in range(len(chances))]
+
+    def _tries(self, rows: int, nodes: int) -> tuple[int, float] | None:
+        """Return how many nodes, more than some, are to be run since their cost is doubtful, and what they add."""
+        wanted = (self.cost.doubtful(rows + nodes) or 0) - rows
+        price = self.price_of(rows, wanted) - self.price_of(rows, nodes) if wanted > nodes else 0.0
+        return (wanted, price) if wanted > nodes and self._doubts.balance >= price else None
 
     def timed(
         self, rows: int, keys: int, seconds: float, times: StepTimes = SETTLED, *, drafted: bool = True
