@@ -41,5 +41,6 @@ def test_its_tensors_are_whole() -> None:
     tensors, said = load_file(HEAD / "model.safetensors"), json.loads((HEAD / "config.json").read_text())
     tokens = tensors["d2t"] + torch.arange(said["draft_vocab_size"])
     assert torch.equal(tensors["t2d"].nonzero()[:, 0], tokens)
-    assert tensors["lm_head.weight"].shape == (said["draft_vocab_size"], said["hidden_size"])
+    assert tensors["lm_head.weight_shape"].tolist() == [said["draft_vocab_size"], said["hidden_size"]]
+    assert tensors["lm_head.weight_packed"].shape == (said["draft_vocab_size"], said["hidden_size"] // 8)
     assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
