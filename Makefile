@@ -87,7 +87,6 @@ check: $(VENV)/.tools lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/lint-imports
 
 # What is no Python: workflows and the scripts in them, forms, images, compose, Kubernetes. None of these runs anything.

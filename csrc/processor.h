@@ -8,9 +8,9 @@
 #include <sys/auxv.h>
 #elif defined(__APPLE__)
 #include <sys/sysctl.h>
-#endif
 
 #include <string>
+#endif
 
 namespace parlay {
 

@@ -44,6 +44,17 @@ def test_of_arm_the_features_alone_are_told(monkeypatch: pytest.MonkeyPatch, tmp
     assert system.processor() == (platform.processor() or platform.machine(), "fp asimd")
 
 
+def test_macos_names_its_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By a command, which stands in for it here."""
+    monkeypatch.setattr(system, "PROC", tmp_path)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert system.processor()[0] == (platform.processor() or platform.machine()), "without the command"
+    (tmp_path / "sysctl").write_text('#!/bin/sh\necho "Apple M4 ($*)"\n')
+    (tmp_path / "sysctl").chmod(0o755)
+    assert system.processor() == ("Apple M4 (-n machdep.cpu.brand_string)", "")
+
+
 def test_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = system.allowed_processors()
     assert system.processor_count() == len(allowed) or not allowed
@@ -97,6 +108,13 @@ llm.engine.close()
         found.append(ran.stdout)
     assert found[0] == found[1]
     assert len(found[0].split()) == 24
+
+
+@pytest.mark.soak
+def test_the_source_names_nothing_that_macos_lacks(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mypy", "--platform", "darwin", "--cache-dir", tmp_path]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
 
 
 @pytest.mark.soak

@@ -314,7 +314,7 @@ class Policy:
         self._steps = 0
         self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
         self._verifies = self._drafted = False
-        self._doubts = Budget()
+        self._doubts, self._trial = Budget(), False
         self._verifying: StepCost | None = None  # of short steps that verify: drafts take Python's time too
 
     def begin(self, requests: int, rows: int, keys: int) -> None:
@@ -327,7 +327,8 @@ class Policy:
         """
         self.measuring.step(drafted=self._drafted)
         self.requests, self.rows = requests, rows
-        self._drafted, table = False, self.cost.table
+        self._drafted = self._trial = False
+        table = self.cost.table
         if not requests or rows + 1 >= len(table):
             self.price = _HOPELESS
             return
@@ -341,6 +342,7 @@ class Policy:
         self.price = slope * requests / self.plain
         self._doubts.hold(self.price_of(rows, _NODES[-1]), 0.0)
         self._doubts.save(self.plain)
+        self._trial = self._tries(rows, 0) is not None
         self.measuring.length = 1 if self.ahead is None else _PAUSE + self._cold
 
     @property
@@ -356,7 +358,7 @@ class Policy:
     @property
     def hopeful(self) -> bool:
         """Whether any draft token could be worth a row, or be verified to see what rows cost."""
-        return self.price < _HOPELESS or self._tries(self.rows, 0) is not None
+        return self.price < _HOPELESS or self._trial
 
     @property
     def branches(self) -> bool:
