@@ -35,7 +35,7 @@ FIXED: dict[str, Any] = {"method": "mtp", "lengths": "fixed", "num_speculative_t
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return cache(lambda name: write_mtp(tmp_path_factory.mktemp("models") / name, name, calm=0.3))
+    return cache(lambda name: write_mtp(tmp_path_factory.mktemp("models") / name, name, calm=0.2))
 
 
 def loaded(path: Path, **options: Any) -> Proposer:
