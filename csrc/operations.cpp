@@ -253,11 +253,12 @@ void attention(const Tensor& q, const Tensor& key_cache, const Tensor& value_cac
   submit([=] { attend(a, rows); });
 }
 
-void multiply_rows(const Tensor& x, const Tensor& other, bool sigmoid) {
-  const int64_t rows = x.size(0), width = x.size(1);
+void multiply_rows(const Tensor& x, const Tensor& other, Gate gate) {
+  const int64_t rows = x.size(0), width = x.size(1), gates = other.size(1);
   const bool bf16 = all_bf16({&x, &other});
-  other.expect({rows, width});
-  by_rows(&Table::multiply, MultiplyArgs{x.memory(), other.memory(), width, sigmoid, bf16}, rows, rows * width / 2);
+  other.expect({rows, gates});
+  if (gates ? width % gates : width) throw std::invalid_argument("gates of " + other.text() + " for " + x.text());
+  by_rows(&Table::multiply, MultiplyArgs{x.memory(), other.memory(), width, gates, gate, bf16}, rows, rows * width / 2);
 }
 
 StateArgs states_of(const States& states, int64_t rows) {
@@ -732,7 +733,7 @@ void bind_operations(nb::module_& m) {
                   arg("eps") = 0.0)
       .def_static("attention", &attention, arg("q"), arg("key_cache"), arg("value_cache"), arg("view"), arg("scale"),
                   arg("out"), arg("window") = 0, arg("cap") = 0.0, arg("sinks") = none)
-      .def_static("multiply", &multiply_rows, arg("x"), arg("other"), arg("sigmoid") = false)
+      .def_static("multiply", &multiply_rows, arg("x"), arg("other"), arg("gate") = "plain")
       .def_static("causal_conv", &causal_conv, arg("x"), arg("weight"), arg("bias").none(), arg("silu"),
                   arg("states"), arg("tails"), arg("kept"), arg("out"))
       .def_static("gated_delta", &gated_delta, arg("x"), arg("gates"), arg("rate"), arg("step_bias"), arg("groups"),

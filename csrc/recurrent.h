@@ -385,13 +385,28 @@ void gated_norm(const GatedNormArgs& a, int64_t begin, int64_t end) {
 }
 
 template <class T>
+PARLAY_INLINE Vec opened(Gate gate, const Vec& x) {
+  return gate == kPlain ? x : rounded<T>(gate == kSigmoid ? sigmoid(x) : softplus_series(x));
+}
+
+template <class T>
 void multiply_rows(const MultiplyArgs& a, int64_t begin, int64_t end) {
+  const int64_t group = a.width / a.gates;  // columns that a gate is for
   for (int64_t row = begin; row < end; ++row) {
     T* x = (T*)a.x + row * a.width;
-    const T* other = (const T*)a.other + row * a.width;
-    PARLAY_ROW(first, n, a.width) {
-      const Vec y = load_at(other, first, n);
-      store_at(x, load_at(x, first, n) * (a.sigmoid ? rounded<T>(sigmoid(y)) : y), first, n);
+    const T* other = (const T*)a.other + row * a.gates;
+    PARLAY_ROW(first, n, a.gates) {
+      const Vec gates = opened<T>(a.gate, load_at(other, first, n));
+      if (group == 1) {
+        store_at(x, load_at(x, first, n) * gates, first, n);
+        continue;
+      }
+      float each[kLanes];
+      store(each, gates);
+      for (int64_t i = 0; i < n; ++i) {
+        T* own = x + (first + i) * group;
+        PARLAY_ROW(column, m, group) store_at(own, load_at(own, column, m) * splat(each[i]), column, m);
+      }
     }
   }
 }

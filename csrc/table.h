@@ -103,6 +103,7 @@ struct AttentionArgs {
   bool bf16, cache_in_bytes;
 };
 
+enum Gate : int { kPlain, kSigmoid, kSoftplus };  // in the order of tensor.h
 enum Activation : int { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kClampedSwiglu };  // in the order of tensor.h
 
 struct ActivationArgs {
@@ -197,10 +198,11 @@ struct GatedNormArgs {
 };
 
 struct MultiplyArgs {
-  void* x;            // [T, width] in and out
-  const void* other;  // [T, width]
-  int64_t width;
-  bool sigmoid, bf16;
+  void* x;            // [T, gates, width / gates] in and out
+  const void* other;  // [T, gates]
+  int64_t width, gates;
+  Gate gate;
+  bool bf16;
 };
 
 // A task of attention gathers at most this many queries (rows times heads), so that what it holds stays in cache.

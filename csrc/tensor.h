@@ -238,13 +238,24 @@ inline std::optional<Kept> convert(nb::handle source) {
   return optional<Kept>(source);
 }
 
+// The place of a string among the names of an enumeration.
+template <size_t N>
+int place_among(nb::handle source, const char* const (&names)[N], const char* error) {
+  for (int i = 0; i < static_cast<int>(N); ++i)
+    if (PyUnicode_Check(source.ptr()) && PyUnicode_CompareWithASCIIString(source.ptr(), names[i]) == 0) return i;
+  throw nb::type_error(error);
+}
+
 template <>
 inline Activation convert(nb::handle source) {
   constexpr const char* names[] = {"silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"};
-  for (int i = 0; i < static_cast<int>(std::size(names)); ++i)  // in the order of `Activation`
-    if (PyUnicode_Check(source.ptr()) && PyUnicode_CompareWithASCIIString(source.ptr(), names[i]) == 0)
-      return static_cast<Activation>(i);
-  throw nb::type_error("no such activation");
+  return static_cast<Activation>(place_among(source, names, "no such activation"));
+}
+
+template <>
+inline Gate convert(nb::handle source) {
+  constexpr const char* names[] = {"plain", "sigmoid", "softplus"};
+  return static_cast<Gate>(place_among(source, names, "no such gate"));
 }
 
 }  // namespace parlay
@@ -297,6 +308,7 @@ PARLAY_ARGUMENT(parlay::States, const_name("parlay.kernels.views.StateView"));
 PARLAY_ARGUMENT(parlay::Kept, const_name("parlay.kernels.views.Filters"));
 PARLAY_ARGUMENT(parlay::PackedWeight, const_name("parlay.kernels.linear.LinearWeight"));
 PARLAY_ARGUMENT(parlay::Activation, const_name("parlay.kernels.base.Activation"));
+PARLAY_ARGUMENT(parlay::Gate, const_name("parlay.kernels.base.Gate"));
 PARLAY_ARGUMENT(std::optional<parlay::Tensor>, optional_name(make_caster<parlay::Tensor>::Name));
 PARLAY_ARGUMENT(std::optional<parlay::Kept>, optional_name(make_caster<parlay::Kept>::Name));
 PARLAY_ARGUMENT(std::vector<parlay::PackedWeight>,

@@ -122,6 +122,7 @@ ONE_EACH += ("gemma4", "gemma4-inputs", "gemma4-experts", "gemma4unified")
 ONE_EACH += ("olmo3", "olmoe", "minimaxm2", "arcee", "hunyuan", "cohere2")
 ONE_EACH += ("deepseekv3", "deepseekv2", "glm4moelite")
 ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gptoss")
+ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads")
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
@@ -155,6 +156,23 @@ REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("opt", {"activation_function": "gelu"}, "activation_function"),
     ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
     ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim"),
+    *(
+        ("graniteswa", {"layer_rope_theta": value}, "layer_rope_theta")
+        for value in (7, [1.0], [1.0, -1.0, 1.0, 1.0, 1.0])
+    ),
+    ("graniteswa", {"layer_rope_theta": [1.0, 2.0, 3.0, 2.0, 1.0]}, "one base for layers with a window"),
+    ("granitemoeswa", {"sliding_window": 0}, "sliding_window"),
+    *(("afmoe", {"score_func": "softmax"}, "score_func"), ("afmoe", {"route_norm": False}, "route_norm")),
+    ("laguna", {"gating": False}, "gating must be per-head or per-element"),
+    ("laguna", {"moe_router_logit_softcapping": 30.0}, "moe_router_logit_softcapping"),
+    ("laguna", {"moe_apply_router_weight_on_input": True}, "moe_apply_router_weight_on_input"),
+    *(
+        ("laguna", {"num_attention_heads_per_layer": value}, "a multiple of 2")
+        for value in (4, [4, 4], [4, 3, 4], [4, 0, 4])
+    ),
+    ("laguna", {"mlp_layer_types": ["dense", "wide", "dense"]}, "must list sparse or dense for each of 3 layers"),
+    ("lfm3", {"layer_types": ["conv"]}, "must list conv, full_attention or sliding_attention for each of 6 layers"),
+    ("lfm3", {"conv_L_cache": 9}, "conv_L_cache"),
 )
 
 

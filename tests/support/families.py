@@ -81,6 +81,24 @@ SPACES: dict[str, Any] = {
     "time_step_min": 1e-9,
 }
 
+TRINITY: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "sliding_window": 13,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "route_scale": 1.7,
+}
+LAGUNA: dict[str, Any] = {
+    "sliding_window": 13,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 48,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+}
+LFM3: dict[str, Any] = {"num_hidden_layers": 6, "sliding_window": 13, "norm_eps": 1e-5, "tie_word_embeddings": True}
+
 # name: (transformers' prefix of class names, changes)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -613,6 +631,89 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3moe-weights-as-they-are": (
         "Qwen3Moe",
         {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 24, "norm_topk_prob": False},
+    ),
+    "graniteswa": (
+        "GraniteSWA",
+        {
+            "head_dim": None,
+            "num_hidden_layers": 5,
+            "sliding_window": 11,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "graniteswa-bases": (
+        "GraniteSWA",
+        {
+            "head_dim": None,
+            "num_hidden_layers": 4,
+            "sliding_window": 7,
+            "attention_multiplier": 0.3,
+            "attention_bias": True,
+            "layer_rope_theta": [0, 500.0, 500.0, 0],
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "graniteswa-two-bases": (
+        "GraniteSWA",
+        {
+            "head_dim": None,
+            "num_hidden_layers": 4,
+            "sliding_window": 7,
+            "attention_multiplier": 0.3,
+            "layer_rope_theta": [9000.0, 500.0, 0, 500.0],
+        },
+    ),
+    "granitemoeswa": (
+        "GraniteMoeSWA",
+        {
+            "head_dim": None,
+            "num_hidden_layers": 4,
+            "sliding_window": 9,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.6,
+        },
+    ),
+    "granitemoeswa-shared": (
+        "GraniteMoeSWA",
+        {
+            "head_dim": None,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 48,
+            "attention_multiplier": 0.3,
+            "layer_rope_theta": [0, 700.0, 700.0],
+        },
+    ),
+    "afmoe": ("Afmoe", TRINITY),
+    "afmoe-plain": (
+        "Afmoe",
+        {**TRINITY, "mup_enabled": True, "attention_bias": True, "num_dense_layers": 2, "num_shared_experts": 1},
+    ),
+    "laguna": ("Laguna", LAGUNA),
+    "laguna-heads": (  # as XS has it
+        "Laguna",
+        {
+            **LAGUNA,
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "num_attention_heads_per_layer": [4, 6, 8, 4],
+            "moe_routed_scaling_factor": 2.5,
+        },
+    ),
+    "laguna-columns": (
+        "Laguna",
+        {**LAGUNA, "gating": "per-element", "mlp_layer_types": ["dense", "sparse", "dense"]},
+    ),
+    "lfm3": ("Lfm3", LFM3),
+    "lfm3-plain": (
+        "Lfm3",
+        {**LFM3, "use_sandwich_norm": False, "use_attention_gate": False, "conv_bias": True, "conv_L_cache": 4},
     ),
 }
 

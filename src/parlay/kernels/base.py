@@ -26,6 +26,7 @@ from parlay.weights.weight import Weight
 
 __all__ = ["Activation", "AttentionView", "Filters", "Kernels", "Staging", "StateView"]
 
+Gate = Literal["plain", "sigmoid", "softplus"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
 
 
@@ -462,13 +463,13 @@ class Kernels(Drawing, Protocol):
         """
         ...
 
-    def multiply(self, x: Tensor, other: Tensor, sigmoid: bool = False) -> None:
-        """`x = rounded(x * other)`, or with `rounded(sigmoid(other))`.
+    def multiply(self, x: Tensor, other: Tensor, gate: Gate = "plain") -> None:
+        """`x = rounded(x * other)`, or with `rounded(sigmoid(other))` or `rounded(ln(1 + e^other))` (softplus).
 
         Args:
             x: T `[rows, N]`, read and written.
-            other: T `[rows, N]`.
-            sigmoid: which of the two.
+            other: T `[rows, M]`, where M divides N: each number is for N / M neighbouring columns.
+            gate: which of the three.
         """
         ...
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parlay.kernels.base import Gate
 from parlay.kernels.reference_drawing import FloatArray
 from parlay.kernels.views import STATE_PIECE, StateView
 
@@ -195,5 +196,7 @@ class ReferenceRecurrent:
         weighted = (normal * weight.view(-1, group)).view(x.shape)
         out.copy_(weighted if gate_first else weighted.float() * torch.from_numpy(opened))
 
-    def multiply(self, x: Tensor, other: Tensor, sigmoid: bool = False) -> None:  # noqa: D102
-        x.mul_(torch.from_numpy(_sigmoid(_numbers(other))).to(x.dtype) if sigmoid else other)
+    def multiply(self, x: Tensor, other: Tensor, gate: Gate = "plain") -> None:  # noqa: D102
+        if gate != "plain":
+            other = torch.from_numpy((_sigmoid if gate == "sigmoid" else _softplus)(_numbers(other))).to(x.dtype)
+        x.view(*other.shape, -1).mul_(other[..., None])

@@ -68,6 +68,10 @@ class ModelConfig:
         own = self.style.heads
         return own[layer] if own else Heads(count=self.num_kv_heads, width=self.head_dim)
 
+    def queries_of(self, layer: int) -> int:
+        """Return how many heads of queries a layer has."""
+        return self.heads_of(layer).queries or self.num_heads
+
     def network_width(self, layer: int) -> int:
         """Return the inner width of a layer's feed-forward network."""
         return self.style.widths[layer] if self.style.widths else self.intermediate_size
@@ -120,6 +124,21 @@ class ModelConfig:
                 f"not {shown(values)}"
             )
         return tuple(map(bool, values))
+
+    def kinds(self, key: str, served: Sequence[str], default: Sequence[str] | None = None) -> tuple[str, ...]:
+        """Return a key that has a word for each layer; None as a default is an error where it is missing.
+
+        Raises:
+            ModelError: it does not fit, or has a word that is not served.
+        """
+        found = default if self.raw.get(key) is None else self.raw[key]
+        if not isinstance(found, list | tuple) or len(found) != self.num_layers or not all(x in served for x in found):
+            *others, last = served
+            raise ModelError(
+                f"{config_file(self.path)}: {key} must list {', '.join(others)} or {last} for each of "
+                f"{self.num_layers} layers, not {shown(found)}"
+            )
+        return tuple(found)
 
     def within(self, key: str) -> "ModelConfig":
         """Return the config with the content of a key, an object, in place of its own."""
@@ -211,14 +230,16 @@ class ModelConfig:
         sparse, recurrent = sum(experts.sparse) if experts else 0, self.style.recurrent
         alone, scans = sum(self.style.networks), sum(recurrent.layers) if recurrent is not None else 0
         attends = layers - alone - (0 if self.style.recurrent_beside else scans)
+        gate = self.style.output_gate
         products = [
-            ("qkv", (q * (1 + self.style.output_gate) + 2 * kv, hidden), attends),
+            ("qkv", (q * (2 if gate is not None and not gate.apart else 1) + 2 * kv, hidden), attends),
             ("out", (hidden, q), attends),
         ]
         if recurrent is not None:
             products += [(name, shape, scans) for name, shape in recurrent.products(hidden)]
         if self.style.heads:
             products = self._products_of_heads()
+        products += self._products_of_gates(attends)
         if (latent := self.style.latent) is not None:
             queries = self.num_heads * latent.query
             products = [
@@ -265,14 +286,24 @@ class ModelConfig:
         found: list[tuple[str, tuple[int, int], int]] = []
         for heads in dict.fromkeys(replace(one, source=min(one.source, 0)) for one in self.style.heads):
             times = sum(replace(one, source=min(one.source, 0)) == heads for one in self.style.heads)
-            q = self.num_heads * heads.width
+            q = (heads.queries or self.num_heads) * heads.width
             stored = 0 if heads.source == 0 else 2 * heads.count * heads.width
             kind = f"{'shared' if heads.source == 0 else heads.count} heads of {heads.width}"
+            kind += f" for {heads.queries}" if heads.queries else ""
             found += [
                 (f"qkv, {kind}", (q + stored, self.hidden_size), times),
                 (f"out, {kind}", (self.hidden_size, q), times),
             ]
         return found
+
+    def _products_of_gates(self, attends: int) -> list[tuple[str, tuple[int, int], int]]:
+        """Return what projects to gates of attention's output, in so many layers."""
+        gate = self.style.output_gate
+        if gate is None or not gate.apart:
+            return []
+        heads = self.style.heads or (self.heads_of(0),) * attends
+        widths = [(one.queries or self.num_heads) * (1 if gate.by_head else one.width) for one in heads]
+        return [("attention gate", (width, self.hidden_size), widths.count(width)) for width in dict.fromkeys(widths)]
 
 
 def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:

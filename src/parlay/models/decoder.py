@@ -111,8 +111,9 @@ def attention_shapes(config: ModelConfig, index: int = 0) -> dict[str, tuple[int
     style, h, heads = config.style, config.hidden_size, config.heads_of(index)
     if style.latent is not None:
         return latent_shapes(config, style.latent)
-    q, kv = config.num_heads * heads.width, heads.count * heads.width
-    queries = q * (1 + style.output_gate)
+    q, kv = config.queries_of(index) * heads.width, heads.count * heads.width
+    gate = style.output_gate
+    queries = q if gate is None or gate.apart else 2 * q
     widths = {"qkv_proj": q + 2 * kv} if style.fused_qkv else {"q_proj": queries, "k_proj": kv, "v_proj": kv}
     if heads.source >= 0 or not heads.values:
         widths = {"q_proj": queries} if heads.source >= 0 else {"q_proj": queries, "k_proj": kv}
@@ -121,6 +122,8 @@ def attention_shapes(config: ModelConfig, index: int = 0) -> dict[str, tuple[int
         shapes[f"self_attn.{name}.weight"] = (width, h)
         if style.qkv_bias:
             shapes[f"self_attn.{name}.bias"] = (width,)
+    if gate is not None and gate.apart:
+        shapes["self_attn.gate_proj.weight"] = (config.queries_of(index) if gate.by_head else q, h)
     shapes["self_attn.o_proj.weight"] = (h, q)
     if style.output_bias:
         shapes["self_attn.o_proj.bias"] = (h,)
@@ -129,7 +132,7 @@ def attention_shapes(config: ModelConfig, index: int = 0) -> dict[str, tuple[int
     if style.joint_norms:
         shapes |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
     if style.sinks:
-        shapes["self_attn.sinks"] = (config.num_heads,)
+        shapes["self_attn.sinks"] = (config.queries_of(index),)
     return shapes
 
 
@@ -195,7 +198,8 @@ def projections(
 ) -> tuple[list[Weight], list[Tensor] | None, Weight | None]:
     """Read what projects to a layer's queries, keys and values, their biases, and what projects to its gate."""
     style, heads = config.style, config.heads_of(index)
-    q, kv = config.num_heads * heads.width, heads.count * heads.width
+    count = config.queries_of(index)
+    q, kv = count * heads.width, heads.count * heads.width
     # Values may be what keys are before their norm, or both another layer's.
     letters = "q" if heads.source >= 0 else "qkv" if heads.values else "qkk"
     if style.fused_qkv:
@@ -204,8 +208,10 @@ def projections(
     else:
         weights = [read.weight(f"self_attn.{x}_proj.weight") for x in letters]
     gate = None
-    if style.output_gate:
-        by_head, whole = torch.arange(2 * q).view(config.num_heads, 2, -1), weights[0]
+    if style.output_gate is not None and style.output_gate.apart:
+        gate = read.weight("self_attn.gate_proj.weight")
+    elif style.output_gate is not None:
+        by_head, whole = torch.arange(2 * q).view(count, 2, -1), weights[0]
         weights[0], gate = (whole.chosen(by_head[:, part].reshape(-1)) for part in (0, 1))
     biases = None
     if style.qkv_bias and style.fused_qkv:
@@ -213,8 +219,8 @@ def projections(
     elif style.qkv_bias:
         biases = [read(f"self_attn.{x}_proj.bias") for x in letters]
     # Whose columns turn: queries and keys, in the order that the kernels expect.
-    for i, count in enumerate((config.num_heads, heads.count) if style.interleaved else ()):
-        order = halves(config, count)
+    for i, turned in enumerate((count, heads.count) if style.interleaved else ()):
+        order = halves(config, turned)
         weights[i] = weights[i].chosen(order)
         if biases is not None:
             biases[i] = biases[i][order]
@@ -230,10 +236,12 @@ def make_attention(
         return make_latent_attention(config, style.latent, read, kernels, group, tables)
     own_heads = config.heads_of(index)
     head_dim, stores = own_heads.width, own_heads.source < 0
-    q = config.num_heads * head_dim
+    q = config.queries_of(index) * head_dim
     weights, biases, gate = projections(config, index, read)
     # A rank has whole key heads, each with the query heads that read it.
-    shared = config.num_heads // own_heads.count * head_dim
+    group_heads = config.queries_of(index) // own_heads.count
+    shared = group_heads * head_dim
+    by_head = style.output_gate is not None and style.output_gate.by_head
     queries = group.bounds(q, shared)
     begin, end = group.share(queries)
     units = shared, head_dim, head_dim
@@ -260,7 +268,10 @@ def make_attention(
         scale=head_dim**-0.5 if style.score_scale is None else style.score_scale,
         window=style.windows[index] if style.windows else 0,
         cap=style.score_cap,
-        gate=None if gate is None else ColumnParallelLinear(kernels, [gate], group, None, [shared]),
+        gate=None
+        if gate is None
+        else ColumnParallelLinear(kernels, [gate], group, None, [group_heads if by_head else shared]),
+        gate_kind="softplus" if style.output_gate is not None and style.output_gate.softplus else "sigmoid",
         sinks=read.exact("self_attn.sinks")[begin // head_dim : end // head_dim] if style.sinks else None,
     )
 

@@ -188,5 +188,5 @@ class KimiDelta:
             kernels.rms_norm(by_head, self.norm, self.eps, by_head)
             first, second = self.gate
             gate = second(first(x, buffers, "narrow"), buffers, "linear gate")
-            kernels.multiply(values, gate, sigmoid=True)
+            kernels.multiply(values, gate, "sigmoid")
         return self.output(values, buffers, "attention")

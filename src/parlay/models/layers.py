@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from parlay.errors import ConfigError
-from parlay.kernels.base import Activation, Kernels
+from parlay.kernels.base import Activation, Gate, Kernels
 from parlay.kernels.linear import LinearWeight
 from parlay.models.context import Buffers, ForwardContext, LayerCache
 from parlay.parallel.group import ALONE, Group
@@ -383,7 +383,8 @@ class Attention:
         window: keys that a row sees at most; 0 is all.
         cap: bound that scores approach; 0 is none.
         sinks: float32 `[heads]`, see `Kernels.attention`.
-        gate: projects to what the output is multiplied with the sigmoid of.
+        gate: projects to what the output is multiplied with, a number for each column or head.
+        gate_kind: what it is multiplied with of that.
         stores: whether it has keys and values; otherwise it reads those that another layer has stored.
     """
 
@@ -399,6 +400,7 @@ class Attention:
     cap: float = 0.0
     sinks: Tensor | None = None
     gate: ColumnParallelLinear | None = None
+    gate_kind: Gate = "sigmoid"
     stores: bool = True
 
     def __call__(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> Tensor:
@@ -421,7 +423,7 @@ class Attention:
             if self.heads:
                 self._mix(qkv, context, cache, mixed)
                 if self.gate is not None:
-                    context.kernels.multiply(mixed, self.gate(x, buffers, "output gate"), sigmoid=True)
+                    context.kernels.multiply(mixed, self.gate(x, buffers, "output gate"), self.gate_kind)
         return self.output(mixed, buffers, "attention")
 
     def _mix(self, qkv: Tensor, context: ForwardContext, cache: LayerCache, mixed: Tensor) -> None:

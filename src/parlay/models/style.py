@@ -118,12 +118,29 @@ class Heads:
         width: columns of each head, of queries too.
         values: whether values have a projection of their own; otherwise that of keys gives them too.
         source: the layer before it whose keys and values it reads; -1 where it has its own.
+        queries: heads of queries, where they are not as many as the model's config says; 0 where they are.
     """
 
     count: int
     width: int
     values: bool = True
     source: int = -1
+    queries: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputGate:
+    """What attention's output is multiplied with: a function of a projection of what attention reads.
+
+    Attributes:
+        apart: the projection is a tensor of its own, `gate_proj`, instead of rows behind each head's query.
+        by_head: it has one number for each head, instead of one for each column; only where it is apart.
+        softplus: the function is that, instead of the sigmoid.
+    """
+
+    apart: bool = False
+    by_head: bool = False
+    softplus: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +152,7 @@ class Style:
         gated: whether that has a gate.
         qkv_bias: queries, keys and values have biases.
         output_bias: attention's output projection has one.
-        output_gate: each head's output is multiplied with the sigmoid of a gate, stored behind the head's query.
+        output_gate: on attention's output.
         mlp_bias: the feed-forward network has them.
         head_norms: each head's query and key is normalised before it is rotated.
         value_norms: so are values, without a weight.
@@ -178,7 +195,7 @@ class Style:
     gated: bool = True
     qkv_bias: bool = False
     output_bias: bool = False
-    output_gate: bool = False
+    output_gate: OutputGate | None = None
     mlp_bias: bool = False
     head_norms: bool = False
     value_norms: bool = False

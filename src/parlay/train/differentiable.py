@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from parlay.kernels.base import Activation, AttentionView
+from parlay.kernels.base import Activation, AttentionView, Gate
 from parlay.kernels.linear import LinearWeight, PackedPart
 from parlay.kernels.reference import ReferenceKernels
 from parlay.models.config import ModelConfig
@@ -220,8 +220,11 @@ class DifferentiableKernels(ReferenceKernels):
     def activate(self, x: Tensor, activation: Activation) -> None:  # noqa: D102
         x.copy_(_ACTIVATIONS[activation](x.clone()))
 
-    def multiply(self, x: Tensor, other: Tensor, sigmoid: bool = False) -> None:  # noqa: D102
-        x.copy_(x.clone() * (other.clone().sigmoid() if sigmoid else other.clone()))
+    def multiply(self, x: Tensor, other: Tensor, gate: Gate = "plain") -> None:  # noqa: D102
+        other = other.clone()
+        if gate != "plain":
+            other = other.sigmoid() if gate == "sigmoid" else F.softplus(other)
+        x.copy_((x.clone().view(*other.shape, -1) * other[..., None]).view(x.shape))
 
     def route(  # noqa: D102
         self,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from parlay.kernels.base import Activation
+from parlay.kernels.base import Activation, Gate
 
 from .launch import EXACT, padded, rounded
 
@@ -79,6 +79,21 @@ def _tanh(x):
 
 
 @triton.jit
+def softplus(x):
+    """ln(1 + e^x), to the last bits where it is small too: 2 artanh(z / (2 + z)) is ln(1 + z)."""
+    low = tl.exp(-tl.abs(x))
+    z = tl.div_rn(low, 2.0 + low)
+    square = z * z
+    series = square * (1 / 13) + 1 / 11
+    series = series * square + 1 / 9
+    series = series * square + 1 / 7
+    series = series * square + 1 / 5
+    series = series * square + 1 / 3
+    series = series * square + 1.0
+    return tl.where(x > 0, x, 0.0) + 2.0 * z * series
+
+
+@triton.jit
 def _place(WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -121,14 +136,22 @@ def _in_place(x, other, factor, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: 
         value = value * factor
     elif KIND == "soft_cap":
         value = factor * _tanh(tl.div_rn(value, factor))
-    elif KIND == "multiply":
-        value = value * tl.load(other + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    elif KIND == "multiply by sigmoid":
-        opened = tl.load(other + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-        value = value * rounded(sigmoid(opened), dtype)
     else:
         value = activated(value, KIND)
     tl.store(x + row * WIDTH + column, rounded(value, dtype).to(dtype), mask=inside)
+
+
+@triton.jit(do_not_specialize_on_alignment=["x", "other"])
+def _multiply(x, other, GROUP: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    row, column, inside = _place(WIDTH, BLOCK)
+    dtype: tl.constexpr = x.dtype.element_ty
+    value = tl.load(x + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    factor = tl.load(other + (row * WIDTH + column) // GROUP, mask=inside, other=0.0).to(tl.float32)
+    if KIND == "sigmoid":
+        factor = rounded(sigmoid(factor), dtype)
+    elif KIND == "softplus":
+        factor = rounded(softplus(factor), dtype)
+    tl.store(x + row * WIDTH + column, rounded(value * factor, dtype).to(dtype), mask=inside)
 
 
 @triton.jit(do_not_specialize_on_alignment=["cache", "copy", "slots"])
@@ -187,8 +210,9 @@ class TritonElementwise:
     def soft_cap(self, x: Tensor, cap: float) -> None:  # noqa: D102
         _by_pieces(_in_place, *x.shape, x, None, float(cap), KIND="soft_cap")
 
-    def multiply(self, x: Tensor, other: Tensor, sigmoid: bool = False) -> None:  # noqa: D102
-        _by_pieces(_in_place, *x.shape, x, other, 0.0, KIND="multiply by sigmoid" if sigmoid else "multiply")
+    def multiply(self, x: Tensor, other: Tensor, gate: Gate = "plain") -> None:  # noqa: D102
+        if other.shape[1]:
+            _by_pieces(_multiply, *x.shape, x, other, x.shape[1] // other.shape[1], KIND=gate)
 
     def copy_slots(  # noqa: D102
         self, src_slots: Tensor, dst_slots: Tensor, key_cache: Tensor, value_cache: Tensor

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from parlay.kernels.triton.elementwise import sigmoid
+from parlay.kernels.triton.elementwise import sigmoid, softplus
 from parlay.kernels.triton.launch import EXACT, padded, rounded
 from parlay.kernels.views import STATE_PIECE, StateView
 
@@ -138,21 +138,6 @@ def _keep(
 
 
 @triton.jit
-def _softplus(x):
-    """ln(1 + e^x), to the last bits where it is small too: 2 artanh(z / (2 + z)) is ln(1 + z)."""
-    low = tl.exp(-tl.abs(x))
-    z = tl.div_rn(low, 2.0 + low)
-    square = z * z
-    series = square * (1 / 13) + 1 / 11
-    series = series * square + 1 / 9
-    series = series * square + 1 / 7
-    series = series * square + 1 / 5
-    series = series * square + 1 / 3
-    series = series * square + 1.0
-    return tl.where(x > 0, x, 0.0) + 2.0 * z * series
-
-
-@triton.jit
 def _next_row(rows, row, end, at):
     """Return the first row from `row` on that is to be reached: not one that is on the way to another.
 
@@ -216,7 +201,7 @@ def _updated(
         free = tl.load(row_gates + H + head).to(tl.float32)
     else:
         free = gate
-    step = _softplus(free + bias)
+    step = softplus(free + bias)
     if DELTA:
         key *= tl.div_rn(1.0, _length(key))
         query *= tl.div_rn(query_scale, _length(query))

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.families import deepseekv3, glm4moe
 from parlay.models.mtp import DEEPSEEK
@@ -17,9 +16,8 @@ def describe(config: ModelConfig) -> ModelConfig:
     Raises:
         ModelError: an option that is not served.
     """
-    kinds = config.raw.get("mlp_layer_types") or ["dense"] + ["sparse"] * (config.num_layers - 1)
-    if len(kinds) != config.num_layers or not {*kinds} <= {"dense", "sparse"}:
-        raise ModelError(f"{config.path}: mlp_layer_types must list dense or sparse for {config.num_layers} layers")
+    usual = ["dense"] + ["sparse"] * (config.num_layers - 1)
+    kinds = config.kinds("mlp_layer_types", ("sparse", "dense"), usual)
     counted = replace(config, raw={**config.raw, "first_k_dense_replace": 0})
     experts = replace(glm4moe.experts(counted), sparse=tuple(kind == "sparse" for kind in kinds))
     return deepseekv3.with_latents(config, experts, interleaved=config.flag("rope_interleave", True))

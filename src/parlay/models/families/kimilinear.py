@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from parlay.checkpoints.files import config_file
-from parlay.errors import ModelError, shown
+from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.families import deepseekv3, glm4moe
 from parlay.models.kimi_delta import KimiDeltaLayers
@@ -70,17 +70,13 @@ def describe(config: ModelConfig) -> ModelConfig:
 
 def _linear_layers(config: ModelConfig, linear: ModelConfig) -> tuple[bool, ...]:
     """Return which layers are Kimi delta attention; configs count layers from 1, or list their kinds."""
-    kinds, count = config.raw.get("layer_types"), config.num_layers
+    usual, count = None, config.num_layers
     scans, attends = (linear.raw.get(key) for key in ("kda_layers", "full_attn_layers"))
-    if kinds is None and isinstance(scans, list) and isinstance(attends, list):
+    if config.raw.get("layer_types") is None and isinstance(scans, list) and isinstance(attends, list):
         if sorted(map(str, scans + attends)) != sorted(str(i + 1) for i in range(count)):
             raise ModelError(
                 f"{config_file(config.path)}: kda_layers and full_attn_layers must list each of {count} layers once"
             )
-        kinds = ["linear_attention" if i + 1 in scans else "full_attention" for i in range(count)]
-    if not isinstance(kinds, list) or len(kinds) != count or {*kinds} - {"linear_attention", "full_attention"}:
-        raise ModelError(
-            f"{config_file(config.path)}: layer_types must list linear_attention or full_attention for each of "
-            f"{count} layers, not {shown(kinds)}"
-        )
+        usual = ["linear_attention" if i + 1 in scans else "full_attention" for i in range(count)]
+    kinds = config.kinds("layer_types", ("linear_attention", "full_attention"), usual)
     return tuple(kind == "linear_attention" for kind in kinds)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from parlay.checkpoints.files import config_file
-from parlay.errors import ModelError, shown
+from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.short_conv import ShortConvs
 from parlay.models.style import Style
@@ -35,30 +35,32 @@ def describe(config: ModelConfig) -> ModelConfig:
     config = replace(
         config, intermediate_size=_inner_width(config), rms_norm_eps=config.number("norm_eps", config.rms_norm_eps)
     )
-    style = Style(head_norms=True, recurrent=convolutions(config))
+    style = Style(head_norms=True, recurrent=convolutions(config, convolved(config)))
     return replace(config, style=style, renamed=config.in_layers({**NAMES, **DENSE}) | FINAL)
 
 
-def convolutions(config: ModelConfig) -> ShortConvs:
-    """Return the layers that are convolutions.
+def convolved(config: ModelConfig) -> tuple[bool, ...]:
+    """Return of each layer whether it is a convolution.
 
     Raises:
-        ModelError: the list does not fit the layers, or the convolution's width is not served.
+        ModelError: the list does not fit the layers.
     """
-    types = config.raw.get("layer_types")
-    if types is None:
-        attention = config.raw.get("full_attn_idxs")
-        attention = range(config.num_layers) if attention is None else attention
-        types = ["full_attention" if i in attention else "conv" for i in range(config.num_layers)]
-    if not isinstance(types, list) or len(types) != config.num_layers or {*types} - {"conv", "full_attention"}:
-        raise ModelError(
-            f"{config_file(config.path)}: layer_types must list conv or full_attention for each of "
-            f"{config.num_layers} layers, not {shown(types)}"
-        )
-    taps = config.count("conv_L_cache", 3)
+    attention = config.raw.get("full_attn_idxs")
+    attention = range(config.num_layers) if attention is None else attention
+    usual = ["full_attention" if i in attention else "conv" for i in range(config.num_layers)]
+    return tuple(kind == "conv" for kind in config.kinds("layer_types", ("conv", "full_attention"), usual))
+
+
+def convolutions(config: ModelConfig, layers: tuple[bool, ...], taps: int = 3) -> ShortConvs:
+    """Return the layers that are convolutions, usually of so many taps.
+
+    Raises:
+        ModelError: the convolution's width is not served.
+    """
+    taps = config.count("conv_L_cache", taps)
     if not 2 <= taps <= 8:
         raise ModelError(f"{config_file(config.path)}: conv_L_cache={taps} is not served; 2 to 8 are")
-    return ShortConvs(tuple(kind == "conv" for kind in types), taps, config.flag("conv_bias", False))
+    return ShortConvs(layers, taps, config.flag("conv_bias", False))
 
 
 def _inner_width(config: ModelConfig) -> int:

@@ -42,5 +42,5 @@ def describe(config: ModelConfig) -> ModelConfig:
     }
     names = config.in_layers(lfm2.NAMES | lfm2.DENSE | _ROUTER) | lfm2.FINAL
     config = replace(config, rms_norm_eps=config.number("norm_eps", config.rms_norm_eps))
-    style = Style(head_norms=True, recurrent=lfm2.convolutions(config), experts=experts)
+    style = Style(head_norms=True, recurrent=lfm2.convolutions(config, lfm2.convolved(config)), experts=experts)
     return replace(config, style=style, renamed=names | config.stacked(stacks))

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from parlay.checkpoints.files import config_file
-from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.mtp import DEEPSEEK
 from parlay.models.rope import read_rotary
@@ -19,16 +17,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         ModelError: an option that is not served.
     """
     config.only(hidden_act="silu", mlp_bias=False)
-    kinds = config.raw.get("mlp_layer_types") or ["sparse"] * config.num_layers
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != config.num_layers
-        or not all(k in ("sparse", "dense") for k in kinds)
-    ):
-        raise ModelError(
-            f"{config_file(config.path)}: mlp_layer_types must list sparse or dense for each of {config.num_layers} "
-            f"layers, not {shown(kinds)}"
-        )
+    kinds = config.kinds("mlp_layer_types", ("sparse", "dense"), ["sparse"] * config.num_layers)
     experts = Experts(
         count=config.count("num_local_experts", config.raw.get("num_experts", 64)),
         chosen=config.count("num_experts_per_tok", 8),

@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-from parlay.checkpoints.files import config_file
-from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.delta_net import DeltaNets
-from parlay.models.style import Experts, Style
+from parlay.models.style import Experts, OutputGate, Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
@@ -47,7 +45,7 @@ def with_delta_nets(config: ModelConfig, experts: Experts | None, *, fused: bool
         "partial_rotary_factor", config.number("partial_rotary_factor", 0.25)
     )
     style = Style(
-        output_gate=config.flag("attn_output_gate", True),
+        output_gate=OutputGate() if config.flag("attn_output_gate", True) else None,
         head_norms=True,
         plus_one=True,
         recurrent=nets,
@@ -57,14 +55,7 @@ def with_delta_nets(config: ModelConfig, experts: Experts | None, *, fused: bool
 
 
 def _linear_layers(config: ModelConfig) -> tuple[bool, ...]:
-    types = config.raw.get("layer_types")
-    if types is None:
-        every = config.count("full_attention_interval", 4)
-        types = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(config.num_layers)]
-    kinds = {"linear_attention", "full_attention"}
-    if not isinstance(types, list) or len(types) != config.num_layers or {*types} - kinds:
-        raise ModelError(
-            f"{config_file(config.path)}: layer_types must list linear_attention or full_attention for each of "
-            f"{config.num_layers} layers, not {shown(types)}"
-        )
+    every = config.count("full_attention_interval", 4)
+    usual = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(config.num_layers)]
+    types = config.kinds("layer_types", ("linear_attention", "full_attention"), usual)
     return tuple(kind == "linear_attention" for kind in types)

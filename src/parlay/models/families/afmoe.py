@@ -1,0 +1,58 @@
+"""Trinity (Arcee AI 2025, "The Trinity models"), Nano and Mini: gated attention, a window in three of four layers, whose
+queries and keys alone turn, norms before and after, and DeepSeek-V3's router.
+"""
+
+from dataclasses import replace
+
+from parlay.models.config import ModelConfig
+from parlay.models.style import Experts, OutputGate, Style
+
+_NAMES = {
+    "mlp.gate.weight": "mlp.router.gate.weight",
+    "mlp.gate.e_score_correction_bias": "mlp.expert_bias",
+    "pre_feedforward_layernorm.weight": "pre_mlp_layernorm.weight",
+    "post_feedforward_layernorm.weight": "post_mlp_layernorm.weight",
+    **{
+        f"mlp.shared_expert.{part}_proj.weight": f"mlp.shared_experts.{part}_proj.weight"
+        for part in ("gate", "up", "down")
+    },
+}
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    config.only(hidden_act="silu", score_func="sigmoid", route_norm=True, n_group=1, topk_group=1)
+    dense = config.count("num_dense_layers", 1) if config.raw.get("num_dense_layers", 1) else 0
+    width = config.count("moe_intermediate_size", 1408)
+    shared = config.count("num_shared_experts", 2) if config.raw.get("num_shared_experts", 2) else 0
+    experts = Experts(
+        count=config.count("num_experts", config.raw.get("num_local_experts", 64)),
+        chosen=config.count("num_experts_per_tok", 6),
+        width=width,
+        normalise=True,
+        sparse=tuple(i >= dense for i in range(config.num_layers)),
+        sigmoid=True,
+        selection_bias=True,
+        factor=config.number("route_scale", 1.0),
+        shared=width * shared,
+    )
+    config.check_experts(experts)
+    every = config.count("global_attn_every_n_layers", 4)
+    windows = config.windows(lambda layer: (layer + 1) % every != 0, default=1024)
+    bias = config.flag("attention_bias", False)
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        output_gate=OutputGate(apart=True),
+        head_norms=True,
+        post_norms=True,
+        windows=windows,
+        unrotated=tuple(not window for window in windows) or (True,) * config.num_layers,
+        embedding_scale=config.hidden_size**0.5 if config.flag("mup_enabled", False) else 1.0,
+        experts=experts,
+    )
+    return replace(config, style=style, renamed=config.in_layers(_NAMES))

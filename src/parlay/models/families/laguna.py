@@ -1,0 +1,79 @@
+"""Laguna (poolside 2026), such as XS 30B-A3B: heads of queries by layer, each with a gate on its output, a window in
+some layers, and DeepSeek-V3's router.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from parlay.checkpoints.files import config_file
+from parlay.errors import ModelError, shown
+from parlay.models.config import ModelConfig
+from parlay.models.rope import read_rotary
+from parlay.models.style import Experts, Heads, OutputGate, Style
+
+DEFAULTS: dict[str, Any] = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+}
+_NAMES = {
+    "self_attn.gate_proj.weight": "self_attn.g_proj.weight",
+    "mlp.gate.e_score_correction_bias": "mlp.experts.e_score_correction_bias",
+}
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    config.only(hidden_act="silu", moe_apply_router_weight_on_input=False, moe_router_logit_softcapping=0.0)
+    gating = config.raw.get("gating", True)
+    if gating not in (True, "per-head", "per-element"):
+        raise ModelError(f"{config_file(config.path)}: gating must be per-head or per-element, not {shown(gating)}")
+    usual = ["dense"] + ["sparse"] * (config.num_layers - 1)
+    experts = Experts(
+        count=config.count("num_experts", config.raw.get("num_local_experts", 256)),
+        chosen=config.count("num_experts_per_tok", 8),
+        width=config.count("moe_intermediate_size", 512),
+        normalise=True,
+        sparse=tuple(kind == "sparse" for kind in config.kinds("mlp_layer_types", ("sparse", "dense"), usual)),
+        sigmoid=True,
+        selection_bias=True,
+        factor=config.number("moe_routed_scaling_factor", 1.0),
+        shared=config.count("shared_expert_intermediate_size", 512),
+    )
+    config.check_experts(experts)
+    bias = config.flag("attention_bias", False)
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        output_gate=OutputGate(apart=True, by_head=gating != "per-element", softplus=True),
+        head_norms=True,
+        windows=config.windows(lambda layer: False, default=512),
+        local_rotary=read_rotary(config.path, config.raw, "sliding_attention"),
+        heads=_heads(config),
+        experts=experts,
+    )
+    return replace(config, style=style, renamed=config.in_layers(_NAMES))
+
+
+def _heads(config: ModelConfig) -> tuple[Heads, ...]:
+    """Return each layer's heads, where the config has them by layer."""
+    key = "num_attention_heads_per_layer"
+    counts = config.raw.get(key)
+    if counts is None:
+        return ()
+    groups = config.num_kv_heads
+    if (
+        not isinstance(counts, list)
+        or len(counts) != config.num_layers
+        or not all(type(count) is int and count > 0 and count % groups == 0 for count in counts)
+    ):
+        raise ModelError(
+            f"{config_file(config.path)}: {key} must list a multiple of {groups} for each of {config.num_layers} "
+            f"layers, not {shown(counts)}"
+        )
+    return tuple(Heads(count=groups, width=config.head_dim, queries=count) for count in counts)
