@@ -33,6 +33,14 @@ QWEN_SEES = {
     "patch_size": 8,
     "deepstack_visual_indexes": [0],
 }
+GLIMMER_SEES = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
+}
 YARN = rope(
     "yarn", factor=8.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0
 )
@@ -68,6 +76,28 @@ TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str
         QWEN_SEES,
         {},
         "Qwen3ForCausalLM",
+    ),
+    "muse_glimmer": (
+        "MuseGlimmer",
+        {"model_type": "muse_glimmer_text", "num_hidden_layers": 5, "sliding_window": 13, "output_multiplier": 0.6},
+        GLIMMER_SEES,
+        {"out_hidden_size": 128, "projector_hidden_size": 32},
+        "MuseGlimmerForCausalLM",
+    ),
+    "muse_glimmer-bases": (
+        "MuseGlimmer",
+        {
+            "model_type": "muse_glimmer_text",
+            "num_hidden_layers": 3,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "layer_rope_theta": [10000.0, 10000.0, 0],
+            "qk_scale_factor": 2.0,
+            "post_norm_eps": 0.01,
+        },
+        GLIMMER_SEES,
+        {"out_hidden_size": 128, "projector_hidden_size": 32},
+        "MuseGlimmerForCausalLM",
     ),
 }
 # How text models' tensors begin: transformers 5 and earlier ones, and a file of the text model alone.
@@ -161,6 +191,17 @@ def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], complaint: str
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(ModelError, match=complaint):
         LLM(str(tmp_path))
+
+
+def test_bases_by_layer(tmp_path: Path) -> None:
+    """transformers turns all layers by one base, whatever the list says."""
+    write_tower(tmp_path, "muse_glimmer")
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text())
+    raw["text_config"]["layer_rope_theta"] = [0, 500.0, 10000.0, 500.0, 0]
+    file.write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match="layer_rope_theta"):
+        describe_model(str(tmp_path))
 
 
 def test_without_a_text_model_among_the_tensors(tmp_path: Path) -> None:

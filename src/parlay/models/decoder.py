@@ -127,7 +127,7 @@ def attention_shapes(config: ModelConfig, index: int = 0) -> dict[str, tuple[int
     shapes["self_attn.o_proj.weight"] = (h, q)
     if style.output_bias:
         shapes["self_attn.o_proj.bias"] = (h,)
-    if style.head_norms or style.late_norms:
+    if (style.head_norms or style.late_norms) and style.head_norm_weights:
         shapes |= {f"self_attn.{x}_norm.weight": (heads.width,) for x in ("q" if heads.source >= 0 else "qk")}
     if style.joint_norms:
         shapes |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
@@ -278,7 +278,10 @@ def make_attention(
 
 def _head_norms(config: ModelConfig, read: TensorReader, group: Group, *, stores: bool = True) -> HeadNorms:
     style, dim = config.style, config.head_dim
-    weights = [read(f"self_attn.{x}_norm.weight") for x in ("qk" if stores else "qq")]
+    ones = torch.ones(dim, dtype=read.dtype)
+    weights = [
+        read(f"self_attn.{x}_norm.weight") if style.head_norm_weights else ones for x in ("qk" if stores else "qq")
+    ]
     bounds: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     if style.joint_norms:
         keys = group.bounds(config.num_kv_heads)
@@ -294,7 +297,7 @@ def _head_norms(config: ModelConfig, read: TensorReader, group: Group, *, stores
         query=weights[0],
         key=weights[1],
         eps=config.rms_norm_eps,
-        plus_one=style.plus_one,
+        plus_one=style.plus_one and style.head_norm_weights,
         late=style.late_norms,
         joint=style.joint_norms,
         group=group,
@@ -436,6 +439,7 @@ class DecoderLayer:
         """Read what layer `index` needs by its names within a layer."""
         style = config.style
         self._norm = norm_of(config)
+        self._post_norm = norm_of(config, eps=style.post_norm_eps or config.rms_norm_eps)
         self._parallel = style.parallel
         self._residual_scale = style.residual_scale
         norms = [read(f"{name}.weight") for name in norm_names(config)]
@@ -503,7 +507,7 @@ class DecoderLayer:
     def _finish(self, part: int, x: Tensor, kernels: Kernels) -> Tensor:
         """Do in place what a family does to x before it joins the residual stream."""
         if self._post_norms:
-            self._norm(kernels, x, None, self._post_norms[part], x)
+            self._post_norm(kernels, x, None, self._post_norms[part], x)
         if self._residual_scale != 1:
             kernels.scale(x, self._residual_scale)
         return x
@@ -512,9 +516,16 @@ class DecoderLayer:
 Norm = Callable[[Kernels, Tensor, Tensor | None, Tensor, Tensor], None]
 
 
-def norm_of(config: ModelConfig) -> Norm:
-    """Return the norm of a model's states: it adds the third argument to the second, and writes to the last one."""
-    eps, plus_one = config.rms_norm_eps, config.style.plus_one
+def norm_of(config: ModelConfig, *, eps: float | None = None, final: bool = False) -> Norm:
+    """Return the norm of a model's states: it adds the third argument to the second, and writes to the last one.
+
+    Args:
+        config: the model's.
+        eps: added to means, where it is not the config's.
+        final: whether it is the last norm.
+    """
+    eps = config.rms_norm_eps if eps is None else eps
+    plus_one = config.style.plus_one and (config.style.final_plus_one or not final)
     nothing = torch.zeros(config.hidden_size if config.style.layer_norms else 0)
 
     def rms(kernels: Kernels, x: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor) -> None:
@@ -575,6 +586,7 @@ class Decoder:
         style = config.style
         # A factor is applied to embeddings in the model's dtype.
         self._embedding_scale = float(torch.tensor(style.embedding_scale, dtype=dtype))
+        self._embedding_norm = torch.ones(config.hidden_size, dtype=dtype) if style.embedding_norm else None
         tables = layer_tables(config, max_model_len)
         self._pipeline = group.pipeline
         self._first, end = own_layers(config, self.weight_shapes, group.pipeline)
@@ -616,6 +628,8 @@ class Decoder:
         delta: Tensor | None = None
         if self._pipeline.first:
             self._embedding(tokens, residual)
+            if self._embedding_norm is not None:
+                kernels.rms_norm(residual, self._embedding_norm, self.config.rms_norm_eps, residual)
             if self._embedding_scale != 1:
                 kernels.scale(residual, self._embedding_scale)
             if further:
@@ -632,7 +646,7 @@ class Decoder:
         if not self._pipeline.last:
             _add(delta, None, handed, kernels)
             return handed
-        norm_of(self.config)(kernels, residual, delta, self._norm, handed)
+        norm_of(self.config, final=True)(kernels, residual, delta, self._norm, handed)
         if self.config.num_layers in states:
             _add(residual, None, states[self.config.num_layers], kernels)
         return handed

@@ -155,6 +155,7 @@ class Style:
         output_gate: on attention's output.
         mlp_bias: the feed-forward network has them.
         head_norms: each head's query and key is normalised before it is rotated.
+        head_norm_weights: these norms have weights.
         value_norms: so are values, without a weight.
         late_norms: it is normalised after that.
         joint_norms: all heads' queries are normalised together before they are rotated, and all keys.
@@ -162,7 +163,9 @@ class Style:
         parallel: attention and the feed-forward network read the same, and both join the residual stream.
         pre_norms: what attention and the feed-forward network read is normalised.
         post_norms: what a layer adds to the residual stream is normalised.
+        post_norm_eps: what the means of those norms have added, where it is not what others have; 0 where it is.
         plus_one: weights of norms are stored less one.
+        final_plus_one: so is that of the last norm.
         fused_qkv: queries, keys and values are stored as one tensor.
         fused_mlp: gate and up are.
         windows: keys that each layer sees at most, 0 for all; empty: all layers see all.
@@ -171,6 +174,7 @@ class Style:
         interleaved: the two columns that turn together are neighbours in the files, instead of half a head apart.
         score_scale: factor on attention's scores; None is `head_dim ** -0.5`.
         score_cap: bound that attention's scores approach; 0 is none.
+        embedding_norm: embeddings are normalised, without a weight.
         embedding_scale: factor on embeddings.
         residual_scale: factor on what is added to the residual stream.
         logit_divisor: of logits.
@@ -198,6 +202,7 @@ class Style:
     output_gate: OutputGate | None = None
     mlp_bias: bool = False
     head_norms: bool = False
+    head_norm_weights: bool = True
     value_norms: bool = False
     late_norms: bool = False
     joint_norms: bool = False
@@ -205,7 +210,9 @@ class Style:
     parallel: bool = False
     pre_norms: bool = True
     post_norms: bool = False
+    post_norm_eps: float = 0.0
     plus_one: bool = False
+    final_plus_one: bool = True
     fused_qkv: bool = False
     fused_mlp: bool = False
     windows: tuple[int, ...] = ()
@@ -214,6 +221,7 @@ class Style:
     interleaved: bool = False
     score_scale: float | None = None
     score_cap: float = 0.0
+    embedding_norm: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_divisor: float = 1.0
