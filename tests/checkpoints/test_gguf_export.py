@@ -113,7 +113,8 @@ def test_vectors_may_be_matrices_of_one_row(
     assert torch.equal(logits_of(tmp_path / "wide.gguf", dtype), logits_of(tmp_path / "model.gguf", dtype))
 
 
-KNOWN = [name for name in MADE if name not in VARIANTS and name != "mellum"]  # which the package does not have
+_LATER = ("mellum", "laguna", "graniteswa")  # which the package does not have
+KNOWN = [name for name in MADE if name not in VARIANTS and not name.startswith(_LATER)]
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -28,7 +28,7 @@ from switching import any_choices, limited_drafts
 from parlay import LLM, SamplingParams
 from parlay.models.decoder import DecoderLayer
 
-FAMILIES = ("qwen3_5", "qwen3_5moe", "lfm2", "granite4-h", "nemotronh-experts", "falconh1", "kimilinear")
+FAMILIES = ("qwen3_5", "qwen3_5moe", "lfm2", "lfm3", "granite4-h", "nemotronh-experts", "falconh1", "kimilinear")
 NGRAM: dict[str, Any] = {"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 5, "prompt_lookup_min": 1}
 UNION: dict[str, Any] = {"method": "auto", "lengths": "fixed", "prompt_lookup_min": 1}
 SUFFIX: dict[str, Any] = {"method": "suffix", "lengths": "fixed", "num_speculative_tokens": 6}

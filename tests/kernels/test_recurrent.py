@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -310,8 +311,37 @@ def test_multiply(kernels: Kernels, dtype: torch.dtype) -> None:
     plain, gated = x.clone(), x.clone()
     kernels.multiply(plain, other)
     assert same_bits(plain, x * other)
-    kernels.multiply(gated, other, sigmoid=True)
+    kernels.multiply(gated, other, "sigmoid")
     torch.testing.assert_close(gated, x * other.float().sigmoid().to(dtype), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gate", ["plain", "sigmoid", "softplus"])
+@pytest.mark.parametrize("group", [1, 8, 21])
+def test_multiply_by_groups_of_columns(kernels: Kernels, dtype: torch.dtype, gate: Any, group: int) -> None:
+    """Each number is for neighbouring columns, with the bits that it has where it is written out for each of them."""
+    x, other = random(5, 19 * group, dtype=dtype), random(5, 19, dtype=dtype, seed=1)
+    other[0, :6] = torch.tensor([0.0, -90.0, 90.0, -20.0, 21.0, -3.0])  # where softplus is next to 0, and to them
+    found, wide = x.clone(), x.clone()
+    kernels.multiply(found, other, gate)
+    kernels.multiply(wide, other.repeat_interleave(group, dim=1), gate)
+    assert same_bits(found, wide)
+    opened = {"plain": lambda t: t, "sigmoid": torch.sigmoid, "softplus": torch.nn.functional.softplus}[gate]
+    exact = x.double().view(5, 19, group) * opened(other.double()).to(dtype).double()[..., None]
+    tight = 1e-2 if dtype is torch.bfloat16 else 2e-6
+    torch.testing.assert_close(found.double(), exact.view(5, -1), atol=tight / 100, rtol=tight)
+    for row in range(5):  # rows by themselves
+        one = x[row : row + 1].clone()
+        kernels.multiply(one, other[row : row + 1], gate)
+        assert same_bits(one[0], found[row])
+
+
+def test_gates_that_do_not_divide_are_errors() -> None:
+    native = pytest.importorskip("parlay.kernels.cpu").NativeKernels()
+    with pytest.raises(ValueError, match=r"gates of .* for"):
+        native.multiply(random(2, 10), random(2, 4))
+    with pytest.raises(TypeError):
+        native.multiply(random(2, 10), random(2, 5), "tanh")
 
 
 def test_what_is_no_number_stays_so(kernels: Kernels) -> None:

@@ -136,7 +136,7 @@ def test_equal_to_transformers(tmp_path: Path, name: str) -> None:
     assert describe_checkpoint(tmp_path, "disk", "own").role == "model"
 
 
-@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("name", [name for name in TOWERS if "glimmer" not in name])  # which parlay does not write
 def test_as_a_gguf_file(tmp_path: Path, name: str) -> None:
     model = tmp_path / "model"
     write_tower(model, name, **({"query_pre_attn_scalar": 16} if name == "gemma3" else {}))  # which files cannot say

@@ -76,6 +76,13 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "hunyuan": {},
     "hunyuan-alpha": {},
     "cohere2": {"layer_types": None, "num_hidden_layers": 4},
+    "graniteswa": {},
+    "graniteswa-bases": {"attention_bias": False, "layer_rope_theta": [0, 10000.0, 10000.0, 0]},
+    "afmoe": {"mup_enabled": True},
+    "afmoe-plain": {"attention_bias": False},
+    "laguna": {},
+    "laguna-heads": {},
+    "laguna-columns": {"mlp_layer_types": None},
 }
 # Those with recurrent layers, and Gemma 4; llama.cpp has one width of keys and values in linear attention.
 _ALIKE = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}

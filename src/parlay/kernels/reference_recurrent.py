@@ -17,7 +17,8 @@ def _numbers(x: Tensor) -> FloatArray:
 
 
 def _sigmoid(x: FloatArray) -> FloatArray:
-    power: FloatArray = np.exp(-x)
+    with np.errstate(over="ignore"):  # whose sigmoid is 0
+        power: FloatArray = np.exp(-x)
     return np.float32(1) / (np.float32(1) + power)
 
 

@@ -132,7 +132,11 @@ class ModelConfig:
             ModelError: it does not fit, or has a word that is not served.
         """
         found = default if self.raw.get(key) is None else self.raw[key]
-        if not isinstance(found, list | tuple) or len(found) != self.num_layers or not all(x in served for x in found):
+        if (
+            not isinstance(found, list | tuple)
+            or len(found) != self.num_layers
+            or not all(x in served for x in found)
+        ):
             *others, last = served
             raise ModelError(
                 f"{config_file(self.path)}: {key} must list {', '.join(others)} or {last} for each of "

@@ -28,6 +28,15 @@ _LETTERS = (
     "\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
     "\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
+# Scripts without spaces between words, as Trinity's tokenizer lists them.
+_SCRIPTS = (
+    "\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
+    "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff"
+)
+_MARKED = (  # words that one sign of ASCII may begin
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    rf" ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
 _SIGNS = r"!-/:-~" "\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002"
 _CJK = "\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff"
 
@@ -76,9 +85,11 @@ PATTERNS = {
     "deepseek-v3": (
         r"\p{N}{1,3}",
         "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
-        rf" ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+        _MARKED,
     ),
+    # Digits in threes from the right.
+    "afmoe": (r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", f"[{_SCRIPTS}]+", _MARKED),
+    "laguna": (r"[^\n]+|\n+", rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}|{_REST}"),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", rf"[{_CJK}]+", r"\p{N}"),
 }
 SAME_AS = {

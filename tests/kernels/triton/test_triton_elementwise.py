@@ -103,7 +103,10 @@ def test_single_operations(
     as_reference(kernels, device, "add_bias", x, other[0].clone(), exact=True)
     as_reference(kernels, device, "scale", x, 0.22, exact=True)
     as_reference(kernels, device, "multiply", x, other, exact=True)
-    as_reference(kernels, device, "multiply", x, other, sigmoid=True)
+    for gate in ("sigmoid", "softplus"):
+        as_reference(kernels, device, "multiply", x, other, gate=gate)
+        as_reference(kernels, device, "multiply", x, other[:, :1].contiguous(), gate=gate)
+        as_reference(kernels, device, "multiply", x.repeat(1, 3), other, gate=gate)
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))
@@ -162,7 +165,7 @@ def test_rows_do_not_know_of_others(kernels: TritonElementwise, device: torch.de
     check_rows(kernels, device, "add_bias", x, table[0].clone())
     check_rows(kernels, device, "scale", x, 0.22)
     check_rows(kernels, device, "soft_cap", x.float(), 2.0)
-    check_rows(kernels, device, "multiply", x, other, sigmoid=True)
+    check_rows(kernels, device, "multiply", x, other, gate="sigmoid")
     check_rows(kernels, device, "multiply", x, other)
     for activation in get_args(Activation):
         check_rows(kernels, device, "activate", x, activation)

@@ -51,8 +51,10 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         embedding = file.tensors.get("token_embd.weight")
         if embedding is None:
             raise ModelError(f"{path} lacks the tensor 'token_embd.weight'")
-        heads = size_of(file, f"{name}.attention.head_count")
+        queries = _queries(file, name, family)
+        heads = queries[0] if queries else size_of(file, f"{name}.attention.head_count")
         defaults = {
+            "attention.head_count": heads if queries else None,
             "attention.head_count_kv": heads,
             "attention.key_length": size_of(file, f"{name}.embedding_length") // max(heads, 1),
             # Of models whose layers all have experts.
@@ -60,7 +62,11 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         }
         varied = _varied(file, name) if family.varied else {}
         sizes = {
-            hf: varied[hf] if hf in varied else size_of(file, f"{name}.{key}", defaults.get(key))
+            hf: varied[hf]
+            if hf in varied
+            else heads
+            if queries and hf == "num_attention_heads"
+            else size_of(file, f"{name}.{key}", defaults.get(key))
             for key, hf in SIZES.items()
         }
         context, layers = sizes.pop("max_position_embeddings"), sizes.pop("num_hidden_layers")
@@ -90,9 +96,10 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             "dtype": _dtype(file),
             "bos_token_id": file.integer(_BOS) if _BOS in file else None,
             "eos_token_id": end_tokens(file) or None,
-            **({} if varied else read_rotary_keys(file, name, family, head_dim)),
+            **({} if varied else _rotary_keys(file, name, family, head_dim)),
             **family.fixed,
             **options,
+            **_of_attention(file, family, queries, heads),
             **varied,
         }
 
@@ -114,6 +121,41 @@ def _latent(file: GGUFFile, name: str) -> dict[str, int]:
         "head_dim": turning,
         "num_key_value_heads": heads,
     }
+
+
+def _queries(file: GGUFFile, name: str, family: Family) -> list[int]:
+    """Return how many heads of queries each layer has, where a file lists them; empty otherwise."""
+    key = f"{name}.attention.head_count"
+    if not (family.queries and file.is_array(key)):
+        return []
+    found = file.numbers(key)
+    if len(found) != size_of(file, f"{name}.block_count") or not all(isinstance(count, int) for count in found):
+        raise ModelError(f"{file.path}: {key} must list a number of heads for each layer")
+    return [int(count) for count in found]
+
+
+def _of_attention(file: GGUFFile, family: Family, queries: list[int], heads: int) -> dict[str, Any]:
+    """Return what a family's files say of attention by lists and tensors: heads by layer, a gate, a factor."""
+    found: dict[str, Any] = {family.queries: queries} if queries and len({*queries}) > 1 else {}
+    if family.gating:
+        gate = file.tensors.get("blk.0.attn_gate.weight")
+        found[family.gating] = "per-head" if gate is None or gate.shape[0] == heads else "per-element"
+    if family.query_scale:
+        found[family.query_scale] = _query_scale(file)
+    return found
+
+
+def _query_scale(file: GGUFFile) -> float:
+    """Return the factor on queries that a file has as the weights of their norms; those of keys are 1."""
+    factors = set[str]()
+    for name in file.tensors:
+        if name.endswith(".attn_q_norm.weight"):
+            factors |= {str(x) for x in file.read(name).numpy()}
+        elif name.endswith(".attn_k_norm.weight") and not bool((file.read(name) == 1).all()):
+            raise ModelError(f"{file.path}: {name!r} must hold ones; other norms of keys are not served")
+    if len(factors) != 1:
+        raise ModelError(f"{file.path}: the norms of queries must have one weight, for all columns of all layers")
+    return float(factors.pop())  # as a decimal, like float32 numbers of the metadata
 
 
 def _varied(file: GGUFFile, name: str) -> dict[str, Any]:
@@ -224,7 +266,7 @@ def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[s
                 "sliding_attention" if sliding else "full_attention" for sliding in file.numbers(key)
             ]
         elif key in file:
-            options[hf] = file.value(key)
+            options[hf] = file.numbers(key) if file.is_array(key) else file.value(key)
     if options.get("sliding_window") == 0:  # which says that there is none
         options["sliding_window"] = None
     if name.startswith("granite"):
@@ -263,6 +305,26 @@ def _dtype(file: GGUFFile) -> str:
     """Return what to compute in: norms are always stored as float32 and say nothing."""
     kinds = {stored.kind.name for stored in file.tensors.values() if len(stored.shape) > 1}
     return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(kinds), "bfloat16")
+
+
+def _rotary_keys(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:
+    """Return `read_rotary_keys`, by kind of layer where layers with a window have an embedding of their own."""
+    keys = read_rotary_keys(file, name, family, head_dim)
+    if not family.near_rotary:
+        return keys
+    whole = keys.pop("rope_scaling", {"rope_type": "default"})
+    base, partial = keys.pop("rope_theta"), keys.pop("partial_rotary_factor", 1.0)
+    turning = size_of(file, f"{name}.rope.dimension_count_swa", round(partial * head_dim))
+    near = {
+        "rope_theta": file.number(f"{name}.rope.freq_base_swa", base),
+        "partial_rotary_factor": turning / head_dim,
+    }
+    return keys | {
+        "rope_parameters": {
+            "full_attention": {**whole, "rope_theta": base, "partial_rotary_factor": partial},
+            "sliding_attention": {"rope_type": "default", **near},
+        }
+    }
 
 
 def read_rotary_keys(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:

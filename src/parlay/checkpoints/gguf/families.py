@@ -18,6 +18,7 @@ _GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GATE = {"attn_gate": "self_attn.gate_proj"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _SOFTCAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -135,6 +136,57 @@ FAMILIES = {
         fixed={"sliding_window": None},
         listed=True,
     ),
+    "afmoe": Family(
+        "AfmoeForCausalLM",
+        _GEMMA | _GATE,
+        options=_WINDOW
+        | mixture(
+            feed_forward_length="moe_intermediate_size",
+            shared_count="num_shared_experts",
+            weights_scale="route_scale",
+            weights_norm="route_norm",
+        )
+        | {
+            "leading_dense_block_count": "num_dense_layers",
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+        },
+        fixed={"sliding_window": None, "mup_enabled": True},
+        listed=True,
+    ),
+    "laguna": Family(
+        "LagunaForCausalLM",
+        _GATE,
+        options=_WINDOWS
+        | mixture(
+            feed_forward_length="moe_intermediate_size",
+            shared_feed_forward_length="shared_expert_intermediate_size",
+            weights_scale="moe_routed_scaling_factor",
+        )
+        | {"leading_dense_block_count": "num_dense_layers"},
+        fixed={"sliding_window": None, "sliding_window_pattern": 4},
+        partial=True,
+        listed=True,
+        queries="num_attention_heads_per_layer",
+        gating="gating",
+        near_rotary=True,
+    ),
+    "granite_swa": Family(
+        "GraniteSWAForCausalLM",
+        interleaved=True,
+        options=GRANITE | _WINDOWS | {"attention.rope_pattern": "no_rope_layers"},
+        listed=True,
+    ),
+    "muse-glimmer": Family(
+        "MuseGlimmerForCausalLM",
+        _GEMMA | _GATE,
+        interleaved=True,
+        norm_offset=1.0,
+        final_offset=False,
+        options=_WINDOWS | {"final_logit_softcapping": "final_logit_softcapping", "logit_scale": "output_multiplier"},
+        listed=True,
+        query_scale="qk_scale_factor",
+        written=False,
+    ),
     "gpt-oss": Family(
         "GptOssForCausalLM",
         LAST_NORM,
@@ -221,9 +273,18 @@ _SOFTMAX = 1  # a router's, among the values of `expert_gating_func`
 DRAFTER = "dflash"
 DRAFTERS = {DRAFTER: Family("DFlashDraftModel", partial=True)}
 
-# Three more under names that others have too; they are known by what they have beside.
+# More under names that others have too; they are known by what they have beside.
 _OLMO3 = Family("Olmo3ForCausalLM", _LAST_NORMS, options=_WINDOWS, listed=True)
 _MISTRAL = Family("MistralForCausalLM", interleaved=True, options=_WINDOW)
+_GRANITE_MOE_SWA = Family(
+    "GraniteMoeSWAForCausalLM",
+    {"ffn_up_shexp": "mlp.shared_expert.gate_up_proj"},
+    interleaved=True,
+    options=FAMILIES["granite_swa"].options
+    | mixture("num_local_experts", shared_feed_forward_length="shared_intermediate_size"),
+    listed=True,
+    written=False,
+)
 _MIXTRAL = Family("MixtralForCausalLM", interleaved=True, options=_WINDOW | mixture("num_local_experts"))
 
 
@@ -256,6 +317,8 @@ def family_of(file: GGUFFile) -> tuple[str, Family]:
         raise ModelError(f"{file.path}: the architecture {name!r} is not served; {', '.join(FAMILIES)} are")
     if name == "llama" and size_of(file, "llama.expert_count", 0):
         return name, _MIXTRAL
+    if name == "granite_swa" and size_of(file, "granite_swa.expert_count", 0):
+        return name, _GRANITE_MOE_SWA
     if name == "llama" and "llama.attention.sliding_window" in file:
         return name, _MISTRAL
     if name == "olmo2" and "olmo2.attention.sliding_window" in file:

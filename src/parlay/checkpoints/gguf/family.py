@@ -26,6 +26,7 @@ class Family:
         inner: a layer's tensors that are named otherwise than most families' are.
         interleaved: rotary rows of queries and keys come in pairs where the class has halves.
         norm_offset: what was added to the weights of norms.
+        final_offset: whether it was to that of the last norm.
         options: config keys by the metadata's, beside those that all families have.
         fixed: what every model of the family has unless the file says otherwise.
         wide_layers: the number of layers of the one model whose queries are scaled by hidden size over heads.
@@ -49,12 +50,17 @@ class Family:
         pieces: what files call tokenizers of pieces.
         written: whether `export` writes it.
         joined_experts: the gate and the up of experts are stored behind one another.
+        queries: config key of a list of how many heads of queries each layer has, where that may differ.
+        gating: config key of whether the gate on attention's output is by head, which the tensor's shape says.
+        near_rotary: layers with a window have a rotary embedding of their own, which has a key for each number.
+        query_scale: config key of a factor on queries, which files have as the weights of their norms.
     """
 
     architecture: str
     inner: dict[str, str] = field(default_factory=dict)
     interleaved: bool = False
     norm_offset: float = 0.0
+    final_offset: bool = True
     options: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
     wide_layers: int | None = None
@@ -78,10 +84,15 @@ class Family:
     pieces: str = "llama"
     written: bool = True
     joined_experts: bool = False
+    queries: str = ""
+    gating: str = ""
+    near_rotary: bool = False
+    query_scale: str = ""
 
     def offset(self, name: str) -> float:
         """Return what was added to a tensor: to the weights of norms, but not of those of recurrent layers."""
-        return self.norm_offset if "norm" in name and "linear_attn" not in name else 0.0
+        bare = "linear_attn" in name or (name == "model.norm.weight" and not self.final_offset)
+        return self.norm_offset if "norm" in name and not bare else 0.0
 
 
 def mixture(count: str = "num_experts", chosen: str = "num_experts_per_tok", **more: str) -> dict[str, str]:

@@ -97,6 +97,8 @@ def names_of(stored: TensorInfo, family: Family, heads: tuple[int, int]) -> dict
             for half, begin, end in halves
             for e in range(count)
         }
+    if family.query_scale and part in ("attn_q_norm", "attn_k_norm"):
+        return {}
     inner = family.inner.get(part) or _INNER.get(part) or (part if part.startswith("nextn.") else None)
     return {f"{prefix}{inner}.{kind}" if inner else stored.name: Place(stored.name)}
 

@@ -36,7 +36,7 @@ class GGUFWeights:
         self._file = GGUFModel(path)
         self._name, self._family = family_of(self._file)
         self._names: dict[str, Place] = {}
-        heads = (0, 0) if self._family.varied else _heads_of(self._file, self._name)
+        heads = (0, 0) if self._family.varied or self._family.queries else _heads_of(self._file, self._name)
         for stored in self._file.tensors.values():
             if stored.name not in ROTARY:
                 self._names |= names_of(stored, self._family, heads)

@@ -86,13 +86,19 @@ def _sections(config: ModelConfig, usual: tuple[int, ...]) -> list[int]:
 def _by_layer(config: ModelConfig, family: Family, further: int) -> dict[str, Value]:
     """Return what differs from layer to layer, and the sizes of recurrent layers."""
     style, recurrent = config.style, config.style.recurrent
-    if style.heads:
+    if style.heads and family.varied:
         return _by_kind(config)
     if recurrent is None:
-        return {}
+        listed = [heads.queries or config.num_heads for heads in style.heads]
+        near, found = style.local_rotary, dict[str, Value]()
+        if len({*listed}) > 1:
+            found["attention.head_count"] = listed
+        if family.near_rotary and near is not None and any(style.windows):
+            found |= {"rope.freq_base_swa": near.theta, "rope.dimension_count_swa": turning(config, near)}
+        return found
     if unfit := recurrent.unfit():
         raise ModelError(f"{config.path} has {unfit}, which llama.cpp does not read; serve the model as it is")
-    found: dict[str, Value] = {**recurrent.sizes()}
+    found = {**recurrent.sizes()}
     attends = [
         not scans and not (style.networks and style.networks[i]) for i, scans in enumerate(recurrent.layers)
     ] + [True] * further
@@ -185,6 +191,7 @@ def _values(config: ModelConfig, further: int) -> dict[str, Any]:
         "kv_lora_rank": style.latent.rank if style.latent else None,
         "llama_4_scaling_beta": config.rotary.query_growth or None,
         "rope_finetuned": not style.unrotated,
+        "no_rope_layers": [not still for still in style.unrotated] or None,
         "shared_intermediate_size": config.intermediate_size,  # of experts see below
         **(_mixture(experts) if experts else {}),
     }
@@ -209,6 +216,10 @@ def _mixture(experts: Experts) -> dict[str, Any]:
         "n_group": experts.groups,
         "topk_group": experts.kept_groups,
         "num_dense_layers": dense,
+        "num_shared_experts": experts.shared // experts.width,
+        "route_scale": experts.factor,
+        "route_norm": experts.normalise,
+        "moe_routed_scaling_factor": experts.factor,
         "top_k_experts": experts.chosen,
         "moe_shared_expert_intermediate_size": shared,
         "moe_latent_size": experts.latent or None,

@@ -1,5 +1,6 @@
-"""Trinity (Arcee AI 2025, "The Trinity models"), Nano and Mini: gated attention, a window in three of four layers, whose
-queries and keys alone turn, norms before and after, and DeepSeek-V3's router.
+"""Trinity (Arcee AI 2025), Nano, Mini and Large: gated attention, norms before and after, DeepSeek-V3's router.
+
+Three of four layers have a window, and only their queries and keys turn.
 """
 
 from dataclasses import replace
@@ -41,7 +42,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         shared=width * shared,
     )
     config.check_experts(experts)
-    every = config.count("global_attn_every_n_layers", 4)
+    every = config.count("sliding_window_pattern", config.raw.get("global_attn_every_n_layers", 4))
     windows = config.windows(lambda layer: (layer + 1) % every != 0, default=1024)
     bias = config.flag("attention_bias", False)
     style = Style(

@@ -23,4 +23,4 @@ def describe(config: ModelConfig) -> ModelConfig:
             renamed[own] = replace(name, name=f"{prefix}block_sparse_moe.experts.{part}")
         elif name.endswith("router.layer.weight"):
             renamed[own] = name.replace("router.layer.weight", "router.weight")
-    return replace(described, renamed=renamed)
+    return replace(described, style=replace(described.style, fused_mlp=True), renamed=renamed)

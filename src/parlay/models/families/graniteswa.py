@@ -1,5 +1,5 @@
-"""Granite with windows (Granite team 2026), such as granite-swash-2b: attention sinks, a window in three of four layers,
-and layers that do not turn.
+"""Granite with windows (Granite team 2026), such as granite-swash-2b: attention sinks, and a window in three of four
+layers; some do not turn.
 """
 
 from dataclasses import replace
@@ -30,7 +30,8 @@ def with_windows(config: ModelConfig) -> ModelConfig:
     """
     windows = config.windows(lambda layer: layer % 4 != 0, default=128)
     style = replace(config.style, windows=windows, sinks=True)
-    return with_bases(replace(config, style=style), [config.rotary.theta] * config.num_layers)
+    turning = config.flags("no_rope_layers", [1] * config.num_layers)  # which has 1 for a layer that does turn
+    return with_bases(replace(config, style=style), [config.rotary.theta * turns for turns in turning])
 
 
 def with_bases(config: ModelConfig, usual: list[float]) -> ModelConfig:

@@ -33,7 +33,8 @@ def describe(config: ModelConfig) -> ModelConfig:
     gating = config.raw.get("gating", True)
     if gating not in (True, "per-head", "per-element"):
         raise ModelError(f"{config_file(config.path)}: gating must be per-head or per-element, not {shown(gating)}")
-    usual = ["dense"] + ["sparse"] * (config.num_layers - 1)
+    dense = config.count("num_dense_layers", 1) if config.raw.get("num_dense_layers", 1) else 0
+    usual = ["dense"] * min(dense, config.num_layers) + ["sparse"] * (config.num_layers - dense)
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 256)),
         chosen=config.count("num_experts_per_tok", 8),
@@ -46,26 +47,30 @@ def describe(config: ModelConfig) -> ModelConfig:
         shared=config.count("shared_expert_intermediate_size", 512),
     )
     config.check_experts(experts)
+    counts = _queries(config)
     bias = config.flag("attention_bias", False)
+    every = config.count("sliding_window_pattern", None) if "sliding_window_pattern" in config.raw else 0  # in GGUF
     style = Style(
         qkv_bias=bias,
         output_bias=bias,
         output_gate=OutputGate(apart=True, by_head=gating != "per-element", softplus=True),
         head_norms=True,
-        windows=config.windows(lambda layer: False, default=512),
+        windows=config.windows(lambda layer: every > 0 and layer % every != 0, default=512),
         local_rotary=read_rotary(config.path, config.raw, "sliding_attention"),
-        heads=_heads(config),
+        heads=tuple(Heads(count=config.num_kv_heads, width=config.head_dim, queries=count) for count in counts)
+        if len({*counts}) > 1
+        else (),
         experts=experts,
     )
-    return replace(config, style=style, renamed=config.in_layers(_NAMES))
+    return replace(config, style=style, num_heads=counts[0], renamed=config.in_layers(_NAMES))
 
 
-def _heads(config: ModelConfig) -> tuple[Heads, ...]:
-    """Return each layer's heads, where the config has them by layer."""
+def _queries(config: ModelConfig) -> list[int]:
+    """Return how many heads of queries each layer has."""
     key = "num_attention_heads_per_layer"
     counts = config.raw.get(key)
     if counts is None:
-        return ()
+        return [config.num_heads] * config.num_layers
     groups = config.num_kv_heads
     if (
         not isinstance(counts, list)
@@ -76,4 +81,4 @@ def _heads(config: ModelConfig) -> tuple[Heads, ...]:
             f"{config_file(config.path)}: {key} must list a multiple of {groups} for each of {config.num_layers} "
             f"layers, not {shown(counts)}"
         )
-    return tuple(Heads(count=groups, width=config.head_dim, queries=count) for count in counts)
+    return counts
