@@ -13,8 +13,8 @@ from gguf import GGUFWriter
 from gguf_files import add_keys, finish, interleave, tokenizer_keys
 from pieces import logits_in_pieces, make_runner, random_tokens
 from safetensors.torch import load_file
-from test_text_towers import write_tower
 from torch import Tensor
+from towers import write_tower
 
 from parlay import ModelError
 from parlay.models.select import describe_model

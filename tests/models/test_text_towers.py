@@ -6,122 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import VOCAB, write_byte_tokenizer
-from families import SMALL, rope
+from families import SMALL
 from pieces import logits_in_pieces, make_runner, random_tokens
 from safetensors.torch import load_file, save_file
+from towers import TOWERS, write_tower
 
 from parlay import LLM, ModelError, SamplingParams
 from parlay.checkpoints.inventory import describe as describe_checkpoint
 from parlay.models.export.gguf import export
 from parlay.models.select import describe_model
 
-SEES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 16,
-    "patch_size": 8,
-}
-QWEN_SEES = {
-    "depth": 1,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_heads": 2,
-    "out_hidden_size": 64,
-    "patch_size": 8,
-    "deepstack_visual_indexes": [0],
-}
-GLIMMER_SEES = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "pos_emb_height": 4,
-    "pos_emb_width": 4,
-}
-YARN = rope(
-    "yarn", factor=8.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0
-)
-# name: (transformers' prefix of class names, text config, vision config, further keys, the text model's class)
-TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
-    "gemma3": (
-        "Gemma3",
-        {"model_type": "gemma3_text", "query_pre_attn_scalar": 20, "sliding_window": 13, "tie_word_embeddings": True},
-        {**SEES, "model_type": "siglip_vision_model"},
-        {"mm_tokens_per_image": 1},
-        "Gemma3ForCausalLM",
-    ),
-    "mistral3": (
-        "Mistral3",
-        {"model_type": "mistral", "sliding_window": None},
-        {**SEES, "model_type": "pixtral"},
-        {"tie_word_embeddings": False},
-        "MistralForCausalLM",
-    ),
-    "ministral3": (
-        "Mistral3",
-        {"model_type": "ministral3", **YARN},
-        {**SEES, "model_type": "pixtral"},
-        {},  # the outer config ties the output layer, the inner one does not: the files have none
-        "Ministral3ForCausalLM",
-    ),
-    "qwen3_vl": (
-        "Qwen3VL",
-        {
-            "model_type": "qwen3_vl_text",
-            **rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True),
-        },
-        QWEN_SEES,
-        {},
-        "Qwen3ForCausalLM",
-    ),
-    "muse_glimmer": (
-        "MuseGlimmer",
-        {"model_type": "muse_glimmer_text", "num_hidden_layers": 5, "sliding_window": 13, "output_multiplier": 0.6},
-        GLIMMER_SEES,
-        {"out_hidden_size": 128, "projector_hidden_size": 32},
-        "MuseGlimmerForCausalLM",
-    ),
-    "muse_glimmer-bases": (
-        "MuseGlimmer",
-        {
-            "model_type": "muse_glimmer_text",
-            "num_hidden_layers": 3,
-            "sliding_window": 9,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            "layer_rope_theta": [10000.0, 10000.0, 0],
-            "qk_scale_factor": 2.0,
-            "post_norm_eps": 0.01,
-        },
-        GLIMMER_SEES,
-        {"out_hidden_size": 128, "projector_hidden_size": 32},
-        "MuseGlimmerForCausalLM",
-    ),
-}
 # How text models' tensors begin: transformers 5 and earlier ones, and a file of the text model alone.
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")
-
-
-def write_tower(path: Path, name: str, **changes: Any) -> torch.Tensor:
-    """Write a random checkpoint; return transformers' logits of random tokens, `[tokens, vocab]`."""
-    import transformers
-
-    prefix, text, vision, more, _ = TOWERS[name]
-    config = getattr(transformers, f"{prefix}Config")(
-        text_config={**SMALL, **text, **changes}, vision_config=vision, **more
-    )
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).float().eval()
-    with torch.no_grad():
-        for own, parameter in model.named_parameters():
-            if parameter.ndim > 1:
-                torch.nn.init.normal_(parameter, std=0.3 if "embed" in own or "lm_head" in own else 0.12)
-        logits: torch.Tensor = model(input_ids=torch.tensor([random_tokens()])).logits[0]
-    model.save_pretrained(path)
-    write_byte_tokenizer(path, VOCAB)
-    return logits
 
 
 @pytest.mark.parametrize("name", TOWERS)

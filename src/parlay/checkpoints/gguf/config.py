@@ -3,7 +3,6 @@
 Source: ggml's `docs/gguf.md` for the keys.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from parlay.checkpoints.gguf.family import Family
 from parlay.checkpoints.gguf.names import MAX_EXPERTS
 from parlay.checkpoints.gguf.parts import GGUFModel
 from parlay.checkpoints.gguf.reader import GGUFFile
+from parlay.checkpoints.gguf.rotary import rotary_keys
 from parlay.errors import ModelError
 
 # Config keys by the metadata's, of every family.
@@ -31,13 +31,6 @@ EPS = {
     True: ("attention.layer_norm_epsilon", "layer_norm_eps"),
 }
 _BOS = "tokenizer.ggml.bos_token_id"
-YARN = {
-    "factor": "factor",
-    "original_context_length": "original_max_position_embeddings",
-    "yarn_beta_fast": "beta_fast",
-    "yarn_beta_slow": "beta_slow",
-    "yarn_attn_factor": "attention_factor",
-}
 
 
 def read_gguf_config(path: Path) -> dict[str, Any]:
@@ -52,23 +45,9 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         if embedding is None:
             raise ModelError(f"{path} lacks the tensor 'token_embd.weight'")
         queries = _queries(file, name, family)
-        heads = queries[0] if queries else size_of(file, f"{name}.attention.head_count")
-        defaults = {
-            "attention.head_count": heads if queries else None,
-            "attention.head_count_kv": heads,
-            "attention.key_length": size_of(file, f"{name}.embedding_length") // max(heads, 1),
-            # Of models whose layers all have experts.
-            "feed_forward_length": size_of(file, f"{name}.expert_feed_forward_length", 0) or None,
-        }
         varied = _varied(file, name) if family.varied else {}
-        sizes = {
-            hf: varied[hf]
-            if hf in varied
-            else heads
-            if queries and hf == "num_attention_heads"
-            else size_of(file, f"{name}.{key}", defaults.get(key))
-            for key, hf in SIZES.items()
-        }
+        sizes = _sizes(file, name, varied | ({"num_attention_heads": queries[0]} if queries else {}))
+        heads = sizes["num_attention_heads"]
         context, layers = sizes.pop("max_position_embeddings"), sizes.pop("num_hidden_layers")
         sizes["vocab_size"] = embedding.shape[0]
         hidden, head_dim = sizes["hidden_size"], sizes["head_dim"]
@@ -96,12 +75,27 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             "dtype": _dtype(file),
             "bos_token_id": file.integer(_BOS) if _BOS in file else None,
             "eos_token_id": end_tokens(file) or None,
-            **({} if varied else _rotary_keys(file, name, family, head_dim)),
+            **({} if varied else rotary_keys(file, name, family, head_dim)),
             **family.fixed,
             **options,
             **_of_attention(file, family, queries, heads),
             **varied,
         }
+
+
+def _sizes(file: GGUFFile, name: str, given: dict[str, Any]) -> dict[str, int]:
+    """Return the sizes of a model, by the names of configs; `given` has some of them."""
+    heads = given.get("num_attention_heads") or size_of(file, f"{name}.attention.head_count")
+    defaults = {
+        "attention.head_count_kv": heads,
+        "attention.key_length": size_of(file, f"{name}.embedding_length") // max(heads, 1),
+        # Of models whose layers all have experts.
+        "feed_forward_length": size_of(file, f"{name}.expert_feed_forward_length", 0) or None,
+    }
+    return {
+        hf: given[hf] if hf in given else size_of(file, f"{name}.{key}", defaults.get(key))
+        for key, hf in SIZES.items()
+    }
 
 
 def _latent(file: GGUFFile, name: str) -> dict[str, int]:
@@ -305,102 +299,3 @@ def _dtype(file: GGUFFile) -> str:
     """Return what to compute in: norms are always stored as float32 and say nothing."""
     kinds = {stored.kind.name for stored in file.tensors.values() if len(stored.shape) > 1}
     return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(kinds), "bfloat16")
-
-
-def _rotary_keys(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:
-    """Return `read_rotary_keys`, by kind of layer where layers with a window have an embedding of their own."""
-    keys = read_rotary_keys(file, name, family, head_dim)
-    if not family.near_rotary:
-        return keys
-    whole = keys.pop("rope_scaling", {"rope_type": "default"})
-    base, partial = keys.pop("rope_theta"), keys.pop("partial_rotary_factor", 1.0)
-    turning = size_of(file, f"{name}.rope.dimension_count_swa", round(partial * head_dim))
-    near = {
-        "rope_theta": file.number(f"{name}.rope.freq_base_swa", base),
-        "partial_rotary_factor": turning / head_dim,
-    }
-    return keys | {
-        "rope_parameters": {
-            "full_attention": {**whole, "rope_theta": base, "partial_rotary_factor": partial},
-            "sliding_attention": {"rope_type": "default", **near},
-        }
-    }
-
-
-def read_rotary_keys(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:
-    """Return the keys of a config about the rotary embedding."""
-    theta = file.number(f"{name}.rope.freq_base", 10000.0)
-    if not 0 < theta < math.inf:
-        raise ModelError(f"{file.path}: {name}.rope.freq_base must be above 0 and finite, not {theta}")
-    found: dict[str, Any] = {"rope_theta": theta}
-    rotated = size_of(file, f"{name}.rope.dimension_count", head_dim)
-    if rotated != head_dim:
-        if not family.partial:
-            raise ModelError(f"{file.path}: rotating {rotated} of {head_dim} dimensions a head is not served")
-        found["partial_rotary_factor"] = rotated / head_dim
-    # Files of 2023 have the second key. A factor of 0 says that there is none.
-    factor = file.number(f"{name}.rope.scaling.factor", file.number(f"{name}.rope.scale_linear", 0.0))
-    kind = file.text(f"{name}.rope.scaling.type", "linear" if factor else "none")
-    scaling: dict[str, Any] = {}
-    if "rope_freqs.weight" in file.tensors:
-        scaling = _llama3(file, theta, head_dim)
-    elif "rope_factors_long.weight" in file.tensors:
-        # The scale on cosines and sines that files hold beside follows from the lengths.
-        original = f"{name}.rope.scaling.original_context_length"
-        found["original_max_position_embeddings"] = file.integer(original)
-        short, long = (_factors(file, f"rope_factors_{x}.weight", rotated) for x in ("short", "long"))
-        scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
-    elif kind == "none" or (kind == "linear" and factor == 0):
-        return found
-    else:
-        whole = -1.0, float(kind == "yarn")  # all of YaRN, or nothing of it
-        for key, neutral in (("attn_factor", (1.0,)), ("yarn_ext_factor", whole)):
-            if file.number(f"{name}.rope.scaling.{key}", neutral[0]) not in neutral:
-                raise ModelError(f"{file.path}: {name}.rope.scaling.{key} is not served")
-        scaling = {"rope_type": kind, "factor": factor}
-        for key, hf in YARN.items() if kind == "yarn" else ():
-            if f"{name}.rope.scaling.{key}" in file:
-                scaling[hf] = file.value(f"{name}.rope.scaling.{key}")
-        if multiplier := file.number(f"{name}.rope.scaling.yarn_log_multiplier", 0.0):
-            # llama.cpp supposes the first one; of latent attention it writes a tenth, and takes both to be alike.
-            both = dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * multiplier, 6))
-            scaling |= both if family.latent else {"mscale": 1.0, "mscale_all_dim": multiplier}
-        if kind == "yarn":
-            scaling |= family.scaling
-    return {**found, "rope_scaling": scaling}
-
-
-def _factors(file: GGUFFile, name: str, rotated: int) -> list[float]:
-    """Return by how much each rotary frequency is divided."""
-    stored = file.tensors.get(name)
-    if stored is None or stored.shape != (rotated // 2,):
-        raise ModelError(f"{file.path}: tensor {name!r} must have {rotated // 2} elements")
-    # As decimals, like float32 numbers of the metadata.
-    factors = [float(str(x)) for x in file.read(name).numpy()]
-    if not all(0 < x < math.inf for x in factors):
-        raise ModelError(f"{file.path}: tensor {name!r} must hold numbers above 0")
-    return factors
-
-
-def _llama3(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
-    """Return the parameters of Llama 3.1's scaling; a file holds only what they make of the frequencies.
-
-    Two of them never vary, the factor is the largest divisor, and of the original lengths a power of two fits.
-    """
-    divisors = _factors(file, "rope_freqs.weight", head_dim)
-    factor, low, high = max(divisors), 1.0, 4.0
-    for original in (8192, *(2**i for i in range(4, 21))):
-        for index, divisor in enumerate(divisors):
-            turns = original * theta ** (-2 * index / head_dim) / (2 * math.pi)
-            blend = min(max((turns - low) / (high - low), 0.0), 1.0)
-            if not math.isclose(divisor * (blend + (1 - blend) / factor), 1.0, rel_tol=1e-4):
-                break
-        else:
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": original,
-            }
-    raise ModelError(f"{file.path}: 'rope_freqs.weight' scales rotary frequencies in a way that is not served")

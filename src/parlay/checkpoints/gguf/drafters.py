@@ -6,10 +6,11 @@ Source: llama.cpp's `conversion/qwen.py` for the keys, and its `src/models/dflas
 from pathlib import Path
 from typing import Any
 
-from parlay.checkpoints.gguf.config import SIZES, read_gguf_config, read_rotary_keys
+from parlay.checkpoints.gguf.config import SIZES, read_gguf_config
 from parlay.checkpoints.gguf.families import DRAFTER, DRAFTERS, size_of
 from parlay.checkpoints.gguf.parts import GGUFModel
 from parlay.checkpoints.gguf.reader import GGUFFile
+from parlay.checkpoints.gguf.rotary import read_rotary_keys
 
 _MASK = "tokenizer.ggml.mask_token_id"
 # Classes by a tensor that only such a head has, and what all others are.

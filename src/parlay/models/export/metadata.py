@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.checkpoints.gguf.config import EPS, SIZES, YARN
+from parlay.checkpoints.gguf.config import EPS, SIZES
 from parlay.checkpoints.gguf.families import FAMILIES, family_for
 from parlay.checkpoints.gguf.family import Family
+from parlay.checkpoints.gguf.rotary import YARN
 from parlay.checkpoints.gguf.writer import Value
 from parlay.errors import ModelError
 from parlay.models.config import ModelConfig

@@ -15,6 +15,7 @@ from conftest import MakeLLM, Pair, Plain
 from eagles import Tensors, assert_drafts
 from fitting import fitted
 from safetensors.torch import load_file
+from towers import write_tower
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.cache_utils import DFlashCache
 from watching import Watch, asks, head_of
@@ -143,6 +144,20 @@ def test_drafts_are_right(tmp_path: Path, target: Path, name: str) -> None:
     assert_drafts(llm, twin, watch.drafts)
     proposed = 5 if "speculators" in name else twin.block - (not twin.anchored)
     assert max(len(noted.draft) for noted in watch.drafts.values()) == min(proposed, 8)
+
+
+def test_muse_glimmer_with_its_assistant(tmp_path: Path) -> None:
+    """It reads embeddings as they are stored, which the target itself normalises."""
+    target = tmp_path / "target"
+    write_tower(target, "muse_glimmer")
+    path = write_head(tmp_path, *assistant())
+    llm, watch = serve(target, path), Watch()
+    found = run(llm, asks(max_tokens=10), watch)
+    lent = load_file(target / "model.safetensors")
+    twin = BlockTwin(path, lent["model.language_model.embed_tokens.weight"], lent["lm_head.weight"])
+    assert_drafts(llm, twin, watch.drafts)
+    plain = LLM(str(target), dtype="float32", max_model_len=128, speculative_config=None)
+    assert_same(run(plain, asks(max_tokens=10)), found)
 
 
 def test_a_mask_of_its_own(tmp_path: Path, target: Path) -> None:
