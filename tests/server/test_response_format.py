@@ -136,6 +136,10 @@ WRITTEN = [
     ("gemma4", SPECIAL, '<|tool_call>call:get_weather{city:<|"|>a}, [b:1<|"|>,days:-2}<tool_call|>',
      [("get_weather", {"city": "a}, [b:1", "days": -2})]),
     ("granite", PLAIN, '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]', [OSLO]),
+    ("nemotron_json", PLAIN, '<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Oslo"}}, '
+     '{"name": "now", "arguments": {}}]</TOOLCALL>', [OSLO, ("now", {})]),
+    ("apriel", PLAIN, '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', [("now", {})]),
+    ("gigachat3", PLAIN, 'function call<|role_sep|>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}', [OSLO]),
     ("lfm2", PLAIN, '<|tool_call_start|>[get_weather(city="Oslo"), now()]<|tool_call_end|>', [OSLO, ("now", {})]),
     ("olmo3", PLAIN, '<function_calls>\nget_weather(city="Oslo", days=2)\nnow()\n</function_calls>',
      [TWO, ("now", {})]),

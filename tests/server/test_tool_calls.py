@@ -200,6 +200,10 @@ WEATHER = Tools(
     {
         "weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
         "time": {"type": "object", "properties": {}},
+        "plan": {
+            "type": "object",
+            "properties": {"steps": {"type": "object"}, "list": {"type": "array"}, "free": {}},
+        },
     },
     "auto",
 )
@@ -294,6 +298,42 @@ RECORDED = [
         ("", [PARIS, NOW]),
     ),
     ("granite", "<|tool_call|> no", ("<|tool_call|> no", [])),
+    *(
+        (
+            name,
+            f'I look.\n{begin}[{{"name": "weather", "arguments": {{"city": "Paris", "days": 2}}}}, '
+            f'{{"name": "time", "arguments": {{}}}}]{end} and',
+            ("I look. and", [PARIS, NOW]),
+        )
+        for name, begin, end in (
+            ("nemotron_json", "<TOOLCALL>", "</TOOLCALL>"),
+            ("apriel", "<tool_calls>", "</tool_calls>"),
+        )
+    ),
+    *(
+        (
+            "gigachat3",
+            f'I look.{begin}{{"name": "weather", "arguments": {{"city": "Paris", "days": 2}}}}<|message_sep|>',
+            ("I look.", [PARIS]),
+        )
+        for begin in (
+            "<|function_call|>",
+            "function call<|role_sep|>\n",
+            "<|message_sep|>\n\nfunction call<|role_sep|>\n",
+        )
+    ),
+    ("gigachat3", "a function call<|role_sep|> no", ("a function call<|role_sep|> no", [])),
+    (  # as a template shows objects that are no JSON
+        "seed_oss",
+        "<seed:tool_call>\n<function=plan>\n<parameter=steps>{'a': [1, True, None], 'b': 'it\\'s'}</parameter>\n"
+        "<parameter=list>('x',)</parameter>\n<parameter=free>{'a': 1}</parameter>\n</function>\n</seed:tool_call>",
+        ("", [("plan", {"steps": {"a": [1, True, None], "b": "it's"}, "list": "('x',)", "free": "{'a': 1}"})]),
+    ),
+    (  # line ends as they are, and quotes of the other kind
+        "lfm2",
+        '<|tool_call_start|>[weather(city=\'one "two"\nthree\\n\', days={"a": "x\ny"}), time()]<|tool_call_end|>',
+        ("", [("weather", {"city": 'one "two"\nthree\n', "days": {"a": "x\ny"}}), NOW]),
+    ),
     (
         "lfm2",
         'I look.<|tool_call_start|>[weather(city="Paris", days=2), time()]<|tool_call_end|>Done.',
@@ -370,6 +410,10 @@ def test_recorded_answers_of_each_family(name: str, answer: str, expected: Any, 
         ("[{'tool_call_id': '0'}] <|START_ACTION|>", "cohere_command3"),
         ("{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma4"),
         ("respond only with <|tool_call|> followed by a JSON list of tools used", "granite"),
+        ("{{ '<TOOLCALL>[' }}", "nemotron_json"),
+        ("{{- '<tool_calls>[' -}}", "apriel"),
+        ('role_sep="<|role_sep|>\\n"', "gigachat3"),
+        ("{{ '<|function_call|>' }}", "gigachat3"),
         ("{{ 'List of tools: <|tool_list_start|>[' }}", "lfm2"),
         ("{{ 'List of tools: [' }}", "lfm2"),
         ("{{ '<function_calls>' }}", "olmo3"),

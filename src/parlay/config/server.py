@@ -12,10 +12,12 @@ from parlay.errors import ConfigError, shown
 # Names that vLLM gives to the ways in which families of models write calls and reasoning.
 ToolParser = Literal[
     "auto",
+    "apriel",
     "cohere_command3",
     "deepseek_v3",
     "deepseek_v31",
     "gemma4",
+    "gigachat3",
     "glm45",
     "granite",
     "hermes",
@@ -25,6 +27,7 @@ ToolParser = Literal[
     "minicpm5",
     "minimax_m2",
     "mistral",
+    "nemotron_json",
     "olmo3",
     "openai",
     "pythonic",

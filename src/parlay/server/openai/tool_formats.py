@@ -6,18 +6,18 @@ its arguments are malformed. A candidate that turns out to be no call is text.
 Sources: the chat templates of the families, and for `pythonic` the prompt format of Llama 3.2 and 4.
 """
 
-import ast
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 from parlay.config.server import ToolParser
 from parlay.server.openai import tool_grammars as rules
 from parlay.server.openai.gemma_calls import gemma_calls
 from parlay.server.openai.harmony import CALL, MESSAGE, RECIPIENT, final
+from parlay.server.openai.python_calls import python_calls, python_value
 from parlay.server.openai.tool_grammars import Mark, Tags
 from parlay.server.openai.tool_scanner import Scanner, Wait
 
@@ -194,7 +194,7 @@ def _tagged(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
 
 
 def _list(answer: Scanner, at: int, parameters: Parameters, *, end: str = "") -> Wait[None]:
-    """Take a list of calls in JSON, and the mark behind it."""
+    """Take a list of calls in JSON, or one alone, and the mark behind it."""
     before, begin = answer.called, (yield from answer.space(at))
     yield from _json(answer, begin, parameters)
     if end and answer.called > before:
@@ -314,7 +314,7 @@ def _xml_value(answer: Scanner, at: int, schema: Any, tags: Tags) -> Wait[int]:
     if is_text:
         answer.add('"' if mark else "")
     elif mark:
-        answer.add(_dump(_typed(answer.cut(begin, end))))
+        answer.add(_dump(_typed(answer.cut(begin, end), schema)))
     return place + len(mark)
 
 
@@ -358,7 +358,7 @@ def _pythonic(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         yield
     whole = _PYTHONIC.fullmatch(answer.cut(0).strip())
     try:
-        calls = [] if whole is None else _python_calls(whole[1])
+        calls = [] if whole is None else python_calls(whole[1])
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return
     if all(answer.knows(name) for name, _ in calls):
@@ -384,39 +384,6 @@ def _between(
         answer.done = place + len(mark)
 
 
-class _Constants(ast.NodeTransformer):
-    """JSON's names of constants, which some models write, as Python's."""
-
-    _VALUES: ClassVar = {"true": True, "false": False, "null": None}
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return a constant for a name that is one."""
-        return ast.Constant(self._VALUES[node.id]) if node.id in self._VALUES else node
-
-
-def _python_calls(text: str) -> list[tuple[str, str]]:
-    """Return names and arguments of calls in a list, `[f(a=1), g(b="x")]`, or one a line.
-
-    Raises:
-        ValueError: something is no call.
-    """
-    listed: list[ast.expr] = []
-    for line in ast.parse(text).body:
-        value = line.value if isinstance(line, ast.Expr) else ast.Constant(None)
-        listed += value.elts if isinstance(value, ast.List) else [value]
-    calls = []
-    for call in listed:
-        if not isinstance(call, ast.Call) or call.args:
-            raise ValueError(text)
-        values = {}
-        for word in call.keywords:
-            if word.arg is None:
-                raise ValueError(text)
-            values[word.arg] = ast.literal_eval(_Constants().visit(word.value))
-        calls.append((ast.unparse(call.func), _dump(values)))
-    return calls
-
-
 def _nothing(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
     """Take no call."""
     yield from ()
@@ -438,7 +405,7 @@ FORMATS = {
         name: ToolFormat(
             around[:1],
             "",
-            partial(_between, end=around[1], read=_python_calls),
+            partial(_between, end=around[1], read=python_calls),
             _nothing,
             special=True,
             grammar=partial(rules.python, around=around, lines=lines),
@@ -479,7 +446,29 @@ FORMATS = {
         special=True,
         grammar=rules.gemma,
     ),
-    "granite": ToolFormat(("<|tool_call|>",), "{[", _list, _json, special=True, grammar=rules.granite),
+    **{
+        name: ToolFormat(
+            around[:1],
+            "{[",
+            partial(_list, end=around[1]),
+            _json,
+            special=True,
+            grammar=partial(rules.listed, around=around),
+        )
+        for name, around in (
+            ("granite", ("<|tool_call|>", "")),
+            ("nemotron_json", ("<TOOLCALL>", "</TOOLCALL>")),
+            ("apriel", ("<tool_calls>", "</tool_calls>")),
+        )
+    },
+    "gigachat3": ToolFormat(
+        ("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n", "function call<|role_sep|>\n"),
+        "",
+        partial(_list, end="<|message_sep|>"),
+        _nothing,
+        special=True,
+        grammar=rules.gigachat,
+    ),
     "minicpm5": ToolFormat(
         (rules.MINICPM.function[0],),
         "{[",
@@ -520,6 +509,10 @@ _SIGNS = (
     ("<function_calls>", "olmo3"),
     ("<|tool_call>call:", "gemma4"),
     ("<|tool_call|>", "granite"),
+    ("<TOOLCALL>", "nemotron_json"),
+    ("<tool_calls>[", "apriel"),
+    ("<|function_call|>", "gigachat3"),
+    ("<|role_sep|>", "gigachat3"),
     ("<function=", "qwen3_xml"),
     ("<tool_call>", "hermes"),
     ("[TOOL_CALLS]", "mistral"),
@@ -537,12 +530,16 @@ def format_of(parser: ToolParser, template: str | None) -> ToolFormat:
     return FORMATS[next((name for sign, name in _SIGNS if sign in (template or "")), "hermes")]
 
 
-def _typed(value: str) -> Any:
-    """Return a value that stands as bare text: what it is as JSON, or else the text."""
+def _typed(value: str, schema: Any) -> Any:
+    """Return a value that stands as bare text: what it is as JSON, or else the text.
+
+    Where an object or a list is due, it may be in Python's notation, which some templates write.
+    """
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        return value
+        due = isinstance(schema, Mapping) and str(schema.get("type")).lower() in ("object", "array")
+        return python_value(value) if due else value
 
 
 def _unquoted(text: str) -> str:

@@ -123,10 +123,18 @@ def headed(form: Headed, parameters: Mapping[str, Any], mark: Mark, several: boo
     return [f"calls: {listed}", f"one: {one}", f"call: {' | '.join(calls)}", SPACE, "NUMBER: /[0-9]{1,3}/"]
 
 
-def granite(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
-    """Return the rules of `<|tool_call|>[{"name": ..., "arguments": ...}]`."""
-    listed = _repeated("call", several, '"," S', "[", "]")
-    return [f"calls: {mark('<|tool_call|>')} S {listed}", *_objects(parameters), SPACE]
+def listed(parameters: Mapping[str, Any], mark: Mark, several: bool, *, around: tuple[str, str]) -> list[str]:
+    """Return the rules of `[{"name": ..., "arguments": ...}]` between marks, of which the last one may be missing."""
+    calls, end = _repeated("call", several, '"," S', "[", "]"), f" S {mark(around[1])}" if around[1] else ""
+    return [f"calls: {mark(around[0])} S {calls}{end}", *_objects(parameters), SPACE]
+
+
+def gigachat(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
+    """Return the rules of one call, `<|function_call|>{"name": ..., "arguments": ...}`."""
+    begin, separator = mark("<|function_call|>"), mark("<|role_sep|>")
+    if begin == literal("<|function_call|>"):  # a vocabulary without it has a role instead
+        begin = rf'"function call" {separator} "\n"'
+    return [f"calls: {begin} call", *_objects(parameters), SPACE]
 
 
 def cohere(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
