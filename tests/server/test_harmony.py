@@ -17,7 +17,8 @@ from parlay import AsyncLLM
 from parlay.checkpoints.find import find_model
 from parlay.sampling.grammar import Grammars
 from parlay.server.openai.fields import ChatFields
-from parlay.server.openai.harmony import HarmonyReader
+from parlay.server.openai.harmony import HARMONY
+from parlay.server.openai.messages import MessageReader
 from parlay.server.openai.reasoning import MARKS, marks_of, reasoning_grammar, thoughts_reader
 from parlay.server.openai.response_format import CHAT, AnswerForm, form_of
 from parlay.server.openai.tool_formats import FORMATS, format_of
@@ -34,7 +35,7 @@ CALLS = "<|channel|>analysis<|message|>Ask.<|end|><|start|>assistant"
 
 def read(pieces: list[str], tokens: list[list[int]] | None = None) -> tuple[str, str, list[tuple[str, str]], int]:
     """Return reasoning, text, calls, and tokens of reasoning."""
-    reader, calls = HarmonyReader(TOKENIZER), FreeReader(TOOLS, FORMATS["openai"])
+    reader, calls = MessageReader(HARMONY, TOKENIZER), FreeReader(TOOLS, FORMATS["openai"])
     reasoning, text, made = "", "", list[list[str]]()
     for i, piece in enumerate(pieces):
         finished = i == len(pieces) - 1
@@ -156,7 +157,7 @@ def test_it_is_found_by_the_template() -> None:
     marks = marks_of("auto", template)
     assert marks is MARKS["openai_gptoss"]
     assert marks is not None
-    assert isinstance(thoughts_reader(marks, "", TOKENIZER), HarmonyReader)
+    assert isinstance(thoughts_reader(marks, "", TOKENIZER), MessageReader)
 
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -14,8 +14,8 @@ from parlay.server.openai.answer import Answer
 from parlay.server.openai.choice import ChoicesShape, News
 from parlay.server.openai.completions import check_stream
 from parlay.server.openai.fields import ChatFields, check_model, make_params, parse
-from parlay.server.openai.harmony import HarmonyReader
 from parlay.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from parlay.server.openai.messages import MessageReader
 from parlay.server.openai.prompts import chat_prompt, predicted
 from parlay.server.openai.reasoning import Marks, ReasoningReader, marks_of, reasoning_grammar, thoughts_reader
 from parlay.server.openai.response_format import CHAT, AnswerForm, Names, form_of, needs_compiling
@@ -194,7 +194,7 @@ class ChatShape(ChoicesShape):
     form: AnswerForm
     prompt: str = ""
     readers: dict[int, CallReader | None] = field(default_factory=dict)
-    thoughts: dict[int, ReasoningReader | HarmonyReader | None] = field(default_factory=dict)
+    thoughts: dict[int, ReasoningReader | MessageReader | None] = field(default_factory=dict)
 
     @property
     def object_name(self) -> str:  # type: ignore[override]

@@ -10,7 +10,9 @@ from typing import get_args
 from tokenizers import Tokenizer
 
 from parlay.config.server import ReasoningParser
-from parlay.server.openai.harmony import HarmonyReader, analysis
+from parlay.server.openai.atem import ATEM
+from parlay.server.openai.harmony import HARMONY
+from parlay.server.openai.messages import MESSAGE, MessageForm, MessageReader, thoughts_before
 from parlay.server.openai.tool_grammars import literal, special_token
 from parlay.server.openai.tool_scanner import overlap
 
@@ -23,7 +25,7 @@ class Marks:
         begins, ends: their spellings, the usual one first.
         special: whether they are special tokens, which a text has only if asked for.
         begun: whether an answer begins with reasoning even where the first mark is missing.
-        harmony: an answer is messages on channels, see `harmony`.
+        messages: an answer is made of messages.
         around: special tokens before and behind the answer proper, which are left out.
     """
 
@@ -31,7 +33,7 @@ class Marks:
     ends: tuple[str, ...]
     special: bool = False
     begun: bool = False
-    harmony: bool = False
+    messages: MessageForm | None = None
     around: tuple[str, ...] = ()
 
 
@@ -49,7 +51,8 @@ MARKS: dict[str, Marks | None] = {
         ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:")
     ),
     "mistral": Marks(("[THINK]",), ("[/THINK]",), special=True),
-    "openai_gptoss": Marks(("<|channel|>",), ("<|end|>",), special=True, harmony=True),
+    "muse_glimmer": Marks((f" to=self{MESSAGE}",), ("<|eom|>",), special=True, messages=ATEM),
+    "openai_gptoss": Marks(("<|channel|>",), ("<|end|>",), special=True, messages=HARMONY),
     "qwen3": Marks(("<think>",), ("</think>",)),
     "seed_oss": Marks(("<seed:think>",), ("</seed:think>",)),
 }
@@ -66,9 +69,11 @@ def marks_of(parser: ReasoningParser, template: str | None) -> Marks | None:
     return next((marks for marks in known if marks.begins[0].rstrip() in (template or "")), None)
 
 
-def thoughts_reader(marks: Marks, prompt: str, tokenizer: Tokenizer) -> "ReasoningReader | HarmonyReader":
+def thoughts_reader(marks: Marks, prompt: str, tokenizer: Tokenizer) -> "ReasoningReader | MessageReader":
     """Return what splits one answer; see `ReasoningReader`."""
-    return HarmonyReader(tokenizer) if marks.harmony else ReasoningReader(marks, prompt, tokenizer)
+    if marks.messages is not None:
+        return MessageReader(marks.messages, tokenizer)
+    return ReasoningReader(marks, prompt, tokenizer)
 
 
 def reasoning_grammar(marks: Marks, prompt: str, tokenizer: Tokenizer, *, headed: bool = False) -> str | None:
@@ -89,8 +94,8 @@ def reasoning_grammar(marks: Marks, prompt: str, tokenizer: Tokenizer, *, headed
             return f"{head} {literal(text[text.find('>') + 1 :])}"  # a token with text behind it
         return token or literal(text)
 
-    if marks.harmony:
-        return analysis(mark, headed=headed)
+    if marks.messages is not None:
+        return thoughts_before(marks.messages, mark, headed=headed)
     before = prompt.rstrip()
     if before.endswith(marks.ends):
         return None

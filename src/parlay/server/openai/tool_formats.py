@@ -14,9 +14,11 @@ from functools import partial
 from typing import Any, get_args
 
 from parlay.config.server import ToolParser
+from parlay.server.openai import atem
 from parlay.server.openai import tool_grammars as rules
 from parlay.server.openai.gemma_calls import gemma_calls
-from parlay.server.openai.harmony import CALL, MESSAGE, RECIPIENT, final
+from parlay.server.openai.harmony import CALL, RECIPIENT, final
+from parlay.server.openai.messages import MESSAGE
 from parlay.server.openai.python_calls import python_calls, python_value
 from parlay.server.openai.tool_grammars import Mark, Tags
 from parlay.server.openai.tool_scanner import Scanner, Wait
@@ -486,6 +488,15 @@ FORMATS = {
         bare=partial(rules.llama, bare=True),
     ),
     "mistral": ToolFormat(("[TOOL_CALLS]",), "{[", _mistral, _json, special=True, grammar=rules.mistral),
+    "muse_glimmer": ToolFormat(
+        (atem.TAGS.begin,),
+        "",
+        partial(_xml, tags=atem.TAGS),
+        _nothing,
+        special=True,
+        grammar=atem.calls,
+        head=atem.final,
+    ),
     "openai": ToolFormat((CALL, RECIPIENT), "", _harmony, _harmony, special=True, grammar=rules.harmony, head=final),
     "pythonic": ToolFormat((), "[<", _pythonic, _pythonic, special=True, grammar=rules.python),
 }
@@ -496,6 +507,7 @@ FORCED = ToolFormat((), "[", _json, partial(_json, forced=True))  # what the gra
 # Text by which a template that uses a format is recognised; the first match counts.
 _SIGNS = (
     ("<|channel|>commentary", "openai"),
+    ("<atem:function_calls>", "muse_glimmer"),
     ("<seed:tool_call>", "seed_oss"),
     ("<minimax:tool_call>", "minimax_m2"),
     ("<arg_key>", "glm45"),
