@@ -10,6 +10,7 @@ from conftest import MakeLLM, Pair, guesses_on_random_texts, proposer_options
 from families import write_family
 from recurrent import asks
 from tagged_device import CROSSINGS, TaggedKernels
+from towers import TOWERS, write_tower
 from vocabularies import permuted
 
 from parlay import LLM, SamplingParams
@@ -85,10 +86,14 @@ def test_a_draft_model_of_another_vocabulary(
     assert LONGEST[-1] == 2 * 128  # the draft model may have twice as many tokens
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "granite4-h", "lfm2"])
-def test_recurrent_layers(on_device: dict[str, Any], tmp_path: Path, name: str) -> None:
-    """Passes of a few rows are padded, of any number of sequences after any other: rows beyond leave no trace."""
-    path = str(write_family(tmp_path / name, name, seed=2, calm=0.3))
+@pytest.mark.parametrize("name", ["qwen3_5", "granite4-h", "lfm2", "lfm3", "laguna-heads", "muse_glimmer"])
+def test_padded_rows_leave_no_trace(on_device: dict[str, Any], tmp_path: Path, name: str) -> None:
+    """Passes of a few rows are padded, of any number of sequences after any other."""
+    path = str(tmp_path / name)
+    if name in TOWERS:
+        write_tower(tmp_path / name, name)
+    else:
+        write_family(tmp_path / name, name, seed=2, calm=0.3)
     asked = [with_params(ask, logprobs=None, max_tokens=9 + 5 * i) for i, ask in enumerate(asks())]
     options: dict[str, Any] = {"dtype": "float32", "max_model_len": 256}
     expected = run(LLM(path, speculative_config=None, **options), asked)
