@@ -353,6 +353,48 @@ FAULTS = [
         "                to.states.rows[rows:] = -1\n",
         "",
     ),
+    Fault(
+        "a gate of the wrong head",
+        "tests/kernels/test_recurrent.py",
+        "csrc/recurrent.h",
+        "load_at(own, column, m) * splat(each[i])",
+        "load_at(own, column, m) * splat(each[0])",
+    ),
+    Fault(
+        "ranks share the gates of heads as if each column had one",
+        "tests/models/test_ranks.py",
+        "src/parlay/models/decoder.py",
+        "[group_heads if by_head else shared]",
+        "[1 if by_head else shared]",
+    ),
+    Fault(
+        "the last norm of Muse-Glimmer is stored less one",
+        "tests/models/test_text_towers.py",
+        "src/parlay/models/decoder.py",
+        "plus_one = config.style.plus_one and (config.style.final_plus_one or not final)",
+        "plus_one = config.style.plus_one",
+    ),
+    Fault(
+        "files of Laguna have the head count of their first layer everywhere",
+        "tests/checkpoints/test_gguf_export.py",
+        "src/parlay/checkpoints/gguf/config.py",
+        "{family.queries: queries} if queries and len({*queries}) > 1 else {}",
+        "{}",
+    ),
+    Fault(
+        "what Muse-Glimmer tells itself is its answer",
+        "tests/server/test_atem.py",
+        "src/parlay/server/openai/atem.py",
+        "return _SELF.search(header) is not None",
+        "return False",
+    ),
+    Fault(
+        "line ends within strings of Python calls are an error",
+        "tests/server/test_tool_calls.py",
+        "src/parlay/server/openai/python_calls.py",
+        'return found[0].replace("\\r", "\\\\r").replace("\\n", "\\\\n")',
+        "return found[0]",
+    ),
 ]
 
 
