@@ -125,13 +125,13 @@ def test_an_answer_of_a_certain_form_may_be_thought_about(thought: str) -> None:
     numbers = {"name": "a", "schema": {"type": "array", "items": {"type": "integer"}}}
     listed = {"type": "json_schema", "json_schema": numbers}
     answer, both = " to=user<|message|>[1, 2]", WEATHER + NEXT + TIME
+    must, only = (f" to=user<|message|>{said}" for said in ('[{"name":"time","arguments":{}}]', "{}"))
     cases = [
         (form(response_format=listed), {answer}),
         (form(response_format=listed, tools=FUNCTIONS), {answer, WEATHER, TIME, both}),
-        (form(tools=FUNCTIONS, tool_choice="required"), {WEATHER, TIME, both}),
-        (form(tools=FUNCTIONS, tool_choice="required", parallel_tool_calls=False), {WEATHER, TIME}),
-        (form(tools=FUNCTIONS, tool_choice={"type": "function", "function": {"name": "time"}}), {TIME}),
+        (form(tools=FUNCTIONS, tool_choice="required"), {must}),  # whose arguments have to follow the schema
+        (form(tools=FUNCTIONS, tool_choice={"type": "function", "function": {"name": "time"}}), {only}),
     ]
     for made, texts in cases:
-        for text in (answer, WEATHER, TIME, both, "[1, 2]", " to=user<|message|>Hi"):
+        for text in (answer, WEATHER, TIME, both, must, only, "[1, 2]", " to=user<|message|>Hi"):
             assert permitted(made, thought + text) == (text in texts), text

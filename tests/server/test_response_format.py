@@ -81,7 +81,9 @@ def permitted(made: AnswerForm, text: str, tokens: Tokenizer = PLAIN) -> bool:
 
 def headed(name: str, text: str) -> str:
     """Return an answer that is no call as the format writes it."""
-    return f"<|channel|>final<|message|>{text}" if FORMATS[name].head else text
+    heads = {"openai": "<|channel|>final<|message|>", "muse_glimmer": " to=user<|message|>"}
+    assert (name in heads) == (FORMATS[name].head is not None)
+    return heads.get(name, "") + text
 
 
 def read(made: AnswerForm, text: str, step: int = 3, **body: Any) -> tuple[str, list[tuple[str, Any]]]:
@@ -405,7 +407,7 @@ def test_any_text_may_stand_in_a_schema(name: str) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     value = json.dumps({ODD: ODD}, separators=(",", ":"), ensure_ascii=False)
     call = f'[{{"name":"f","arguments":{value}}}]'
-    if FORMATS[name].head:
+    if FORMATS[name].forced:
         call = f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{value}"
     assert permitted(form(name, tools=tools, tool_choice="required"), call)
     assert permitted(form(name, tools=tools, response_format=by(schema)), headed(name, value))

@@ -109,7 +109,7 @@ def form_of(
     if given is not None or (wanted is None and not must):
         return AnswerForm(given, style)
     made = _Making(fields, tools, names, [])
-    if must and style.head is not None:
+    if must and style.forced:
         form = _calls(made, style, tokenizer)
     elif tools.mode == "named":
         schema = made.parameters(tools.named)

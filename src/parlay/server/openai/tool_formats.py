@@ -47,8 +47,9 @@ class ToolFormat:
         special: whether marks are special tokens, which must be asked for.
         grammar: rules of the calls; see `tool_grammars`.
         bare: rules of calls without a mark, where the model writes such.
-        head: what stands before an answer that is no call, as a grammar has it; where there is such a header, calls
-            that must be made are written like others, instead of as a list in JSON.
+        head: what stands before an answer that is no call, as a grammar has it.
+        forced: whether calls that must be made are written like others, whose arguments are JSON, instead of as a
+            list in JSON.
     """
 
     marks: tuple[str, ...]
@@ -59,6 +60,7 @@ class ToolFormat:
     grammar: rules.Rules = rules.tagged
     bare: rules.Rules | None = None
     head: Callable[[Mark], str] | None = None
+    forced: bool = False
 
     def search(self, answer: Scanner, parameters: Parameters, *, alone: bool = False) -> Wait[None]:
         """Find the calls in an answer while it grows; the space around them is no text.
@@ -497,7 +499,16 @@ FORMATS = {
         grammar=atem.calls,
         head=atem.final,
     ),
-    "openai": ToolFormat((CALL, RECIPIENT), "", _harmony, _harmony, special=True, grammar=rules.harmony, head=final),
+    "openai": ToolFormat(
+        (CALL, RECIPIENT),
+        "",
+        _harmony,
+        _harmony,
+        special=True,
+        grammar=rules.harmony,
+        head=final,
+        forced=True,
+    ),
     "pythonic": ToolFormat((), "[<", _pythonic, _pythonic, special=True, grammar=rules.python),
 }
 assert {*FORMATS, "auto"} == {*get_args(ToolParser)}

@@ -141,6 +141,6 @@ def reader_of(tools: Tools, form: ToolFormat, *, alone: bool = False) -> CallRea
     """Return the reader of calls in one answer; None if there can be none. See `FreeReader`."""
     if tools.mode == "none":
         return None
-    if tools.mode == "auto" or form.head is not None:
+    if tools.mode == "auto" or form.forced:
         return FreeReader(tools, form, alone=alone)
     return NamedReader(tools) if tools.mode == "named" else ForcedReader(tools)
