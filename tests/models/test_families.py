@@ -1,19 +1,23 @@
 """Logits against the transformers library of every family, and of classes that no family serves."""
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from asking import random_seed
 from checkpoints import write_llama
 from crossing import crossed
 from families import FAMILIES, OTHERS, reference, write_family
 from pieces import LENGTH, assert_speculation_changes_no_token, logits_in_pieces, make_runner, random_tokens
+from random_requests import compare_random_requests
+from switching import any_choices
 from torch import Tensor
 
-from parlay import ModelError
+from parlay import LLM, ModelError
 from parlay.models.select import describe_model
 from parlay.runner.runner import ModelRunner
 
@@ -128,6 +132,25 @@ ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads"
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_speculation_changes_no_token(tmp_path: Path, name: str) -> None:
     assert_speculation_changes_no_token(tmp_path, name, 40)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_random_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """That come, are preempted and aborted at any time, with drafts of any length; two thousand a family."""
+    any_choices(monkeypatch)
+    path, options = str(write_family(tmp_path, name, seed=2, calm=0.3)), {"dtype": "float32", "max_model_len": 96}
+    alone = LLM(path, enable_prefix_caching=False, speculative_config=None, **options)
+    llm = LLM(
+        path,
+        block_size=4,
+        num_blocks=160,
+        max_num_seqs=12,
+        max_num_batched_tokens=64,
+        speculative_config={"method": "auto", "prompt_lookup_min": 1},
+        **options,
+    )
+    compare_random_requests(alone, llm, random.Random(random_seed()), 2_000)
 
 
 REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
