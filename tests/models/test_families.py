@@ -126,7 +126,7 @@ ONE_EACH += ("gemma4", "gemma4-inputs", "gemma4-experts", "gemma4unified")
 ONE_EACH += ("olmo3", "olmoe", "minimaxm2", "arcee", "hunyuan", "cohere2")
 ONE_EACH += ("deepseekv3", "deepseekv2", "glm4moelite")
 ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gptoss")
-ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads")
+ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads", "hunyuanmoe")
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
@@ -196,6 +196,9 @@ REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("laguna", {"mlp_layer_types": ["dense", "wide", "dense"]}, "must list sparse or dense for each of 3 layers"),
     ("lfm3", {"layer_types": ["conv"]}, "must list conv, full_attention or sliding_attention for each of 6 layers"),
     ("lfm3", {"conv_L_cache": 9}, "conv_L_cache"),
+    ("hunyuanmoe", {"moe_topk": [3, 2, 3]}, "the same in all of 3 layers"),
+    ("hunyuanmoe", {"use_cla": True}, "use_cla"),
+    ("hunyuanmoe", {"moe_intermediate_size": [32, 32, 32]}, "moe_intermediate_size"),
 )
 
 

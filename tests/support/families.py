@@ -690,6 +690,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_rope_theta": [0, 700.0, 700.0],
         },
     ),
+    "hunyuanmoe": ("HunYuanMoEV1", {"num_experts": 6, "moe_topk": 3, "attention_bias": True}),
+    "hunyuanmoe-alpha": (
+        "HunYuanMoEV1",
+        {"num_experts": 4, "moe_topk": [2] * 3, **rope("dynamic", alpha=1000.0, factor=1.0)},
+    ),
     "afmoe": ("Afmoe", TRINITY),
     "afmoe-plain": (
         "Afmoe",

@@ -114,6 +114,10 @@ FAMILIES = {
         layer_norms=True,
     ),
     "hunyuan-dense": Family("HunYuanDenseV1ForCausalLM"),
+    "hunyuan-moe": Family(
+        "HunYuanMoEV1ForCausalLM",
+        options=mixture("num_experts", "moe_topk", feed_forward_length="moe_intermediate_size"),
+    ),
     "minimax-m2": Family(
         "MiniMaxM2ForCausalLM",
         options=mixture("num_local_experts", feed_forward_length="intermediate_size"),

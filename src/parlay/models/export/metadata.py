@@ -205,6 +205,7 @@ def _mixture(experts: Experts) -> dict[str, Any]:
     return {
         "moe_num_experts": experts.count,
         "moe_k": experts.chosen,
+        "moe_topk": experts.chosen,
         "n_routed_experts": experts.count,
         "moe_num_shared_experts": experts.shared // experts.width,
         "n_shared_experts": experts.shared // experts.width,
