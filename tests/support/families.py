@@ -81,6 +81,13 @@ SPACES: dict[str, Any] = {
     "time_step_min": 1e-9,
 }
 
+SCORED: dict[str, Any] = {
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.5,
+}
 TRINITY: dict[str, Any] = {
     "num_hidden_layers": 4,
     "sliding_window": 13,
@@ -688,6 +695,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_intermediate_size": 48,
             "attention_multiplier": 0.3,
             "layer_rope_theta": [0, 700.0, 700.0],
+        },
+    ),
+    "solaropen": ("SolarOpen", SCORED),
+    "solaropen-biases": (
+        "SolarOpen",
+        {**SCORED, "attention_bias": True, "norm_topk_prob": False, "n_shared_experts": 2},
+    ),
+    "dots1": ("Dots1", {**SCORED, "first_k_dense_replace": 1, "norm_topk_prob": True, "max_window_layers": 3}),
+    "dots1-windows": (
+        "Dots1",
+        {
+            **SCORED,
+            "n_group": 3,
+            "topk_group": 2,
+            "sliding_window": 11,
+            "max_window_layers": 1,
+            "attention_bias": True,
         },
     ),
     "hunyuanmoe": ("HunYuanMoEV1", {"num_experts": 6, "moe_topk": 3, "attention_bias": True}),

@@ -78,6 +78,8 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "cohere2": {"layer_types": None, "num_hidden_layers": 4},
     "graniteswa": {},
     "graniteswa-bases": {"attention_bias": False, "layer_rope_theta": [0, 10000.0, 10000.0, 0]},
+    "solaropen": {},
+    "dots1": {},
     "hunyuanmoe": {"attention_bias": False},
     "hunyuanmoe-alpha": {},
     "afmoe": {"mup_enabled": True},

@@ -98,7 +98,14 @@ FAMILIES = {
         "Glm4MoeForCausalLM",
         LAST_NORM,
         options=DEEPSEEK_MOE,
+        fixed={"first_k_dense_replace": 0},
         partial=True,
+        also=("SolarOpenForCausalLM",),
+    ),
+    "dots1": Family(
+        "Dots1ForCausalLM",
+        options=DEEPSEEK_MOE | _WINDOW,
+        fixed={"n_group": 1, "topk_group": 1, "sliding_window": None},
     ),
     "deepseek2": Family(
         "DeepseekV3ForCausalLM",

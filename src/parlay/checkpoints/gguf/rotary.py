@@ -48,10 +48,10 @@ def read_rotary_keys(file: GGUFFile, name: str, family: Family, head_dim: int) -
         raise ModelError(f"{file.path}: {name}.rope.freq_base must be above 0 and finite, not {theta}")
     found: dict[str, Any] = {"rope_theta": theta}
     rotated = size_of(file, f"{name}.rope.dimension_count", head_dim)
-    if rotated != head_dim:
-        if not family.partial:
-            raise ModelError(f"{file.path}: rotating {rotated} of {head_dim} dimensions a head is not served")
+    if family.partial:  # said even where it is all of them, as some classes suppose otherwise
         found["partial_rotary_factor"] = rotated / head_dim
+    elif rotated != head_dim:
+        raise ModelError(f"{file.path}: rotating {rotated} of {head_dim} dimensions a head is not served")
     # Files of 2023 have the second key. A factor of 0 says that there is none.
     factor = file.number(f"{name}.rope.scaling.factor", file.number(f"{name}.rope.scale_linear", 0.0))
     kind = file.text(f"{name}.rope.scaling.type", "linear" if factor else "none")
