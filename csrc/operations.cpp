@@ -258,6 +258,7 @@ void multiply_rows(const Tensor& x, const Tensor& other, Gate gate) {
   const bool bf16 = all_bf16({&x, &other});
   other.expect({rows, gates});
   if (gates ? width % gates : width) throw std::invalid_argument("gates of " + other.text() + " for " + x.text());
+  if (!gates) return;  // of a rank without a share
   by_rows(&Table::multiply, MultiplyArgs{x.memory(), other.memory(), width, gates, gate, bf16}, rows, rows * width / 2);
 }
 

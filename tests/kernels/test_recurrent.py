@@ -336,6 +336,13 @@ def test_multiply_by_groups_of_columns(kernels: Kernels, dtype: torch.dtype, gat
         assert same_bits(one[0], found[row])
 
 
+@pytest.mark.parametrize(("rows", "width"), [(0, 8), (3, 0)])
+def test_multiply_of_nothing(kernels: Kernels, rows: int, width: int) -> None:
+    """As on a rank without a share."""
+    for gate in ("plain", "sigmoid", "softplus"):
+        kernels.multiply(torch.empty(rows, width), torch.empty(rows, width), gate)
+
+
 def test_gates_that_do_not_divide_are_errors() -> None:
     native = pytest.importorskip("parlay.kernels.cpu").NativeKernels()
     with pytest.raises(ValueError, match=r"gates of .* for"):

@@ -198,6 +198,7 @@ REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("lfm3", {"conv_L_cache": 9}, "conv_L_cache"),
     ("hunyuanmoe", {"moe_topk": [3, 2, 3]}, "the same in all of 3 layers"),
     ("hunyuanmoe", {"use_cla": True}, "use_cla"),
+    ("dots1", {"max_window_layers": "all", "layer_types": None}, "max_window_layers"),
     ("hunyuanmoe", {"moe_intermediate_size": [32, 32, 32]}, "moe_intermediate_size"),
 )
 

@@ -3,21 +3,20 @@
 from typing import Any
 
 import pytest
+from answer_forms import permitted_as
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from parlay.checkpoints.find import find_model
-from parlay.sampling.grammar import Grammars
 from parlay.server.openai.atem import ATEM
 from parlay.server.openai.fields import ChatFields
 from parlay.server.openai.messages import MessageReader
-from parlay.server.openai.reasoning import MARKS, marks_of, reasoning_grammar, thoughts_reader
+from parlay.server.openai.reasoning import MARKS, marks_of, thoughts_reader
 from parlay.server.openai.response_format import CHAT, AnswerForm, form_of
 from parlay.server.openai.tool_formats import FORMATS, format_of
 from parlay.server.openai.tool_readers import FreeReader
 from parlay.server.openai.tools import Tools, read_tools
-from parlay.types.structured import StructuredOutputsParams
 
 TOKENIZER = Tokenizer.from_file(str(find_model("tiny-code") / "tokenizer.json"))
 TOKENIZER.add_special_tokens([AddedToken(f"<|{name}|>", special=True) for name in ("start", "message", "eom", "eot")])
@@ -106,16 +105,6 @@ def test_it_is_found_by_the_template() -> None:
     assert isinstance(thoughts_reader(marks, "", TOKENIZER), MessageReader)
 
 
-def permitted(made: AnswerForm, text: str) -> bool:
-    marks = MARKS["muse_glimmer"]
-    assert marks is not None
-    before = reasoning_grammar(marks, "<|start|>assistant", TOKENIZER, headed=made.headed)
-    form = StructuredOutputsParams.parse({**(made.structured or {}), "prefix_grammar": before})
-    grammars = Grammars(TOKENIZER.to_str, TOKENIZER.get_vocab_size(), [0])
-    constraint, path = grammars.start(form), TOKENIZER.encode(text).ids
-    return all(constraint.permits(path[:i], token) for i, token in enumerate([*path, 0]))
-
-
 @pytest.mark.parametrize("thought", ["", THOUGHT, THOUGHT * 2])
 def test_an_answer_of_a_certain_form_may_be_thought_about(thought: str) -> None:
     def form(**body: Any) -> AnswerForm:
@@ -134,4 +123,4 @@ def test_an_answer_of_a_certain_form_may_be_thought_about(thought: str) -> None:
     ]
     for made, texts in cases:
         for text in (answer, WEATHER, TIME, both, must, only, "[1, 2]", " to=user<|message|>Hi"):
-            assert permitted(made, thought + text) == (text in texts), text
+            assert permitted_as("muse_glimmer", TOKENIZER, made, thought + text) == (text in texts), text

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answer_forms import permitted_as
 from checkpoints import write_llama
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,16 +16,14 @@ from tokenizers import AddedToken, Tokenizer
 
 from parlay import AsyncLLM
 from parlay.checkpoints.find import find_model
-from parlay.sampling.grammar import Grammars
 from parlay.server.openai.fields import ChatFields
 from parlay.server.openai.harmony import HARMONY
 from parlay.server.openai.messages import MessageReader
-from parlay.server.openai.reasoning import MARKS, marks_of, reasoning_grammar, thoughts_reader
+from parlay.server.openai.reasoning import MARKS, marks_of, thoughts_reader
 from parlay.server.openai.response_format import CHAT, AnswerForm, form_of
 from parlay.server.openai.tool_formats import FORMATS, format_of
 from parlay.server.openai.tool_readers import FreeReader
 from parlay.server.openai.tools import Tools, read_tools
-from parlay.types.structured import StructuredOutputsParams
 
 TOKENIZER = Tokenizer.from_file(str(find_model("tiny-code") / "tokenizer.json"))
 SPECIAL = ("start", "end", "message", "channel", "constrain", "call", "return")
@@ -171,16 +170,6 @@ THOUGHT = "<|channel|>analysis<|message|>Well, {].<|end|><|start|>assistant"
 CALL = ' <|constrain|>json<|message|>{"city": "Oslo"}'
 
 
-def permitted(made: AnswerForm, text: str) -> bool:
-    marks = MARKS["openai_gptoss"]
-    assert marks is not None
-    before = reasoning_grammar(marks, "<|start|>assistant", TOKENIZER, headed=made.headed)
-    form = StructuredOutputsParams.parse({**(made.structured or {}), "prefix_grammar": before})
-    grammars = Grammars(TOKENIZER.to_str, TOKENIZER.get_vocab_size(), [0])
-    constraint, path = grammars.start(form), TOKENIZER.encode(text).ids
-    return all(constraint.permits(path[:i], token) for i, token in enumerate([*path, 0]))
-
-
 @pytest.mark.parametrize("thought", ["", THOUGHT, THOUGHT * 2])
 def test_an_answer_of_a_certain_form_may_be_thought_about(thought: str) -> None:
     def form(**body: Any) -> AnswerForm:
@@ -198,8 +187,8 @@ def test_an_answer_of_a_certain_form_may_be_thought_about(thought: str) -> None:
     ]
     for made, texts in cases:
         for text in (answer, first, last, turned, "[1, 2]", "<|channel|>final<|message|>Hi"):
-            assert permitted(made, thought + text) == (text in texts)
-        assert permitted(made, thought + next(iter(texts))[:-1]) is False
+            assert permitted_as("openai_gptoss", TOKENIZER, made, thought + text) == (text in texts)
+        assert permitted_as("openai_gptoss", TOKENIZER, made, thought + next(iter(texts))[:-1]) is False
 
 
 @pytest.fixture(scope="module")

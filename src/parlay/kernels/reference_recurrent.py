@@ -200,4 +200,5 @@ class ReferenceRecurrent:
     def multiply(self, x: Tensor, other: Tensor, gate: Gate = "plain") -> None:  # noqa: D102
         if gate != "plain":
             other = torch.from_numpy((_sigmoid if gate == "sigmoid" else _softplus)(_numbers(other))).to(x.dtype)
-        x.view(*other.shape, -1).mul_(other[..., None])
+        if other.numel():
+            x.view(*other.shape, -1).mul_(other[..., None])

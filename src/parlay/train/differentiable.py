@@ -224,7 +224,8 @@ class DifferentiableKernels(ReferenceKernels):
         other = other.clone()
         if gate != "plain":
             other = other.sigmoid() if gate == "sigmoid" else F.softplus(other)
-        x.copy_((x.clone().view(*other.shape, -1) * other[..., None]).view(x.shape))
+        if other.numel():
+            x.copy_((x.clone().view(*other.shape, -1) * other[..., None]).view(x.shape))
 
     def route(  # noqa: D102
         self,

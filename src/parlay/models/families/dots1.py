@@ -16,8 +16,9 @@ def describe(config: ModelConfig) -> ModelConfig:
         ModelError: an option that is not served.
     """
     config.only(mlp_bias=False)
-    bias, last = config.flag("attention_bias", False), config.raw.get("max_window_layers", 62)
-    windows = config.windows(lambda layer: isinstance(last, int) and layer >= last, default=4096)
+    bias = config.flag("attention_bias", False)
+    first = config.count("max_window_layers", 62) if config.raw.get("max_window_layers", 62) else 0
+    windows = config.windows(lambda layer: layer >= first, default=4096)
     style = Style(
         qkv_bias=bias,
         output_bias=bias,
