@@ -363,14 +363,14 @@ FAULTS = [
     Fault(
         "ranks share the gates of heads as if each column had one",
         "tests/models/test_ranks.py",
-        "src/parlay/models/decoder.py",
+        "src/parlay/models/layer_parts.py",
         "[group_heads if by_head else shared]",
         "[1 if by_head else shared]",
     ),
     Fault(
         "the last norm of Muse-Glimmer is stored less one",
         "tests/models/test_text_towers.py",
-        "src/parlay/models/decoder.py",
+        "src/parlay/models/decoder_layer.py",
         "plus_one = config.style.plus_one and (config.style.final_plus_one or not final)",
         "plus_one = config.style.plus_one",
     ),

@@ -31,8 +31,8 @@ from parlay.checkpoints.files import read_json
 from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
-from parlay.models.decoder import weight_shapes
 from parlay.models.select import describe_model, resolve_dtype
+from parlay.models.tensor_shapes import weight_shapes
 
 _SHARD_BYTES = 500_000_000
 _SPREAD = 0.02  # standard deviation of random weights: finite and moderate is all that matters

@@ -26,7 +26,7 @@ from recurrent import alone
 from switching import any_choices, limited_drafts
 
 from parlay import LLM, SamplingParams
-from parlay.models.decoder import DecoderLayer
+from parlay.models.decoder_layer import DecoderLayer
 
 FAMILIES = ("qwen3_5", "qwen3_5moe", "lfm2", "lfm3", "granite4-h", "nemotronh-experts", "falconh1", "kimilinear")
 NGRAM: dict[str, Any] = {"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 5, "prompt_lookup_min": 1}

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from parlay.checkpoints.config import read_raw
 from parlay.models.config import ModelConfig, parse_config
-from parlay.models.decoder import weight_shapes
 from parlay.models.families import llama
+from parlay.models.tensor_shapes import weight_shapes
 
 EOS = 256
 VOCAB = 257

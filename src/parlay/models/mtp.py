@@ -19,7 +19,7 @@ from parlay.checkpoints.loader import Checkpoint
 from parlay.checkpoints.pieces import Piece
 from parlay.errors import ModelError
 from parlay.models.config import MOST_LAYERS, ModelConfig
-from parlay.models.decoder import weight_shapes
+from parlay.models.tensor_shapes import weight_shapes
 from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import Storage
 

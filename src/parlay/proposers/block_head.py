@@ -22,11 +22,11 @@ from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.errors import ModelError
 from parlay.models.config import MOST_LAYERS, ModelConfig
 from parlay.models.context import ForwardContext
-from parlay.models.decoder import attention_shapes, mlp_shapes, norm_names
 from parlay.models.heads import layer_config
 from parlay.models.layers import OutputLayer, SplitLinear
 from parlay.models.rotary import layer_tables
 from parlay.models.select import describe_layers, exposes_hidden_states
+from parlay.models.tensor_shapes import attention_shapes, mlp_shapes, norm_names
 from parlay.proposers.base import Runtime
 from parlay.proposers.block_config import BlockConfig, check_taps, read_block_config
 from parlay.proposers.block_files import (

@@ -10,9 +10,10 @@ from parlay.checkpoints.loader import TensorReader
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, LayerCache
-from parlay.models.decoder import make_mlp, norm_names, projections
+from parlay.models.layer_parts import make_mlp, projections
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
 from parlay.models.rotary import halves
+from parlay.models.tensor_shapes import norm_names
 from parlay.parallel.group import Group
 
 

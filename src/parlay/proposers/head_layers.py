@@ -9,7 +9,8 @@ from parlay.checkpoints.loader import TensorReader
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext
-from parlay.models.decoder import DecoderLayer, make_attention, make_mlp
+from parlay.models.decoder_layer import DecoderLayer
+from parlay.models.layer_parts import make_attention, make_mlp
 from parlay.models.rotary import cos_sin_table
 from parlay.parallel.group import ALONE, Group
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.errors import ModelError
 from parlay.models.context import ForwardContext
-from parlay.models.decoder import attention_shapes, mlp_shapes
 from parlay.models.heads import layer_config
 from parlay.models.layers import SplitLinear
+from parlay.models.tensor_shapes import attention_shapes, mlp_shapes
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_output import DraftOutput
 from parlay.proposers.draft_output import OutputOptions as Options

@@ -17,10 +17,10 @@ from torch import Tensor
 from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.errors import ModelError, shown
 from parlay.models.context import ForwardContext
-from parlay.models.decoder import attention_shapes, mlp_shapes
 from parlay.models.heads import HeadConfig, layer_config
 from parlay.models.layers import OutputLayer, SplitLinear
 from parlay.models.select import exposes_hidden_states, records_logits
+from parlay.models.tensor_shapes import attention_shapes, mlp_shapes
 from parlay.proposers.base import Runtime
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.head_layers import HeadLayers, side_by_side

@@ -23,10 +23,11 @@ from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.checkpoints.quantised.config import quantization_of
 from parlay.errors import ConfigError, ModelError
 from parlay.models.context import Buffers, ForwardContext
-from parlay.models.decoder import DecoderLayer, norm_of, weight_shapes
+from parlay.models.decoder_layer import DecoderLayer, norm_of
 from parlay.models.heads import HeadConfig
 from parlay.models.layers import OutputLayer, SplitLinear
 from parlay.models.rotary import layer_tables
+from parlay.models.tensor_shapes import weight_shapes
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_head import Start
 from parlay.proposers.head_layers import side_by_side

@@ -7,7 +7,7 @@ from parlay.checkpoints.loader import TensorReader
 from parlay.checkpoints.readable import Readable
 from parlay.kernels.base import Kernels
 from parlay.models.context import ForwardContext
-from parlay.models.decoder import DecoderLayer, norm_of
+from parlay.models.decoder_layer import DecoderLayer, norm_of
 from parlay.models.layers import SplitLinear
 from parlay.models.mtp import MTPLayer
 from parlay.models.rotary import RotaryTables
