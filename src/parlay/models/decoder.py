@@ -15,10 +15,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, handed_states
 from parlay.models.decoder_layer import DecoderLayer, norm_of
 from parlay.models.layer_inputs import TokenInputs
-from parlay.models.layers import (
-    Embedding,
-    OutputLayer,
-)
+from parlay.models.layers import Embedding, OutputLayer
 from parlay.models.rotary import layer_tables
 from parlay.models.stages import own_layers
 from parlay.models.stored import open_weights

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from parlay.checkpoints.loader import TensorReader
 from parlay.kernels.base import Kernels
+from parlay.models.attention import Attention
 from parlay.models.config import ModelConfig
 from parlay.models.context import CacheLayer, ForwardContext, HybridCache
 from parlay.models.latent import LatentAttention
 from parlay.models.layer_inputs import LayerInput
 from parlay.models.layer_parts import make_attention, make_beside, make_experts, make_mlp
-from parlay.models.layers import Attention, Network
 from parlay.models.moe import MixtureOfExperts
+from parlay.models.networks import Network
 from parlay.models.rotary import RotaryTables
 from parlay.models.style import Mixer
 from parlay.models.tensor_shapes import norm_names

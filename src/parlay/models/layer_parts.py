@@ -5,20 +5,12 @@ from torch import Tensor
 
 from parlay.checkpoints.loader import TensorReader
 from parlay.kernels.base import Kernels
+from parlay.models.attention import Attention, HeadNorms
 from parlay.models.config import ModelConfig
 from parlay.models.latent import LatentAttention, make_latent_attention
-from parlay.models.layers import (
-    Attention,
-    ColumnParallelLinear,
-    GatedMLP,
-    HeadNorms,
-    Network,
-    PlainMLP,
-    ScaledMLP,
-    SplitLinear,
-    whole_linear,
-)
+from parlay.models.layers import ColumnParallelLinear, SplitLinear, whole_linear
 from parlay.models.moe import ExpertBiases, ExpertsBeside, MixtureOfExperts
+from parlay.models.networks import GatedMLP, Network, PlainMLP, ScaledMLP
 from parlay.models.rotary import RotaryTables, halves
 from parlay.models.style import Experts
 from parlay.models.tensor_shapes import BESIDE_NORMS, SELECTION_BIAS, expert_shapes, latent_projections

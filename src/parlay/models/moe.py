@@ -14,7 +14,8 @@ from torch import Tensor
 
 from parlay.kernels.base import Activation, Kernels
 from parlay.models.context import Buffers, ForwardContext
-from parlay.models.layers import Network, SplitLinear
+from parlay.models.layers import SplitLinear
+from parlay.models.networks import Network
 from parlay.models.style import Experts
 from parlay.parallel.group import ALONE, Group
 from parlay.weights.weight import Weight

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.kernels.base import Kernels
+from parlay.models.attention import Attention
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, LayerCache
 from parlay.models.layers import (
-    Attention,
     ColumnParallelLinear,
     Embedding,
     GatheredLinear,

@@ -1,0 +1,137 @@
+"""Grouped-query attention and the norms of its heads."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import Gate
+from parlay.models.context import ForwardContext, LayerCache
+from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear
+from parlay.parallel.group import ALONE, Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNorms:
+    """RMS norms of queries and keys.
+
+    Attributes:
+        query, key: weights, `[head_dim]`; of joint norms those of this rank's heads, `[heads * head_dim]`.
+        eps: added to means.
+        plus_one: weights are stored less one.
+        late: heads are normalised after they turned.
+        joint: all heads are normalised together, before they turn.
+        group: the ranks that have heads.
+        bounds: of joint norms, whose query heads and key heads are whose.
+        value: weight of a norm of values, `[head_dim]`; None for none.
+    """
+
+    query: Tensor
+    key: Tensor
+    eps: float
+    plus_one: bool = False
+    late: bool = False
+    joint: bool = False
+    group: Group = ALONE
+    bounds: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    value: Tensor | None = None
+
+    def before(self, qkv: Tensor, heads: int, context: ForwardContext) -> None:
+        """Normalise what is normalised before it turns, `[rows, own queries, keys and values]`, in place."""
+        kernels = context.kernels
+        if self.joint:
+            q, k = self._squares(qkv, context)
+            if heads:
+                kernels.joint_norm(qkv, self.query, self.key, q, k, heads, self.eps)
+        elif not self.late:
+            kernels.head_norm(qkv, self.query, self.key, heads, self.eps, self.plus_one, self.value)
+
+    def _squares(self, qkv: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
+        """Return the sums of squares of all ranks' query heads and key heads, float32 `[rows, heads]`."""
+        found, shares = [], [self.group.share(each) for each in self.bounds]
+        for role, (begin, end) in zip(("query squares", "key squares"), shares, strict=True):
+            found.append(context.buffers(role, end - begin, torch.float32))
+        if found[0].shape[1]:
+            context.kernels.head_squares(qkv, *found)
+        if self.group.size == 1:
+            return found[0], found[1]
+        whole: list[Tensor] = []
+        for own, each in zip(found, self.bounds, strict=True):
+            whole.append(context.buffers(f"all {len(whole)} squares", each[-1], torch.float32))
+            self.group.gather(own, whole[-1], each)
+        return whole[0], whole[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Grouped-query attention over the paged cache.
+
+    Attributes:
+        qkv: projects to queries, keys and values.
+        output: projects back.
+        heads: of queries, on this rank; there may be none.
+        head_dim: columns of a head.
+        cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
+        scale: factor on scores.
+        query_cos_sin: what queries turn by, where it is not `cos_sin`.
+        norms: of queries and keys.
+        window: keys that a row sees at most; 0 is all.
+        cap: bound that scores approach; 0 is none.
+        sinks: float32 `[heads]`, see `Kernels.attention`.
+        gate: projects to what the output is multiplied with, a number for each column or head.
+        gate_kind: what it is multiplied with of that.
+        stores: whether it has keys and values; otherwise it reads those that another layer has stored.
+    """
+
+    qkv: ColumnParallelLinear
+    output: GatheredLinear | ReducedLinear
+    heads: int
+    head_dim: int
+    cos_sin: Tensor
+    scale: float
+    query_cos_sin: Tensor | None = None
+    norms: HeadNorms | None = None
+    window: int = 0
+    cap: float = 0.0
+    sinks: Tensor | None = None
+    gate: ColumnParallelLinear | None = None
+    gate_kind: Gate = "sigmoid"
+    stores: bool = True
+
+    def __call__(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> Tensor:
+        """Store the rows' keys and values, then let each row attend to what its view shows it.
+
+        Args:
+            x: `[rows, hidden]`, normalised.
+            context: positions, slots and view of the rows.
+            cache: this layer's keys and values.
+
+        Returns:
+            `[rows, hidden]`.
+        """
+        buffers = context.buffers
+        mixed = buffers("mixed", self.heads * self.head_dim)
+        if self.heads or (self.norms is not None and self.norms.joint):
+            qkv = self.qkv(x, buffers, "qkv")
+            if self.norms is not None:
+                self.norms.before(qkv, self.heads, context)
+            if self.heads:
+                self._mix(qkv, context, cache, mixed)
+                if self.gate is not None:
+                    context.kernels.multiply(mixed, self.gate(x, buffers, "output gate"), self.gate_kind)
+        return self.output(mixed, buffers, "attention")
+
+    def _mix(self, qkv: Tensor, context: ForwardContext, cache: LayerCache, mixed: Tensor) -> None:
+        """Write what this rank's heads see, `[rows, heads * head_dim]`, to `mixed`."""
+        kernels, norms = context.kernels, self.norms
+        late = (norms.query, norms.key, norms.eps) if norms is not None and norms.late else ()
+        query = context.buffers("query", self.heads * self.head_dim).view(-1, self.heads, self.head_dim)
+        caches = query, cache.key, cache.value
+        if not self.stores:  # there are queries alone, which turn
+            caches = query, cache.key[:, :0], cache.value[:, :0]
+        kernels.rotary_store(qkv, context.positions, context.slots, self.cos_sin, *caches, *late)
+        if self.query_cos_sin is not None:  # nothing is stored at negative slots
+            nowhere = torch.full_like(context.slots, -1)
+            kernels.rotary_store(qkv, context.positions, nowhere, self.query_cos_sin, *caches, *late)
+        view, window, cap = context.view, self.window, self.cap
+        kernels.attention(query, cache.key, cache.value, view, self.scale, mixed, window, cap, self.sinks)

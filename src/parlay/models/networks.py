@@ -1,0 +1,70 @@
+"""Feed-forward networks."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from parlay.kernels.base import Activation
+from parlay.models.context import ForwardContext
+from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """`down(activation(gate(x)) * up(x))`."""
+
+    gate_up: ColumnParallelLinear
+    down: GatheredLinear | ReducedLinear
+    activation: Activation = "silu"
+
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """Return `[rows, hidden]` for `x` of `[rows, hidden]`."""
+        buffers = context.buffers
+        gate_up = self.gate_up(x, buffers, "gate_up")
+        product = buffers("product", gate_up.shape[1] // 2)
+        if gate_up.shape[1]:
+            context.kernels.act_mul(gate_up, self.activation, product)
+        return self.down(product, buffers, "mlp")
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMLP:
+    """`down(activation(up(x)))`."""
+
+    up: ColumnParallelLinear
+    down: GatheredLinear | ReducedLinear
+    activation: Activation
+
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """Return `[rows, hidden]` for `x` of `[rows, hidden]`."""
+        inner = self.up(x, context.buffers, "up")
+        if inner.shape[1]:
+            context.kernels.activate(inner, self.activation)
+        return self.down(inner, context.buffers, "mlp")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledMLP:
+    """`network_scale * down(activation(gate_scale * gate(x)) * up(x))`."""
+
+    gate: ColumnParallelLinear
+    up: ColumnParallelLinear
+    down: GatheredLinear | ReducedLinear
+    activation: Activation
+    gate_scale: float
+    network_scale: float
+
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """Return `[rows, hidden]` for `x` of `[rows, hidden]`."""
+        kernels, buffers = context.kernels, context.buffers
+        gate, up = self.gate(x, buffers, "gate"), self.up(x, buffers, "up")
+        if gate.shape[1]:
+            kernels.scale(gate, self.gate_scale)
+            kernels.activate(gate, self.activation)
+            kernels.multiply(gate, up)
+        out = self.down(gate, buffers, "mlp")
+        kernels.scale(out, self.network_scale)
+        return out
+
+
+Network = GatedMLP | PlainMLP | ScaledMLP
