@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import parlay.kernels
 from parlay import system
@@ -75,7 +76,7 @@ def test_a_processor_without_vectors(monkeypatch: pytest.MonkeyPatch, caplog: py
 def test_a_torch_that_was_tested(
     installed: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(select, "version", lambda name: installed)
+    monkeypatch.setattr(torch, "__version__", installed)
     with caplog.at_level(logging.WARNING, "parlay"):
         select_kernels(force="reference")
     assert not caplog.text
@@ -83,10 +84,10 @@ def test_a_torch_that_was_tested(
 
 def test_a_torch_out_of_range(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """An older one is refused; a newer one may have other bits, which `parlay verify` and the self-check show."""
-    monkeypatch.setattr(select, "version", lambda name: "2.4.1")
+    monkeypatch.setattr(torch, "__version__", "2.4.1")
     with pytest.raises(ConfigError, match=r"^torch 2\.4\.1 is too old; install 2\.\d+ to 2\.\d+$"):
         select_kernels(force="reference")
-    monkeypatch.setattr(select, "version", lambda name: "3.0.0+cu999")
+    monkeypatch.setattr(torch, "__version__", "3.0.0+cu999")
     with caplog.at_level(logging.WARNING, "parlay"):
         select_kernels(force="reference")
     assert "torch 3.0.0+cu999 is newer" in caplog.text

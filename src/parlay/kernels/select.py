@@ -1,7 +1,8 @@
 """Chooses the kernels for a device, and looks whether torch is one that they were tested with."""
 
 import re
-from importlib.metadata import PackageNotFoundError, version
+
+import torch
 
 from parlay import env
 from parlay.device import find_device
@@ -89,10 +90,7 @@ def _check_torch(least: tuple[int, int]) -> None:
     Raises:
         ConfigError: it is too old.
     """
-    try:
-        installed = version("torch")
-    except PackageNotFoundError:  # from a tree that is not installed
-        return
+    installed = str(torch.__version__)
     found = re.match(r"(\d+)\.(\d+)", installed)
     oldest, newest = (".".join(map(str, one)) for one in (least, TORCH[1]))
     if found is None:
