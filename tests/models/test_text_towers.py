@@ -1,6 +1,7 @@
 """The text models inside multimodal checkpoints, as transformers writes them and as they lie on the hub."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def test_equal_to_transformers(tmp_path: Path, name: str) -> None:
     assert describe_checkpoint(tmp_path, "disk", "own").role == "model"
 
 
-@pytest.mark.parametrize("name", [name for name in TOWERS if "glimmer" not in name])  # which parlay does not write
+# parlay writes no Muse-Glimmer, and files have other numbers of Qwen3.5's recurrent layers.
+@pytest.mark.parametrize("name", [name for name in TOWERS if "glimmer" not in name and name != "qwen3_5_moe"])
 def test_as_a_gguf_file(tmp_path: Path, name: str) -> None:
     model = tmp_path / "model"
     write_tower(model, name, **({"query_pre_attn_scalar": 16} if name == "gemma3" else {}))  # which files cannot say
@@ -54,6 +56,51 @@ def test_names_of_all_ages(tmp_path: Path, prefix: str, head: str) -> None:
         for name, tensor in tensors.items()
     }
     save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    found = logits_in_pieces(make_runner(tmp_path), random_tokens(), [33])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_a_config_that_has_the_text_models_keys_itself(tmp_path: Path) -> None:
+    """As Qwen2.5-VL's files are, whose names of tensors are older too."""
+    expected = write_tower(tmp_path, "qwen2_5_vl")
+    tensors = load_file(tmp_path / "model.safetensors")
+    older = {"model.language_model.": "model.", "model.visual.": "visual."}
+    flat = {
+        next((name.replace(one, own) for one, own in older.items() if name.startswith(one)), name): each
+        for name, each in tensors.items()
+    }
+    assert {"model.norm.weight", "visual.patch_embed.proj.weight"} < {*flat}
+    save_file(flat, tmp_path / "model.safetensors", {"format": "pt"})
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text())
+    text = raw.pop("text_config")
+    theta = text.pop("rope_parameters")["rope_theta"]
+    turning = {"rope_theta": theta, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}
+    file.write_text(json.dumps({**text, **raw, **turning, "model_type": "qwen2_5_vl"}))
+    assert describe_model(str(tmp_path)).architecture == "Qwen2ForCausalLM"
+    found = logits_in_pieces(make_runner(tmp_path), random_tokens(), [33])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "turned"), [("qwen3_5_moe", False), ("qwen3_vl_moe", False), ("qwen3_vl_moe", True)]
+)
+def test_stacked_experts(tmp_path: Path, name: str, turned: bool) -> None:
+    """As they lie on the hub: Qwen3.5's with outputs first, Qwen3-VL's with inputs first."""
+    expected = write_tower(tmp_path, name)
+    tensors = load_file(tmp_path / "model.safetensors")
+    experts = sorted({name.split("gate_proj")[0] for name in tensors if re.search(r"experts\.0\.gate_proj", name)})
+    for first in experts:
+        stack = first.removesuffix("0.")
+        each = [tensors.pop(f"{stack}{i}.{part}_proj.weight") for i in range(9) for part in ("gate", "up", "down")]
+        pairs = zip(each[0::3], each[1::3], strict=True)
+        tensors[f"{stack}gate_up_proj"] = torch.stack([torch.cat(pair) for pair in pairs])
+        tensors[f"{stack}down_proj"] = torch.stack(each[2::3])
+    stacks = [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    assert len(stacks) > 3
+    for one in stacks if turned else ():
+        tensors[one] = tensors[one].transpose(1, 2).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     found = logits_in_pieces(make_runner(tmp_path), random_tokens(), [33])
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 

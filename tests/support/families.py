@@ -1,5 +1,6 @@
 """Small random checkpoints of every family, made with the transformers library."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -372,6 +373,35 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
             "num_attention_heads": 4,
             "num_key_value_heads": 4,
+        },
+    ),
+    "mistral4": (
+        "Mistral4",
+        {
+            **LATENT,
+            "head_dim": None,
+            **rope(
+                "yarn",
+                factor=8.0,
+                original_max_position_embeddings=16,
+                llama_4_scaling_beta=0.3,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+            ),
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "exaonemoe": (
+        "ExaoneMoe",
+        {
+            "sliding_window": 9,
+            "sliding_window_pattern": 2,
+            "num_experts": 9,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "num_shared_experts": 2,
         },
     ),
     "glm4moelite": (
@@ -821,8 +851,10 @@ def _fill(
 
 def reference(path: Path, tokens: list[int]) -> Tensor:
     """Return transformers' logits `[tokens, vocab]` in float32."""
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    (architecture,) = json.loads((path / "config.json").read_text())["architectures"]
+    kind = getattr(transformers, architecture)
+    model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0]

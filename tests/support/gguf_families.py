@@ -64,6 +64,8 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "deepseekv3": {},
     "deepseekv2": {},
     "glm4moelite": {},
+    "mistral4": {},
+    "exaonemoe": {},
     "exaone4": {},
     "exaone4-windows": {},
     "mellum": {"mlp_layer_types": None},

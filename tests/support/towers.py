@@ -1,11 +1,12 @@
 """Small random multimodal checkpoints, made with the transformers library."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkpoints import VOCAB, write_byte_tokenizer
-from families import SMALL, rope
+from families import FAMILIES, LATENT, SMALL, rope
 from pieces import random_tokens
 
 SEES: dict[str, Any] = {
@@ -36,6 +37,7 @@ GLIMMER_SEES = {
 YARN = rope(
     "yarn", factor=8.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0
 )
+GLM_TURNS = rope("default", mrope_section=[2, 1, 1], partial_rotary_factor=0.5)
 # name: (transformers' prefix of class names, text config, vision config, further keys, the text model's class)
 TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
     "gemma3": (
@@ -59,6 +61,13 @@ TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str
         {},  # the outer config ties the output layer, the inner one does not: the files have none
         "Ministral3ForCausalLM",
     ),
+    "mistral4": (
+        "Mistral3",
+        {"model_type": "mistral4", **YARN, **LATENT, "head_dim": 40, "n_group": 1, "topk_group": 1},
+        {**SEES, "model_type": "pixtral"},
+        {"tie_word_embeddings": False},
+        "Mistral4ForCausalLM",
+    ),
     "qwen3_vl": (
         "Qwen3VL",
         {
@@ -68,6 +77,53 @@ TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str
         QWEN_SEES,
         {},
         "Qwen3ForCausalLM",
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        {"model_type": "qwen2_5_vl_text", **rope("default", mrope_section=[4, 2, 2])},
+        QWEN_SEES,
+        {},
+        "Qwen2ForCausalLM",
+    ),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoe",
+        {
+            "model_type": "qwen3_vl_moe_text",
+            **rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True),
+            **{key: value for key, value in FAMILIES["qwen3moe"][1].items() if key != "norm_topk_prob"},
+            "mlp_only_layers": [],
+        },
+        QWEN_SEES,
+        {},
+        "Qwen3MoeForCausalLM",
+    ),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        {"model_type": "qwen3_5_moe_text", **FAMILIES["qwen3_5moe"][1], "linear_key_head_dim": 16},
+        QWEN_SEES,
+        {},
+        "Qwen3_5MoeForCausalLM",
+    ),
+    "gemma4": (
+        "Gemma4",
+        {"model_type": "gemma4_text", **FAMILIES["gemma4-experts"][1], "pad_token_id": 0},
+        {**SEES, "head_dim": 16, "num_key_value_heads": 2},
+        {},
+        "Gemma4ForCausalLM",
+    ),
+    "glm4v": (
+        "Glm4v",
+        {"model_type": "glm4v_text", **GLM_TURNS},
+        QWEN_SEES,
+        {},
+        "Glm4ForCausalLM",
+    ),
+    "glm4v_moe": (
+        "Glm4vMoe",
+        {"model_type": "glm4v_moe_text", **FAMILIES["glm4moe"][1], "use_qk_norm": False, **GLM_TURNS},
+        QWEN_SEES,
+        {},
+        "Glm4MoeForCausalLM",
     ),
     "muse_glimmer": (
         "MuseGlimmer",
@@ -100,7 +156,7 @@ def write_tower(path: Path, name: str, **changes: Any) -> torch.Tensor:
 
     prefix, text, vision, more, _ = TOWERS[name]
     config = getattr(transformers, f"{prefix}Config")(
-        text_config={**SMALL, **text, **changes}, vision_config=vision, **more
+        text_config=deepcopy({**SMALL, **text, **changes}), vision_config={**vision}, **more
     )
     torch.manual_seed(0)
     model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).float().eval()

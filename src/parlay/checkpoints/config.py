@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from parlay.checkpoints.files import class_names, read_json
 from parlay.checkpoints.gguf.config import read_gguf_config
@@ -21,14 +22,25 @@ _OF_BOTH = (
     "tie_word_embeddings",
     "torch_dtype",
 )
-# What text models are beneath names of their own: their positions have one coordinate where there are no images.
-_TEXT_CLASSES = {
-    "qwen2_vl_text": "Qwen2ForCausalLM",
-    "qwen2_5_vl_text": "Qwen2ForCausalLM",
-    "qwen3_vl_text": "Qwen3ForCausalLM",
-    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+
+
+class _TextModel(NamedTuple):
+    """What a text model is beneath a name of its own, and what its config means where it lacks a key."""
+
+    architecture: str
+    defaults: Mapping[str, Any] = MappingProxyType({})
+
+
+# Their positions have one coordinate where there are no images.
+_TEXT_MODELS = {
+    "glm4v_text": _TextModel("Glm4ForCausalLM", {"attention_bias": True}),
+    "glm4v_moe_text": _TextModel("Glm4MoeForCausalLM", {"attention_bias": True}),
+    "qwen2_vl_text": _TextModel("Qwen2ForCausalLM"),
+    "qwen2_5_vl_text": _TextModel("Qwen2ForCausalLM"),
+    "qwen3_vl_text": _TextModel("Qwen3ForCausalLM"),
+    "qwen3_vl_moe_text": _TextModel("Qwen3MoeForCausalLM", {"norm_topk_prob": True}),
+    "qwen3_5_text": _TextModel("Qwen3_5ForCausalLM"),
+    "qwen3_5_moe_text": _TextModel("Qwen3_5MoeForCausalLM"),
 }
 
 
@@ -58,15 +70,17 @@ def text_model(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the config of the text model in a multimodal model's `config.json`; any other is returned as it is.
 
     It is marked by the key `TOWER`. Keys that may stand in either config, such as `eos_token_id`, are taken from the
-    outer one where the inner one has none.
+    outer one where the inner one has none. Files of Qwen2-VL and 2.5-VL have the text model's keys in the outer one.
     """
-    inner = raw.get("text_config")
+    kind = str(raw.get("model_type") or "")
+    flat = "vision_config" in raw and f"{kind}_text" in _TEXT_MODELS
+    inner = raw.get("text_config", raw if flat else None)
     if not isinstance(inner, dict) or not architecture_of(raw).endswith(_MULTIMODAL):
         return raw
-    kind = str(inner.get("model_type") or raw.get("model_type") or "")
+    kind = f"{kind}_text" if inner is raw else str(inner.get("model_type") or kind)
     outer = {key: raw[key] for key in _OF_BOTH if raw.get(key) is not None and inner.get(key) is None}
-    architecture = _TEXT_CLASSES.get(kind) or architecture_of({"model_type": kind})
-    return {**inner, **outer, "architectures": [architecture], TOWER: True}
+    known = _TEXT_MODELS.get(kind) or _TextModel(architecture_of({"model_type": kind}))
+    return {**known.defaults, **inner, **outer, "architectures": [known.architecture], TOWER: True}
 
 
 def _no_model(path: Path) -> str:

@@ -111,7 +111,8 @@ class Checkpoint:
         self._rename({name: own for name, own in alone.items() if own})
         pieces = {name: p for name, p in renamed.items() if isinstance(p, Piece) and p.name in self._where}
         stacks = {piece.name: self._where[piece.name] for piece in pieces.values()}
-        self._pieces = Pieces(path, pieces, {name: self._files[file] for name, file in stacks.items()})
+        opened = {name: (self._files[file], self._stored.get(name, name)) for name, file in stacks.items()}
+        self._pieces = Pieces(path, pieces, opened)
         self._where |= {name: stacks[piece.name] for name, piece in pieces.items()}
         self._where = {name: file for name, file in self._where.items() if name not in stacks}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ class Piece:
         count: how many there are.
         outputs: start, stop and step of its outputs among those of the stack.
         turned: the stack has inputs before outputs.
+        inputs: how many inputs there are, where stacks of either order exist and their shape says which this is.
         alone: its name in files that have it by itself; empty where that is its own.
     """
 
@@ -33,19 +34,41 @@ class Piece:
     count: int
     outputs: tuple[int | None, int | None, int | None] = (None, None, None)
     turned: bool = False
+    inputs: int = 0
     alone: str = ""
+
+    def is_turned(self, shape: Sequence[int]) -> bool:
+        """Return whether a stack of this shape has inputs before outputs."""
+        return self.turned or (bool(self.inputs) and shape[-1] != self.inputs)
+
+
+def expert_pieces(count: int, width: int, *, stacks: str = "mlp.experts", hidden: int = 0) -> dict[str, Piece]:
+    """Return the pieces of a layer's experts whose gates and other first matrices lie behind each other in one stack.
+
+    Args:
+        count: experts.
+        width: of each.
+        stacks: what the names of the two stacks begin with.
+        hidden: width of what they read, where stacks of either order exist.
+    """
+    gate_up, inner = f"{stacks}.gate_up_proj", width if hidden else 0
+    return {
+        "mlp.experts.{}.gate_proj.weight": Piece(gate_up, 0, count, (0, width, None), inputs=hidden),
+        "mlp.experts.{}.up_proj.weight": Piece(gate_up, 0, count, (width, None, None), inputs=hidden),
+        "mlp.experts.{}.down_proj.weight": Piece(f"{stacks}.down_proj", 0, count, inputs=inner),
+    }
 
 
 class Pieces:
     """Pieces by their names; reads as a file does."""
 
-    def __init__(self, path: Path, pieces: Mapping[str, Piece], tensors: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, pieces: Mapping[str, Piece], tensors: Mapping[str, tuple[Any, str]]) -> None:
         """Check the stacks.
 
         Args:
             path: of the model.
             pieces: by name.
-            tensors: the open file of every stack, by its name.
+            tensors: the open file of every stack, and the name that it has there, by the one that pieces know.
 
         Raises:
             ModelError: a stack has another number of matrices than the config says.
@@ -67,7 +90,7 @@ class Pieces:
         piece = self._pieces[name]
         stack = self._stack(piece)
         _, *shape = stack.get_shape()
-        if piece.turned:
+        if piece.is_turned(shape):
             shape.reverse()
         return StoredShape([len(range(shape[0])[slice(*piece.outputs)]), *shape[1:]], stack.get_dtype())
 
@@ -76,10 +99,12 @@ class Pieces:
         piece = self._pieces[name]
         stack = self._stack(piece)
         if isinstance(stack, StoredShape):
-            tensor: Tensor = self._tensors[piece.name].get_tensor(piece.name)[piece.index]
+            file, own = self._tensors[piece.name]
+            tensor: Tensor = file.get_tensor(own)[piece.index]
         else:  # of safetensors nothing else is read
             tensor = stack[piece.index : piece.index + 1][0]
-        return (tensor.T if piece.turned else tensor)[slice(*piece.outputs)].contiguous()
+        return (tensor.T if piece.is_turned(tensor.shape) else tensor)[slice(*piece.outputs)].contiguous()
 
     def _stack(self, piece: Piece) -> Any:
-        return self._tensors[piece.name].get_slice(piece.name)
+        file, own = self._tensors[piece.name]
+        return file.get_slice(own)

@@ -21,7 +21,7 @@ from parlay.kernels.linear import LinearWeight
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, LayerCache
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
-from parlay.models.rotary import RotaryTables
+from parlay.models.rotary import RotaryTables, query_growth
 from parlay.models.style import Latent
 from parlay.parallel.group import ALONE, Group
 from parlay.weights.kinds import Kind
@@ -102,6 +102,7 @@ class LatentAttention:
         shape: widths.
         cos_sin: `[max_len, turning]`, see `Kernels.rotary_store`.
         scale: factor on scores.
+        growth: factor on the queries of each position, `[max_len, 1]`; None for none.
     """
 
     first: tuple[ColumnParallelLinear, Tensor] | None
@@ -115,6 +116,7 @@ class LatentAttention:
     shape: Latent
     cos_sin: Tensor
     scale: float
+    growth: Tensor | None
 
     def __call__(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> Tensor:
         """Store the rows' latents, then let each row attend to what its view shows it.
@@ -138,6 +140,11 @@ class LatentAttention:
                 x = buffers("normed query latent", narrow.shape[1])
                 kernels.rms_norm(narrow, norm, self.eps, x)
             queries = self.query(x, buffers, "queries").view(rows * heads, self.shape.query)
+            if self.growth is not None:
+                factors = buffers("query growth", 1)
+                kernels.embed(self.growth.new_zeros(1, 1), torch.zeros(rows, dtype=torch.int64), factors)
+                kernels.add_embedding(factors, self.growth, context.positions)
+                kernels.multiply(queries.view(rows, -1), factors)
             query = buffers("query", heads * entry)
             mixed = buffers("mixed", heads * entry)
             head = torch.arange(heads, dtype=torch.int32).repeat(rows)
@@ -176,7 +183,7 @@ def make_latent_attention(
     begin, end = group.share(group.bounds(config.num_heads))
     norm = read("self_attn.kv_a_layernorm.weight")
     into, back = _absorbed(read, latent, turning, range(begin, end), norm)
-    scale = config.style.score_scale
+    scale, growth = config.style.score_scale, query_growth(config.rotary, len(tables[0]))
     return LatentAttention(
         first=first,
         query=ColumnParallelLinear(kernels, [queries], group, None, [latent.query]),
@@ -195,6 +202,7 @@ def make_latent_attention(
         shape=latent,
         cos_sin=tables[0],
         scale=latent.query**-0.5 if scale is None else scale,
+        growth=None if growth is None else growth.to(read.dtype),
     )
 
 

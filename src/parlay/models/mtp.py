@@ -40,7 +40,7 @@ class MTPNames:
         norm: that of what the layer computes.
         inner: what the files call tensors in the layer, where it is not as in the model's own layers; `{}` in these
             stands for the number of each expert.
-        window: whether it is like a layer with a window, if the model has windows.
+        window: whether it is like a layer with a window, if the model has windows and its config does not say.
         dense: whether it has a feed-forward network, if the model has experts.
         state_first: whether the projection reads the state before the embedding.
         unnormed: whether the state that it reads is the model's before its final norm; its own is normed in any case.
@@ -212,7 +212,9 @@ def _alike(config: ModelConfig, names: MTPNames) -> int:
     ]
     if not attends:
         raise ModelError(f"{config.path} has no layer of attention alone, and no layer can predict further tokens")
-    alike = [i for i in attends if not style.windows or bool(style.windows[i]) == names.window]
+    kinds = config.raw.get("mtp_layer_types")
+    window = "sliding_attention" in kinds if isinstance(kinds, list) else names.window
+    alike = [i for i in attends if not style.windows or bool(style.windows[i]) == window]
     return (alike or attends)[-1]
 
 

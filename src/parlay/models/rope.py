@@ -48,7 +48,8 @@ def _read(path: Path, raw: dict[str, Any], layers: str) -> Rotary:
     scaling = _scaling(path, raw, layers)
     theta = float(scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
     kind = str(scaling.pop("rope_type", None) or scaling.pop("type", None) or "default")
-    kind = {"su": "longrope"}.get(kind, kind)
+    # Older names; of `mrope`, whose positions have three coordinates, a text's are alike.
+    kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)
     if kind not in KINDS:
         raise ModelError(f"{path}: rope_type {shown(kind)} is not served; {', '.join(KINDS)} are")
     partial = scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0

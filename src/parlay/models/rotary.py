@@ -61,10 +61,8 @@ def layer_tables(config: ModelConfig, length: int) -> list[RotaryTables]:
     # Pairs of columns that turn by nothing: one is enough, but for latents.
     pairs = style.latent.turning // 2 if style.latent is not None else 1
     still = torch.tensor([1.0, 0.0]).repeat_interleave(pairs).expand(length, 2 * pairs).contiguous()
-    queries = None
-    if rotary.query_growth:
-        periods = torch.arange(length).div(rotary.original, rounding_mode="floor").float()
-        queries = everywhere * (1 + rotary.query_growth * torch.log(1 + periods))[:, None]
+    growth = None if style.latent is not None else query_growth(rotary, length)
+    queries = None if growth is None else everywhere * growth
 
     def table(layer: int) -> RotaryTables:
         if style.unrotated and style.unrotated[layer]:
@@ -72,6 +70,14 @@ def layer_tables(config: ModelConfig, length: int) -> list[RotaryTables]:
         return (local, None) if windowed[layer] and local is not None else (everywhere, queries)
 
     return [table(layer) for layer in range(config.num_layers)]
+
+
+def query_growth(rotary: Rotary, length: int) -> Tensor | None:
+    """Return the factors on queries at each position, float32 `[length, 1]`; None where they do not grow."""
+    if not rotary.query_growth:
+        return None
+    periods = torch.arange(length).div(rotary.original, rounding_mode="floor").float()
+    return (1 + rotary.query_growth * torch.log(1 + periods))[:, None]
 
 
 def halves(config: ModelConfig, heads: int) -> Tensor:

@@ -114,6 +114,18 @@ FAMILIES = {
         also=("DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
         latent=True,
     ),
+    "mistral4": Family(
+        "Mistral4ForCausalLM",
+        options={key: name for key, name in DEEPSEEK_MOE.items() if "group" not in key}
+        | {
+            "attention.q_lora_rank": "q_lora_rank",
+            "attention.kv_lora_rank": "kv_lora_rank",
+            "attention.temperature_scale": "llama_4_scaling_beta",
+        },
+        fixed={"norm_topk_prob": False},
+        latent=True,
+        joined_experts=True,
+    ),
     "arcee": Family("ArceeForCausalLM", interleaved=True),
     "cohere2": Family(
         "Cohere2ForCausalLM",
@@ -136,6 +148,22 @@ FAMILIES = {
         "Exaone4ForCausalLM",
         _LAST_NORMS,
         options=_WINDOWS,
+        fixed={"sliding_window": None},
+        listed=True,
+    ),
+    "exaone-moe": Family(
+        "ExaoneMoeForCausalLM",
+        options=_WINDOWS
+        | mixture(
+            feed_forward_length="moe_intermediate_size",
+            shared_count="num_shared_experts",
+            weights_scale="routed_scaling_factor",
+            weights_norm="norm_topk_prob",
+        )
+        | {
+            "leading_dense_block_count": "first_k_dense_replace",
+            "nextn_predict_layers": "num_nextn_predict_layers",
+        },
         fixed={"sliding_window": None},
         listed=True,
     ),

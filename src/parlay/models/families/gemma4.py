@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from parlay.checkpoints.files import config_file
-from parlay.checkpoints.pieces import Piece
+from parlay.checkpoints.pieces import expert_pieces
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.families.gemma2 import cap
@@ -64,7 +64,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     )
     names = config.in_layers({"mlp.gate.weight": "router.proj.weight"})
     if style.experts is not None:
-        names |= config.stacked(_stacks(style.experts))
+        names |= config.stacked(expert_pieces(style.experts.count, style.experts.width, stacks="experts"))
     return replace(config, style=style, tie_embeddings=config.flag("tie_word_embeddings", True), renamed=names)
 
 
@@ -79,15 +79,6 @@ def _experts(config: ModelConfig) -> Experts:
     )
     config.check_experts(found)
     return found
-
-
-def _stacks(experts: Experts) -> dict[str, Piece]:
-    both, width = "experts.gate_up_proj", experts.width
-    return {
-        "mlp.experts.{}.gate_proj.weight": Piece(both, 0, experts.count, (0, width, None)),
-        "mlp.experts.{}.up_proj.weight": Piece(both, 0, experts.count, (width, None, None)),
-        "mlp.experts.{}.down_proj.weight": Piece("experts.down_proj", 0, experts.count),
-    }
 
 
 def _heads(config: ModelConfig, windows: tuple[int, ...], shared: int) -> tuple[Heads, ...]:

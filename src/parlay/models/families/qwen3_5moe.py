@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
-from parlay.checkpoints.pieces import Piece
+from parlay.checkpoints.pieces import Piece, expert_pieces
 from parlay.models.config import ModelConfig
 from parlay.models.families.qwen3_5 import with_delta_nets
 from parlay.models.style import Experts
 
 # Of configs without a width for layers that have no experts: there are none.
 DEFAULTS = {"intermediate_size": 1}
+# The gate of the expert that takes all rows.
+SHARED_GATE = {"mlp.shared_expert.gate.weight": Piece("mlp.shared_expert_gate.weight", 0, 1)}
 
 
 def describe(config: ModelConfig) -> ModelConfig:
@@ -27,16 +29,5 @@ def describe(config: ModelConfig) -> ModelConfig:
         shared_gate=True,
     )
     config.check_experts(experts)
-    return replace(with_delta_nets(config, experts), renamed=config.stacked(stacks(experts)))
-
-
-def stacks(experts: Experts) -> dict[str, Piece]:
-    """Return the pieces of the gate of the expert that takes all rows, and of the experts where they are stacked."""
-    count, width = experts.count, experts.width
-    gate_up, down = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
-    return {
-        "mlp.shared_expert.gate.weight": Piece("mlp.shared_expert_gate.weight", 0, 1),
-        "mlp.experts.{}.gate_proj.weight": Piece(gate_up, 0, count, (0, width, None)),
-        "mlp.experts.{}.up_proj.weight": Piece(gate_up, 0, count, (width, None, None)),
-        "mlp.experts.{}.down_proj.weight": Piece(down, 0, count),
-    }
+    stacks = SHARED_GATE | expert_pieces(experts.count, experts.width)
+    return replace(with_delta_nets(config, experts), renamed=config.stacked(stacks))

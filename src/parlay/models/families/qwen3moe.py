@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from parlay.checkpoints.files import config_file
+from parlay.checkpoints.pieces import expert_pieces
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.families.qwen2 import last_windows
@@ -26,7 +27,9 @@ def describe(config: ModelConfig) -> ModelConfig:
     config.check_experts(experts)
     bias = config.flag("attention_bias", False)
     style = Style(qkv_bias=bias, output_bias=bias, head_norms=True, windows=last_windows(config), experts=experts)
-    return replace(config, style=style)
+    # Those of Qwen3-VL are stacked, inputs first in its own files and last in those that transformers writes.
+    stacks = expert_pieces(experts.count, experts.width, hidden=config.hidden_size)
+    return replace(config, style=style, renamed=config.stacked(stacks))
 
 
 def sparse_layers(config: ModelConfig) -> tuple[bool, ...]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from parlay.models.config import ModelConfig
 from parlay.models.families.qwen3_5 import with_delta_nets
-from parlay.models.families.qwen3_5moe import stacks
+from parlay.models.families.qwen3_5moe import SHARED_GATE
 from parlay.models.families.qwen3moe import sparse_layers
 from parlay.models.style import Experts
 
@@ -25,5 +25,4 @@ def describe(config: ModelConfig) -> ModelConfig:
         shared_gate=True,
     )
     config.check_experts(experts)
-    gate = {name: piece for name, piece in stacks(experts).items() if "shared" in name}
-    return replace(with_delta_nets(config, experts, fused=True), renamed=config.stacked(gate))
+    return replace(with_delta_nets(config, experts, fused=True), renamed=config.stacked(SHARED_GATE))
