@@ -49,15 +49,16 @@ def attributes(family: str) -> frozenset[str]:
     )
 
 
-def _combined(family: str, most: int) -> set[tuple[str, ...]]:
-    """Return the attributes of a family, and if `most` is 2 all pairs of them."""
+def distinctions(family: str, *, pairs: bool) -> set[tuple[str, ...]]:
+    """Return the attributes of a family; with `pairs` also what it combines, but for details of those."""
     own = sorted(attributes(family))
-    return {some for n in range(1, most + 1) for some in combinations(own, n)}
+    blocks = [one for one in own if one.startswith("style.") and one.count(".") == 1]
+    return {(one,) for one in own} | (set(combinations(blocks, 2)) if pairs else set())
 
 
-def covering(families: Sequence[str], most: int = 1) -> list[str]:
-    """Return some families that have among them every attribute of all, or if `most` is 2 every pair of attributes."""
-    found = {family: _combined(family, most) for family in families}
+def covering(families: Sequence[str], *, pairs: bool = False) -> list[str]:
+    """Return some families that have among them all that distinguishes any."""
+    found = {family: distinctions(family, pairs=pairs) for family in families}
     left, chosen = set[tuple[str, ...]]().union(*found.values()), list[str]()
     while left:
         best = max(families, key=lambda family: len(found[family] & left))
@@ -67,18 +68,18 @@ def covering(families: Sequence[str], most: int = 1) -> list[str]:
 
 
 def in_turn(
-    families: Sequence[str], most: int = 1, turn: int = 0, others: Sequence[str] = (), **axes: Sequence[Any]
+    families: Sequence[str], *, pairs: bool = False, turn: int = 0, others: Sequence[str] = (), **axes: Sequence[Any]
 ) -> pytest.MarkDecorator:
     """Parametrise a test with `name`, of which the suite runs a covering part, and `axes` as `crossed` does.
 
     Args:
         families: the names.
-        most: how many attributes of a family must meet in a test of the suite.
+        pairs: whether any two attributes that meet in a family must meet in the suite, too.
         turn: where families and axes begin, so that others are chosen.
         others: further names, which the suite runs.
         axes: further values by argument name.
     """
-    some = [*covering([*families[turn:], *families[:turn]], most), *others]
+    some = [*covering([*families[turn:], *families[:turn]], pairs=pairs), *others]
     rest = [name for name in families if name not in some]
     names, cases = crossed(turn, name=some, **axes).args
     if rest:
