@@ -138,9 +138,9 @@ def test_rows_do_not_feel_what_their_neighbours_see(native: Kernels, dtype: torc
     q = random(20, 4, 32, dtype=dtype, seed=3)
     rows = [Row(0, max(0, last - 30), last) for last in range(60, 80)]
     expected = attend(native, q, keys, values, view_of(rows, 16))
-    for cache in (keys, values):
+    for each in (keys, values):
         for key in (35, 70):
-            cache[key // 16, :, key % 16] = torch.nan
+            each[key // 16, :, key % 16] = torch.nan
     out = attend(native, q, keys, values, view_of(rows, 16))
     for i, row in enumerate(rows):
         sees = row.first <= 35 < row.last or row.first <= 70 < row.last

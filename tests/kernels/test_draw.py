@@ -196,7 +196,11 @@ def over_a_large_vocabulary(kernels: Kernels, choice: str | None) -> list[Tensor
     """Tokens of flat scores, which let the noise decide: that is where a prefilter would lose a winner."""
     found = []
     for vocab, rows, spread in ((151_936, 3, 0.3), (4096, 60, 1.0), (257, 300 if choice == "16" else 800, 0.1)):
-        scores, temperatures, keys = random(rows, vocab, spread=spread, seed=rows), torch.ones(rows), torch.arange(rows)
+        scores, temperatures, keys = (
+            random(rows, vocab, spread=spread, seed=rows),
+            torch.ones(rows),
+            torch.arange(rows),
+        )
         if choice is None:
             found.append(draw(kernels, scores, temperatures, keys, keys + 7))
         else:

@@ -132,7 +132,13 @@ def test_nothing_is_left_out_where_families_take_turns(pairs: bool) -> None:
     found = set().union(*(distinctions(name, pairs=pairs) for name in some))
     assert all(distinctions(name, pairs=pairs) <= found for name in names)
     assert (("style.parallel=True", "style.unrotated=False") in found) == pairs
-    for one in ("style.recurrent: MambaLayers", "style.experts.shared", "style.windows=0", "rotary.kind=yarn", "tied"):
+    for one in (
+        "style.recurrent: MambaLayers",
+        "style.experts.shared",
+        "style.windows=0",
+        "rotary.kind=yarn",
+        "tied",
+    ):
         assert (one,) in found
 
 

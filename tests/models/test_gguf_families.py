@@ -1,5 +1,6 @@
 """Every family out of a GGUF file: the bits of the same weights in safetensors."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +22,12 @@ logits = partial(logits_of, storage="plain")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root, found = tmp_path_factory.mktemp("families"), {}
-    for name, changes in VARIANTS.items():
-        found[name] = write_family(root / name, name, **changes)
-    return found
+def models(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("families")
+    return {
+        name: write_family(root / name, name, **changes) if changes else checkpoint(name)
+        for name, changes in VARIANTS.items()
+    }
 
 
 @crossed(variant=tuple(VARIANTS), kind=["F32", "BF16", "F16", "Q8_0"])

@@ -83,5 +83,7 @@ def in_turn(
     rest = [name for name in families if name not in some]
     names, cases = crossed(turn, name=some, **axes).args
     if rest:
-        cases += [pytest.param(*c.values, id=c.id, marks=pytest.mark.soak) for c in crossed(name=rest, **axes).args[1]]
+        cases += [
+            pytest.param(*c.values, id=c.id, marks=pytest.mark.soak) for c in crossed(name=rest, **axes).args[1]
+        ]
     return pytest.mark.parametrize(names, cases)
