@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,13 @@ MADE = VARIANTS | WRITTEN | HYBRIDS | CONVERTED
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Directories of every variant, in float32."""
     root = tmp_path_factory.mktemp("models")
-    found = {name: write_family(root / name, name, **changes) for name, changes in MADE.items()}
+    found = {
+        name: write_family(root / name, name, **changes) if changes else checkpoint(name)
+        for name, changes in MADE.items()
+    }
     for name in ("gemma2", "gemma3"):  # whose norms lie in files plus one, which has to be exact here
         weights = load_file(found[name] / "model.safetensors")
         exact = {n: t + 1 - 1 if n.endswith("norm.weight") else t for n, t in weights.items()}

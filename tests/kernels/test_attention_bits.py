@@ -6,6 +6,7 @@ random data it would hide behind the rounding to bfloat16.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pytest
@@ -32,7 +33,8 @@ class Row:
     extras: tuple[int, ...] = ()
 
 
-def cancelling_cache(kv_heads: int, dim: int, dtype: torch.dtype, block: int) -> tuple[Tensor, Tensor]:
+@cache
+def _cancelling_cache(kv_heads: int, dim: int, dtype: torch.dtype, block: int) -> tuple[Tensor, Tensor]:
     """Seven keys, then the same seven mixed with opposite values, and so on; `[blocks, KV, block, D]` twice."""
     slots = REQUESTS * KEYS + SCRATCH
     sevens = (slots + 13) // 14
@@ -87,6 +89,11 @@ def many_rows() -> list[Row]:
     return rows
 
 
+def cancelling_cache(kv_heads: int, dim: int, dtype: torch.dtype, block: int) -> tuple[Tensor, Tensor]:
+    keys, values = _cancelling_cache(kv_heads, dim, dtype, block)
+    return keys.clone(), values.clone()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 def test_a_row_has_its_bits_in_any_company(
@@ -113,7 +120,7 @@ def test_chunks_and_block_sizes_do_not_matter(native: Kernels, dtype: torch.dtyp
     q, outs = random(300, 4, 64, dtype=dtype, seed=3), []
     for block in (8, 16, 32):
         keys, values = cancelling_cache(2, 64, dtype, block)
-        for chunk in (300, 1, 7, 64):
+        for chunk in (300, 7, 64, *([1] if block == 16 else [])):
             native.set_threads(1 + chunk % 3)
             starts = range(0, 300, chunk)
             parts = [
@@ -131,9 +138,9 @@ def test_rows_do_not_feel_what_their_neighbours_see(native: Kernels, dtype: torc
     q = random(20, 4, 32, dtype=dtype, seed=3)
     rows = [Row(0, max(0, last - 30), last) for last in range(60, 80)]
     expected = attend(native, q, keys, values, view_of(rows, 16))
-    for cache in (keys, values):
+    for each in (keys, values):
         for key in (35, 70):
-            cache[key // 16, :, key % 16] = torch.nan
+            each[key // 16, :, key % 16] = torch.nan
     out = attend(native, q, keys, values, view_of(rows, 16))
     for i, row in enumerate(rows):
         sees = row.first <= 35 < row.last or row.first <= 70 < row.last

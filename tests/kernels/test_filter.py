@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from crossing import crossed
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -89,10 +90,9 @@ def of_a_large_vocabulary(kernels: Kernels, limits: tuple[float, int, float]) ->
     return outcome(kernels, rows, torch.full((len(rows),), 0.8), filters_of([limits] * len(rows)))
 
 
-@pytest.mark.parametrize("vocab", SMALL)
-def test_the_twins_agree(native: Kernels, vocab: int) -> None:
-    for temperature in (0.8, 1.0, 1e-3, 100.0, 0.0):
-        agree(of_every_kind(native, vocab, temperature), of_every_kind(REFERENCE, vocab, temperature))
+@crossed(vocab=SMALL, temperature=[0.8, 1.0, 1e-3, 100.0, 0.0])
+def test_the_twins_agree(native: Kernels, vocab: int, temperature: float) -> None:
+    agree(of_every_kind(native, vocab, temperature), of_every_kind(REFERENCE, vocab, temperature))
 
 
 @pytest.mark.parametrize("limits", [LIMITS[0], LIMITS[3], (0.0, 50, 0.9), (0.0, 9000, 1.0), (1e-4, 0, 0.95)], ids=str)
@@ -143,7 +143,7 @@ def test_temperature_zero_keeps_the_first_of_the_best(kernels: Kernels) -> None:
 def test_drawing_is_drawing_from_the_processed_row(
     kernels: Kernels, spread: float, limits: tuple[float, int, float]
 ) -> None:
-    count = 40
+    count = 20
     rows = torch.randn(count, 3000, generator=torch.Generator().manual_seed(1)) * spread
     temperatures, keys, filters = torch.full((count,), 0.8), torch.arange(count), filters_of([limits] * count)
     whole = draw(kernels, process(kernels, rows, temperatures, filters), torch.ones(count), keys, keys)

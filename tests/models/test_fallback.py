@@ -10,6 +10,7 @@ import pytest
 import stored_layers
 import torch
 from checkpoints import EOS
+from crossing import crossed
 from families import FACTORS, SMALL, reference, rope, write_family
 from pieces import LENGTH, assert_speculation_changes_no_token, logits_in_pieces, make_runner, random_tokens
 from safetensors.torch import load_file, save_file
@@ -313,8 +314,7 @@ def test_quantised_layers_are_read_as_they_are_stored(tmp_path: Path, case: str,
     assert torch.equal(logits_in_pieces(runner, tokens, [1, 30, 47]), blocks)
 
 
-@pytest.mark.parametrize("storage", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["gemma", "starcoder2", "gptneox"])
+@crossed(name=["gemma", "starcoder2", "gptneox"], storage=["int8", "int4"])
 def test_fewer_bits_are_made_of_plain_numbers(
     checkpoint: Callable[[str], Path], name: str, storage: Made, tmp_path: Path
 ) -> None:

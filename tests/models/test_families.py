@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 import torch
 from asking import random_seed
 from checkpoints import write_llama
-from crossing import crossed
 from families import FAMILIES, OTHERS, reference, write_family
+from families_in_turn import covering, distinctions, in_turn
 from pieces import LENGTH, assert_speculation_changes_no_token, logits_in_pieces, make_runner, random_tokens
 from random_requests import compare_random_requests
 from switching import any_choices
@@ -24,28 +25,43 @@ from parlay.runner.runner import ModelRunner
 CUTS = ([], [1, 2, 30, 47, 48], list(range(1, LENGTH)))
 
 
-def assert_as_transformers(runner: ModelRunner, path: Path) -> Tensor:
-    """However the tokens are cut up; returns transformers' logits."""
-    tokens = random_tokens()
-    expected = reference(path, tokens)
+Expected = Callable[[str], Tensor]
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Callable[[str], Path]) -> Expected:
+    """Transformers' logits of families by name, each computed once."""
+    return cache(lambda name: reference(checkpoint(name), random_tokens()))
+
+
+def assert_near(runner: ModelRunner, expected: Tensor) -> None:
+    """However the tokens are cut up."""
     assert expected.std() > 0.3
     for cuts in CUTS:
-        torch.testing.assert_close(logits_in_pieces(runner, tokens, cuts), expected, atol=1e-4, rtol=0)
-    return expected
+        torch.testing.assert_close(logits_in_pieces(runner, random_tokens(), cuts), expected, atol=1e-4, rtol=0)
+
+
+def assert_as_transformers(path: Path) -> None:
+    assert_near(make_runner(path), reference(path, random_tokens()))
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
 def test_equal_to_transformers(
-    checkpoint: Callable[[str], Path], name: str, caplog: pytest.LogCaptureFixture
+    checkpoint: Callable[[str], Path], expected: Expected, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And small passes are recorded, but for those of classes without a family."""
-    path, own = checkpoint(name), name in FAMILIES
-    runner = make_runner(path)
-    expected = assert_as_transformers(runner, path)
-    assert bool(runner._graphs._graphs) == (own and not runner.kernels.name.startswith("reference"))
-    if own or name == "cohere":
-        twins = logits_in_pieces(make_runner(path, kernels="reference"), random_tokens(), [33])
-        torch.testing.assert_close(twins, expected, atol=1e-4, rtol=0)
+    runner = make_runner(checkpoint(name))
+    assert_near(runner, expected(name))
+    assert bool(runner._graphs._graphs) == (name in FAMILIES and not runner.kernels.name.startswith("reference"))
+    assert not [record for record in caplog.records if record.name.startswith("parlay")]
+
+
+@in_turn(tuple(FAMILIES), others=["cohere"])
+def test_the_twins_equal_transformers(
+    checkpoint: Callable[[str], Path], expected: Expected, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = logits_in_pieces(make_runner(checkpoint(name), kernels="reference"), random_tokens(), [33])
+    torch.testing.assert_close(found, expected(name), atol=1e-4, rtol=0)
     assert not [record for record in caplog.records if record.name.startswith("parlay")]
 
 
@@ -77,19 +93,19 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_llamas_of_every_shape(tmp_path: Path, shape: str) -> None:
     path = write_llama(tmp_path, **SHAPES[shape])
-    assert_as_transformers(make_runner(path), path)
+    assert_as_transformers(path)
 
 
 def test_biases_beside_experts(tmp_path: Path) -> None:
     path = write_family(tmp_path, "nemotronh-latents", mlp_bias=True)
-    assert_as_transformers(make_runner(path), path)
+    assert_as_transformers(path)
 
 
 # In the others torch computes products and hyperbolic tangents, which may or may not be exact on a machine.
-EXACT = (*FAMILIES, *(name for name in OTHERS if name not in ("flexolmo", "vaultgemma")))
+EXACT = [name for name in OTHERS if name not in ("flexolmo", "vaultgemma")]
 
 
-@crossed(name=EXACT, dtype=[torch.float32, torch.bfloat16])
+@in_turn(tuple(FAMILIES), turn=20, others=EXACT, dtype=[torch.float32, torch.bfloat16])
 def test_pieces_give_the_same_bits(checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype) -> None:
     runner, tokens = make_runner(checkpoint(name), dtype), random_tokens(seed=1)
     whole = logits_in_pieces(runner, tokens, [])
@@ -97,7 +113,7 @@ def test_pieces_give_the_same_bits(checkpoint: Callable[[str], Path], name: str,
         assert torch.equal(logits_in_pieces(runner, tokens, cuts), whole)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "gpt2", "cohere"])
+@in_turn(tuple(FAMILIES), turn=40, others=["gpt2", "cohere"])
 def test_bfloat16_is_near(checkpoint: Callable[[str], Path], name: str) -> None:
     path, tokens = checkpoint(name), random_tokens(seed=2)
     found = logits_in_pieces(make_runner(path, torch.bfloat16), tokens, [])
@@ -106,6 +122,24 @@ def test_bfloat16_is_near(checkpoint: Callable[[str], Path], name: str) -> None:
     # A router's near ties fall otherwise now and then, so most rows are looked at, not all.
     error = (found - expected).pow(2).mean(1).sqrt()
     assert error.median() < 0.05 * expected.std()
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_nothing_is_left_out_where_families_take_turns(pairs: bool) -> None:
+    names = tuple(FAMILIES)
+    some = covering(names, pairs=pairs)
+    assert len(some) < len(names) / 2
+    found = set().union(*(distinctions(name, pairs=pairs) for name in some))
+    assert all(distinctions(name, pairs=pairs) <= found for name in names)
+    assert (("style.parallel=True", "style.unrotated=False") in found) == pairs
+    for one in (
+        "style.recurrent: MambaLayers",
+        "style.experts.shared",
+        "style.windows=0",
+        "rotary.kind=yarn",
+        "tied",
+    ):
+        assert (one,) in found
 
 
 # One of every family, with what it alone has switched on.
@@ -129,7 +163,7 @@ ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gpt
 ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads", "hunyuanmoe", "solaropen", "dots1")
 
 
-@pytest.mark.parametrize("name", ONE_EACH)
+@in_turn(ONE_EACH)
 def test_speculation_changes_no_token(tmp_path: Path, name: str) -> None:
     assert_speculation_changes_no_token(tmp_path, name, 40)
 

@@ -1,5 +1,6 @@
 """Every family out of a GGUF file: the bits of the same weights in safetensors."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from asking import essence
+from crossing import crossed
 from families import write_family
 from gguf_families import VARIANTS, convert
 from gguf_files import write_dequantised
@@ -20,15 +22,15 @@ logits = partial(logits_of, storage="plain")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root, found = tmp_path_factory.mktemp("families"), {}
-    for name, changes in VARIANTS.items():
-        found[name] = write_family(root / name, name, **changes)
-    return found
+def models(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("families")
+    return {
+        name: write_family(root / name, name, **changes) if changes else checkpoint(name)
+        for name, changes in VARIANTS.items()
+    }
 
 
-@pytest.mark.parametrize("kind", ["F32", "BF16", "F16", "Q8_0"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@crossed(variant=tuple(VARIANTS), kind=["F32", "BF16", "F16", "Q8_0"])
 def test_logits_are_those_of_safetensors(models: dict[str, Path], variant: str, kind: str, tmp_path: Path) -> None:
     values = convert(models[variant], tmp_path / "model.gguf", kind)
     same = write_dequantised(models[variant], tmp_path / "same", values, torch.float32)
@@ -51,8 +53,7 @@ def test_tensors_that_hold_several(models: dict[str, Path], variant: str, kind: 
 BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 
 
-@pytest.mark.parametrize("variant", ["llama-linear", "mixtral"])
-@pytest.mark.parametrize("kind", BLOCKS)
+@crossed(kind=BLOCKS, variant=["mixtral", "llama-linear"])
 def test_logits_of_quantised_blocks(tmp_path: Path, variant: str, kind: str) -> None:
     """Of whole matrices, and of stacked experts."""
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}

@@ -11,6 +11,7 @@ import torch
 from checkpoints import write_llama
 from crossing import crossed
 from families import FAMILIES, OTHERS, write_family
+from families_in_turn import in_turn
 from gguf_files import write_gguf
 from pieces import random_tokens
 from ranks import in_stages, together
@@ -79,10 +80,15 @@ def assert_as_alone(path: Path, dtype: torch.dtype, size: int, storage: Storage 
             assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), f"rank {rank} of {size}, result {i}"
 
 
-@crossed(name=tuple(FAMILIES), size=[2, 3, 4], dtype=[torch.float32, torch.bfloat16])
+@in_turn(tuple(FAMILIES), pairs=True, size=[3, 4], dtype=[torch.float32, torch.bfloat16])
 def test_every_family(checkpoint: Callable[[str], Path], name: str, size: int, dtype: torch.dtype) -> None:
     """With two key heads, ranks three and four have none."""
     assert_as_alone(checkpoint(name), dtype, size)
+
+
+@in_turn(tuple(FAMILIES), turn=30, dtype=[torch.bfloat16, torch.float32])
+def test_two_ranks_of_every_family(checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype) -> None:
+    assert_as_alone(checkpoint(name), dtype, 2)
 
 
 @crossed(form=["f16", "int8"], size=[2, 3], dtype=[torch.float32, torch.bfloat16])
@@ -94,11 +100,7 @@ def test_heads_in_the_order_of_files(tmp_path: Path, form: Form, size: int, dtyp
     assert_as_alone(file, dtype, size)
 
 
-@crossed(
-    name=STAGED,
-    dtype=[torch.float32, torch.bfloat16],
-    sharing=[1, 2],
-)
+@in_turn(STAGED, turn=60, dtype=[torch.float32, torch.bfloat16], sharing=[1, 2])
 def test_every_family_in_stages(
     checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype, sharing: int
 ) -> None:

@@ -402,10 +402,10 @@ def test_an_independent_converter_writes_the_same(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize(
     ("name", "layers"),
     [
-        ("qwen3_5", 1),
+        pytest.param("qwen3_5", 1, marks=pytest.mark.soak),
         ("qwen3next", 1),
         ("nemotronh-experts", 1),
-        ("deepseekv3", 1),
+        pytest.param("deepseekv3", 1, marks=pytest.mark.soak),
         ("qwen3_5", 3),
         ("deepseekv3", 3),
     ],

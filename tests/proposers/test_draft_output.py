@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from asking import Ask, assert_same, run
+from crossing import crossed
 from eagles import eagle_config, random_eagle
 from families import write_family
 from heads import write_head
@@ -20,6 +21,7 @@ from parlay.proposers.base import TargetInfo
 from parlay.proposers.draft_output import DraftOutput, least_share
 
 FIXED: dict[str, Any] = {"lengths": "fixed", "num_speculative_tokens": 3}
+SIX = {"num_speculative_tokens": 6}
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +79,7 @@ def test_a_given_size_stays(target: Path) -> None:
 
 
 @pytest.mark.usefixtures("_small")
-@pytest.mark.parametrize("method", ["mtp", "eagle", "draft_model"])
-@pytest.mark.parametrize("tree", [{}, {"tree": {"width": 3, "depth": 2}, "num_speculative_tokens": 6}])
+@crossed(method=["mtp", "eagle", "draft_model"], tree=[{}, {"tree": {"width": 3, "depth": 2}, **SIX}])
 def test_same_tokens_while_it_changes(target: Path, tmp_path: Path, method: str, tree: dict[str, Any]) -> None:
     """Texts of common and of rare tokens in turn, in one engine; drafts of the former are common ones alone."""
     spec = {"method": method, **FIXED, **tree}

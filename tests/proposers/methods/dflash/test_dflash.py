@@ -185,7 +185,7 @@ def test_a_mask_of_its_own(tmp_path: Path, target: Path) -> None:
             serve(target, path)
 
 
-@pytest.mark.parametrize("rows", [2048, 24])
+@pytest.mark.parametrize("rows", [24, pytest.param(2048, marks=pytest.mark.soak)])
 def test_whatever_happens_on_the_way(make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, rows: int) -> None:
     """Cached prefixes, steps without it, preemptions: a draft follows from the known tokens alone."""
     steps = count()
