@@ -77,7 +77,7 @@ $(ARM)/.built: $(SOURCES) scripts/arm.sh | $(VENV)/.tools
 clients: $(VENV)/.clients $(CLIENTS)/.installed $(CLIENTS)/older/.installed $(CLIENTS)/load/.installed
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
 		{ echo 'no Chromium here; run: apt-get install chromium chromium-driver' >&2; exit 1; }
-	$(BIN)/python -m pytest -m clients tests/clients
+	$(BIN)/python -m pytest -m clients tests/clients --numprocesses $(WORKERS) --dist worksteal
 
 soak: $(VENV)/.clients
 	$(if $(ARM_TOOLS),-$(MAKE) arm)
