@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,14 @@ PLUG_IN_FOLDERS = "models/families/", "proposers/methods/"
 COMMON_NAMES = {"Costs", "Step"}
 
 
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def trees(files: list[Path] = FILES) -> Iterator[tuple[str, ast.Module]]:
     for file in files:
-        yield str(file.relative_to(SOURCE)), ast.parse(file.read_text())
+        yield str(file.relative_to(SOURCE)), tree_of(file)
 
 
 def test_the_public_surface() -> None:
@@ -105,7 +111,7 @@ def test_only_env_reads_the_environment() -> None:
 
 def test_no_files_import_each_other() -> None:
     metrics = runpy.run_path(str(SOURCE.parents[1] / "scripts" / "metrics.py"))
-    assert metrics["largest_circle"](SOURCE.parent, FILES, [ast.parse(f.read_text()) for f in FILES]) == 0
+    assert metrics["largest_circle"](SOURCE.parent, FILES, [tree_of(file) for file in FILES]) == 0
 
 
 def test_functions_are_short() -> None:

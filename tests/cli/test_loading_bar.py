@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import ranks
 from checkpoints import write_llama
-from server_process import START_SECONDS, ServerProcess
+from server_process import START_SECONDS
 from serving import wait_for
 
+from parlay import LLM
 from parlay.loading_bar import loading_bar
 from parlay.types.progress import Progress
 
@@ -92,14 +93,16 @@ def test_the_option_that_turns_it_off(model: Path) -> None:
     assert "tokens/s" in bare(shown)
 
 
-def test_llm_shows_it_too(model: Path) -> None:
-    code = (
-        "import sys; from parlay import LLM; options = {'speculative_config': None, 'num_blocks': 64};"
-        "LLM(sys.argv[1], **options); print('now without', file=sys.stderr);"
-        "LLM(sys.argv[1], **options, use_tqdm_on_load=False)"
-    )
-    _, _, shown = on_terminal([sys.executable, "-c", code, str(model)])
-    loading, _, after = shown.partition("now without")
+def test_llm_shows_it_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    side = Terminal()
+    with os.fdopen(os.dup(side.theirs), "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        LLM(str(model), speculative_config=None, num_blocks=64)
+        print("now without", file=stderr, flush=True)
+        LLM(str(model), speculative_config=None, num_blocks=64, use_tqdm_on_load=False)
+    loading, _, after = side.close().partition("now without")
     assert "loading bar-model" in bare(loading)
     assert after.strip() == ""
 
@@ -193,9 +196,3 @@ def test_a_log_of_json_has_no_bar(model: Path) -> None:
     assert "\x1b" not in shown
     events = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
     assert "ready" in [event.get("event") for event in events]
-
-
-def test_a_servers_pipe_gets_none(model: Path) -> None:
-    with ServerProcess(str(model), *PLAIN) as server:
-        assert not server.said("loading")
-        assert not server.said("\x1b")

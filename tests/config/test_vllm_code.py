@@ -68,7 +68,30 @@ def expected() -> list[tuple[int, ...]]:
     ]
 
 
-@pytest.mark.parametrize("options", [*OLDER, *({"speculative_config": one} for one in NEWER)])
+def test_every_way_is_read() -> None:
+    for one in NEWER:
+        assert SpeculativeConfig.parse(one)
+    for older in OLDER:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            left, one = parlay.config.modernise(older, None)
+        assert not left
+        assert SpeculativeConfig.parse(one)
+
+
+# Of each method and of each kind of option one; examples and the ranks below run others.
+ONCE = (OLDER[3], *(NEWER[i] for i in (2, 6, 8, 10, 12, 13, 15, 16)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(
+            one if one in OLDER else {"speculative_config": one}, marks=() if one in ONCE else pytest.mark.soak
+        )
+        for one in (*OLDER, *NEWER)
+    ],
+)
 @pytest.mark.filterwarnings("ignore")
 def test_offline_code(options: dict[str, Any], expected: list[tuple[int, ...]]) -> None:
     sampling_params = SamplingParams(temperature=0.8, top_p=0.95, seed=1)
@@ -78,7 +101,9 @@ def test_offline_code(options: dict[str, Any], expected: list[tuple[int, ...]]) 
     assert [output.prompt for output in outputs] == PROMPTS
 
 
-@pytest.mark.parametrize("options", [{"speculative_config": NEWER[7]}, OLDER[1]])
+@pytest.mark.parametrize(
+    "options", [{"speculative_config": NEWER[7]}, pytest.param(OLDER[1], marks=pytest.mark.soak)]
+)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("forked_ranks")
 def test_offline_code_with_four_ranks(options: dict[str, Any], expected: list[tuple[int, ...]]) -> None:

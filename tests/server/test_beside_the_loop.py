@@ -51,3 +51,17 @@ def test_a_long_answer(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     assert live.post("/v1/completions", asked).status_code == 200
     assert len(threads) == 1
     assert live._thread.ident not in threads
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/tokenize", {"prompt": "word " * 20_000}, "encode"),
+        ("/detokenize", {"tokens": [65] * 100_000}, "decode"),
+    ],
+)
+def test_much_text_alone(live: Live, monkeypatch: pytest.MonkeyPatch, path: str, body: Any, name: str) -> None:
+    threads = watch(monkeypatch, TextCodec, name)
+    assert live.post(path, body).status_code == 200
+    assert len(threads) == 1
+    assert live._thread.ident not in threads

@@ -1,6 +1,7 @@
 """Clients that mean harm or have bad luck: they get a clear refusal, and the stream next to them goes on."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -32,7 +33,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         assert not server.said("Traceback")
 
 
-@pytest.mark.parametrize("name", BODIES)
+# Smaller ones of their kind are in the suite, or the same list is read where another thing is asked for.
+LARGE = ("tokens of 4 MB", "text of a million tokens", "a million lists", "300,000 biases")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak if name in LARGE else ()) for name in BODIES]
+)
 def test_bodies(server: ServerProcess, name: str) -> None:
     path, make, expected = BODIES[name]
     answer = server.http.post(path, content=make(), headers={"Content-Type": "application/json"})
@@ -48,6 +55,17 @@ def test_connections(server: ServerProcess, name: str) -> None:
     attack, expected = CONNECTIONS[name]
     assert attack(server.port) <= expected
     assert httpx.post(server.url + COMPLETIONS, content=completion(), trust_env=False).status_code == 200
+
+
+def test_health_while_a_grammar_is_compiled(server: ServerProcess) -> None:
+    path, make, expected = BODIES["repeated repetition"]
+    with ThreadPoolExecutor(1) as pool:
+        asked, answers = pool.submit(server.http.post, path, content=make()), 0
+        while not asked.done():
+            assert server.http.get("/health").status_code == 200
+            answers += not asked.done()
+        assert asked.result().status_code in expected
+        assert answers > 2
 
 
 FIELDS = [0, -1, 1 << 62, 1 << 80, -(1 << 80), 1e308, -0.0, "", "x" * 10_000, [], [[]], {}, True, [None], {"": ""}]

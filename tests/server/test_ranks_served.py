@@ -1,5 +1,6 @@
 """A server whose engine has several ranks: it answers as one rank does, and outlives each of them."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -9,7 +10,9 @@ import pytest
 from checkpoints import write_llama
 from ranks import free_address, joining
 from server_process import ServerProcess, alive, children
-from serving import wait_for
+from serving import Live, wait_for
+
+from parlay import AsyncLLM
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -17,8 +20,8 @@ SHORT = {"prompt": [1, 2, 3], "max_tokens": 12, "temperature": 0.8, "seed": 5, "
 LONG = {"prompt": [1, 2, 3], "max_tokens": 480, "ignore_eos": True, "temperature": 0, "n": 4}
 
 
-def answer(server: ServerProcess) -> object:
-    response = server.post(SHORT)
+def answer(server: ServerProcess | Live) -> object:
+    response = server.http.post("/v1/completions", json=SHORT)
     assert response.status_code == 200, response.text
     return response.json()["choices"]
 
@@ -36,10 +39,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def alone(model: str) -> tuple[object, object]:
     """What a server of one rank answers, and what it says of itself."""
-    with ServerProcess(model) as server:
-        said = answer(server), server.http.get("/version").json()
-        assert server.stop() == 0
-        return said
+    engine = AsyncLLM(model)
+    with Live(engine) as live:
+        said = answer(live), live.http.get("/version").json()
+    asyncio.run(engine.close())
+    return said
 
 
 def test_it_answers_alike_and_outlives_its_ranks(model: str, alone: tuple[object, object]) -> None:

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from answer_forms import grammars_of
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from parlay.checkpoints.find import find_model
-from parlay.sampling.grammar import Grammars
 from parlay.server.openai.chat import ChatShape
 from parlay.server.openai.choice import News
 from parlay.server.openai.reasoning import MARKS, Marks, ReasoningReader, marks_of, reasoning_grammar
@@ -179,8 +179,7 @@ def test_a_form_begins_behind_the_reasoning(
 ) -> None:
     tokenizer = SPECIAL if marks.special else TOKENIZER
     before = reasoning_grammar(marks, prompt, tokenizer)
-    grammars = Grammars(tokenizer.to_str, tokenizer.get_vocab_size(), [0])
-    constraint = grammars.start(StructuredOutputsParams.parse({**form, "prefix_grammar": before}))
+    constraint = grammars_of(tokenizer).start(StructuredOutputsParams.parse({**form, "prefix_grammar": before}))
     path = tokenizer.encode(answer).ids
     assert all(constraint.permits(path[:i], token) for i, token in enumerate([*path, 0])) is fits
 

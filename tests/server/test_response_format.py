@@ -7,11 +7,11 @@ from typing import Any
 import openai
 import pydantic
 import pytest
+from answer_forms import grammars_of
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from parlay.checkpoints.find import find_model
-from parlay.sampling.grammar import Grammars
 from parlay.server.errors import ApiError
 from parlay.server.openai.fields import ChatFields
 from parlay.server.openai.response_format import CHAT, RESPONSES, AnswerForm, form_of
@@ -73,9 +73,9 @@ def by(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def permitted(made: AnswerForm, text: str, tokens: Tokenizer = PLAIN) -> bool:
-    grammars = Grammars(tokens.to_str, tokens.get_vocab_size(), [0])
     assert made.structured is not None
-    constraint, path = grammars.start(StructuredOutputsParams.parse(made.structured)), tokens.encode(text).ids
+    form = StructuredOutputsParams.parse(made.structured)
+    constraint, path = grammars_of(tokens).start(form), tokens.encode(text).ids
     return all(constraint.permits(path[:i], token) for i, token in enumerate([*path, 0]))
 
 

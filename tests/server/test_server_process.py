@@ -25,7 +25,6 @@ from text.hostile_templates import HOSTILE
 LONG = {"prompt": [1, 2, 3], "max_tokens": 480, "ignore_eos": True, "temperature": 0, "n": 4}
 SHORT = {"prompt": [1, 2, 3], "max_tokens": 2}
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
-GRAMMAR = {**SHORT, "structured_outputs": {"regex": "((a{999}){999}){999}"}}  # for which a process takes a while
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +34,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server(model: str) -> Iterator[ServerProcess]:
-    with ServerProcess(model, "--body-timeout", "2", "--engine-timeout", "2") as server:
+    """With few files; it is ended while its engine restarts."""
+    times = "--body-timeout", "2", "--engine-timeout", "2"
+    with ServerProcess(model, *times, under=["prlimit", "--nofile=300:300"]) as server:
+        assert server.said("300 files may be open at once")
+        assert not server.said("\x1b"), "a pipe gets no bar"
+        assert not server.said("loading"), "a pipe gets no bar"
         yield server
-        engine = server.engine
-        assert engine is not None
+        assert server.engine is not None
+        os.kill(server.engine, signal.SIGKILL)
+        wait_for(lambda: not server.ready())
         assert server.stop() == 0
-        assert not alive(engine)
+        assert not children(server.pid)
 
 
 def failing(*arguments: str) -> tuple[int, list[str]]:
@@ -65,8 +70,8 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--host", "203.0.113.9"], "203.0.113.9:0 cannot be listened on"),
-        (["--model", "/no/such/model"], "/no/such/model"),
+        pytest.param(["--host", "203.0.113.9"], "203.0.113.9:0 cannot be listened on", marks=pytest.mark.soak),
+        pytest.param(["--model", "/no/such/model"], "/no/such/model", marks=pytest.mark.soak),
         (["--num-blocks", "1"], "the cache holds 16 tokens"),
     ],
 )
@@ -86,7 +91,9 @@ def test_a_damaged_model_is_told_in_a_line(model: str, tmp_path: Path) -> None:
     assert len(lines) == 1
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "expected"), [pytest.param(signal.SIGTERM, 0, marks=pytest.mark.soak), (signal.SIGINT, 130)]
+)
 def test_a_signal_while_it_loads(model: str, number: signal.Signals, expected: int) -> None:
     server = ServerProcess(model)
     try:
@@ -190,39 +197,15 @@ def test_heads_that_are_no_http(server: ServerProcess, head: bytes) -> None:
         assert status(wire.read()) == 400
 
 
-@pytest.fixture(scope="module")
-def limited(model: str) -> Iterator[ServerProcess]:
-    """A server with few files, for the tests up to the one that ends it."""
-    with ServerProcess(model, under=["prlimit", "--nofile=300:300"]) as server:
-        yield server
-
-
-def test_few_files_allowed(limited: ServerProcess) -> None:
+def test_few_files_allowed(server: ServerProcess) -> None:
     """Connections beyond what the system allows are closed at once; those inside are served."""
+    before = descriptors(server.pid)
     with ExitStack() as many:
-        assert limited.said("300 files may be open at once")
-        first = limited.http.get("/health")
-        wires = [many.enter_context(Wire(limited.port)) for _ in range(400)]
-        assert first.status_code == limited.post(SHORT).status_code == 200
+        first = server.http.get("/health")
+        wires = [many.enter_context(Wire(server.port)) for _ in range(400)]
+        assert first.status_code == server.post(SHORT).status_code == 200
         assert wires[-1].read() == b""
-
-
-def test_health_while_a_grammar_is_compiled(limited: ServerProcess) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        asked, answers = pool.submit(limited.post, GRAMMAR), 0
-        while not asked.done():
-            assert limited.http.get("/health").status_code == 200
-            answers += not asked.done()
-        assert asked.result().status_code == 400
-        assert answers > 2
-
-
-def test_sigterm_while_the_engine_restarts(limited: ServerProcess) -> None:
-    assert limited.engine is not None
-    os.kill(limited.engine, signal.SIGKILL)
-    wait_for(lambda: not limited.ready())
-    assert limited.stop() == 0
-    assert not children(limited.pid)
+    wait_for(lambda: descriptors(server.pid) <= before + 1)
 
 
 def rendering(server: ServerProcess, pool: ThreadPoolExecutor, count: int = 8) -> "list[Future[httpx.Response]]":
@@ -253,7 +236,7 @@ def test_templates_of_clients_keep_nobody_else_waiting_and_end_with_the_server(m
         assert not server.said("Traceback")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_signals_under_load(model: str, number: signal.Signals) -> None:
     """The first lets what is open finish, the second does not."""
     with ServerProcess(model) as server:

@@ -216,7 +216,9 @@ BODIES: dict[str, tuple[str, Callable[[], bytes], set[int]]] = {
     "a number of 4 million digits": (COMPLETIONS, lambda: b'{"prompt":"x","seed":' + b"1" * 4_000_000 + b"}", {400}),
     "a field's name of 4 MB": (COMPLETIONS, lambda: b'{"' + b"k" * 4_000_000 + b'":1}', {400}),
     "a prompt of 4 MB": (COMPLETIONS, lambda: completion(prompt="word " * 800_000), {400}),
+    "tokens of 400 kB": ("/tokenize", lambda: b'{"prompt":"' + b"word " * 80_000 + b'"}', {200}),
     "tokens of 4 MB": ("/tokenize", lambda: b'{"prompt":"' + b"word " * 800_000 + b'"}', {200}),
+    "text of 100,000 tokens": ("/detokenize", lambda: b'{"tokens":[' + b"65," * 100_000 + b"65]}", {200}),
     "text of a million tokens": ("/detokenize", lambda: b'{"tokens":[' + b"65," * MANY + b"65]}", {200}),
     "10,000 stop strings": (COMPLETIONS, lambda: completion(stop=[f"x{i}" for i in range(10_000)]), {400}),
     "logit_bias out of range": (COMPLETIONS, lambda: completion(logit_bias={"99999999": 1}), {400}),
@@ -244,9 +246,9 @@ BODIES: dict[str, tuple[str, Callable[[], bytes], set[int]]] = {
     "300 tools of 100 fields": (
         CHAT, lambda: conversation(tools=_tools(300, "f"), tool_choice="required"), {200, 400},
     ),
-    "scores of 16 long prompts": (
+    "scores of 6 long prompts": (
         COMPLETIONS,
-        lambda: completion(prompt=[[i % 256 for i in range(j, 1500 + j)] for j in range(16)], prompt_logprobs=20),
+        lambda: completion(prompt=[[i % 256 for i in range(j, 1500 + j)] for j in range(6)], prompt_logprobs=20),
         {200},
     ),
 }  # fmt: skip

@@ -43,7 +43,7 @@ def text_behind(codec: TextCodec, prompt: list[int], output: list[int], skip: bo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data(), st.booleans())
 def test_as_the_library_decodes_both_together(kind: str, data: st.DataObject, skip: bool) -> None:
     codec = codec_of(kind)
@@ -60,7 +60,7 @@ def test_as_the_library_decodes_both_together(kind: str, data: st.DataObject, sk
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma", "byte level"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text("ab 日é🎉x\n", max_size=30), st.data())
 def test_a_character_that_prompt_and_output_share(kind: str, text: str, data: st.DataObject) -> None:
     """The output's text begins with it, since the prompt's has a sign for the missing end."""
