@@ -14,7 +14,7 @@ from asking import Ask, Meddle, meddle_at_random
 from conftest import DTYPES, Pair, Plain, drafts, guesses_on_random_texts, proposer_options
 from fitting import fitted, variants
 from switching import any_choices, any_times, every_method, expensive_rows, free_rows, limited_drafts
-from workload import CHANGES, four_each, mixed, parametrised, predicted, wishing
+from workload import CHANGES, four_each, mixed, parametrised, predicted, some, wishing
 
 from parlay import CompletionOutput
 from parlay.engine.engine import Engine
@@ -133,9 +133,9 @@ BLOCKS_OF_8 = ({"block_size": 8}, {"block_size": 8, **UNCACHED})
 
 CONDITIONS = {
     "together": Condition(),
-    "alone": Condition((UNCACHED,), alone=True),
+    "alone": Condition((UNCACHED,), some, alone=True),
     "small-steps": Condition(SMALL),
-    "one-row-steps": Condition(({"max_num_batched_tokens": 1},), right=False),
+    "one-row-steps": Condition(({"max_num_batched_tokens": 1},), some, right=False),
     "cached": Condition(BLOCKS_OF_8[:1], runs=2, arose=were_cached),
     "preempted": Condition(BLOCKS_OF_8, meddle=preempt_in_turn, arose=were_preempted),
     "out-of-blocks": Condition(CROWDED, arose=were_preempted),

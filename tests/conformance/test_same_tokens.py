@@ -4,6 +4,8 @@ Every registered proposer is held to it: token ids, text and the bits of every l
 plain decoding gives to the request alone. `table.py` says under which conditions.
 """
 
+from collections.abc import Callable
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -16,6 +18,7 @@ from crossing import crossed
 from table import CONDITIONS, DRAFTING, METHODS, TEMPERATURES, Cell, cells
 from workload import CHANGES, four_each, mixed
 
+from parlay import LLM, CompletionOutput
 from parlay.sampling import sampler
 
 
@@ -53,7 +56,7 @@ def test_the_requests_are_what_they_should_be(plain: Plain) -> None:
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_four_completions_begin_with_the_only_one(plain: Plain, temperature: float) -> None:
-    fours = four_each(plain, "float32", temperature)
+    fours = [with_params(ask, max_tokens=24) for ask in four_each(plain, "float32", temperature)]
     answers = plain("float32", fours)
     assert_same(answers[::4], plain("float32", [with_params(ask, n=1) for ask in fours]))
     assert len({answer.token_ids for answer in answers[:4]}) == (1 if temperature == 0 else 4)
@@ -66,17 +69,36 @@ def test_the_draft_model_agrees_in_part(make_llm: MakeLLM, plain: Plain, dtype: 
     assert 0.2 < share < 0.95
 
 
+def short(plain: Plain, dtype: str) -> list[Ask]:
+    return [with_params(Ask(a.prompt[:16], a.params), max_tokens=8) for a in mixed(plain, dtype, 0.7)[:6]]
+
+
+@pytest.fixture(scope="module")
+def by_reference(models: dict[str, Pair], plain: Plain) -> Callable[[str], list[CompletionOutput]]:
+    """What the slow kernels give each of the short requests alone, by dtype."""
+
+    @cache
+    def complete(dtype: str) -> list[CompletionOutput]:
+        llm = LLM(str(models[dtype].target), max_model_len=128, speculative_config=None)
+        assert "reference" in llm.engine.numerics_id
+        return [run(llm, [ask])[0] for ask in short(plain, dtype)]
+
+    return complete
+
+
 @crossed(method=DRAFTING, dtype=DTYPES)
 def test_with_the_reference_kernels(
-    make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str, dtype: str
+    make_llm: MakeLLM,
+    plain: Plain,
+    by_reference: Callable[[str], list[CompletionOutput]],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    dtype: str,
 ) -> None:
-    wanted = mixed(plain, dtype, 0.7)[:6]
+    asks = short(plain, dtype)
     monkeypatch.setenv("PARLAY_KERNELS", "reference")
-    asks = [with_params(Ask(ask.prompt[:16], ask.params), max_tokens=8) for ask in wanted]
-    alone = make_llm(dtype=dtype)
-    assert "reference" in alone.engine.numerics_id
     answers = run(make_llm(method, 3, dtype=dtype, max_num_batched_tokens=11), asks)
-    assert_same(answers, [run(alone, [ask])[0] for ask in asks])
+    assert_same(answers, by_reference(dtype))
     assert sum(answer.metrics.drafted for answer in answers) > 0 or not guesses_on_random_texts(method)
 
 

@@ -64,7 +64,7 @@ def test_the_best_path_comes_first(
 ) -> None:
     """So that its keys and values lie where they belong."""
     seen = Watched(monkeypatch)
-    run(make_llm(speculative_config=config(method, models["float32"], {"width": 2})), half_repeating(0.7))
+    run(make_llm(speculative_config=config(method, models["float32"], {"width": 2})), half_repeating(0.7)[:8])
     assert seen.branched
     assert seen.straight > seen.moved
 
@@ -74,7 +74,7 @@ def test_budgets(make_llm: MakeLLM, models: dict[str, Pair], method: str) -> Non
     """No draft has more nodes than it may, nor more levels."""
     for most, shape in ((5, {"width": 4, "depth": 3}), (16, {"width": 4, "depth": 2}), (1, {"width": 2, "depth": 1})):
         llm = make_llm(speculative_config=config(method, models["float32"], shape, most))
-        answers = run(llm, [Ask((1, 2, 3, 4) * 5, SamplingParams(temperature=0, max_tokens=40))])
+        answers = run(llm, [Ask((1, 2, 3, 4) * 5, SamplingParams(temperature=0, max_tokens=20))])
         assert max(answer.metrics.drafted for answer in answers) > 0
         assert all(len(answer.metrics.accepted_per_position) <= shape["depth"] for answer in answers)
         steps = answers[0].metrics.steps

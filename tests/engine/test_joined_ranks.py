@@ -89,7 +89,7 @@ def test_same_tokens(
 
 
 def test_a_stage_that_joins(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], address: str) -> None:
-    asks = half_repeating(0.0)
+    asks = half_repeating(0.0)[:8]
     config = {
         "method": "draft_model",
         "num_speculative_tokens": 4,

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from crossing import crossed
 
 from parlay import LLM, SamplingParams
 from parlay.async_llm import AsyncLLM
@@ -103,8 +104,7 @@ def test_a_bound_below_one_is_refused() -> None:
             EngineConfig(max_prefill_slowdown=wrong)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("speculation", ["none", "ngram"])
+@crossed(temperature=[0.0, 0.8], speculation=["none", "ngram"])
 def test_tokens_do_not_depend_on_the_bound(
     speculation: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

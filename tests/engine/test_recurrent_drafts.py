@@ -2,18 +2,19 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from math import exp
 from pathlib import Path
 from typing import Any
 
 import pytest
+import recurrent
 from asking import Ask, accepted, assert_same, preempt_every_third_step, random_seed, run
 from crossing import crossed
 from families import write_family
 from pieces import random_tokens
 from random_requests import compare_random_requests
-from recurrent import alone, asks
+from recurrent import alone
 from switching import any_choices
 from vocabularies import permuted
 
@@ -26,6 +27,8 @@ from parlay.types.plan import Proposal
 FAMILIES = ("qwen3_5", "lfm2", "nemotronh-experts", "falconh1", "kimilinear")
 FIXED = {"lengths": "fixed", "num_speculative_tokens": 3}
 TREE = {"lengths": "fixed", "num_speculative_tokens": 16, "tree": {"width": 4, "depth": 4}}
+
+asks = partial(recurrent.asks, length=30)
 
 
 @pytest.fixture(scope="module")

@@ -225,13 +225,13 @@ def test_penalties_grammars_and_processors(make_llm: MakeLLM, plain: LLM, head: 
     }
     asks = [
         Ask(prompt, SamplingParams(temperature=1.0, seed=seed, max_tokens=16, logprobs=1, **kind))
-        for kind, seed in itertools.product(kinds.values(), range(4))
+        for kind, seed in itertools.product(kinds.values(), range(2))
     ]
     found = run(llm, asks)
     again = run(tiny(make_llm, speculative(head, mode)), asks)
     assert_same(found, again)
     assert accepted(found) > 0
-    for name, made in zip((name for name, _ in itertools.product(kinds, range(4))), found, strict=True):
+    for name, made in zip((name for name, _ in itertools.product(kinds, range(2))), found, strict=True):
         assert made.finish_reason in ("stop", "length"), name
         if name == "choice":
             assert made.text in words
@@ -247,7 +247,7 @@ def test_grammars_keep_their_distribution(make_llm: MakeLLM, plain: LLM) -> None
     """What a grammar forbids is masked before guesses are drawn: none is dropped for its own token."""
     form = StructuredOutputsParams(regex="[ab][ab][ab]")
     prompt = list(plain.engine.encode(PROMPT))
-    asks = [SamplingParams(temperature=1.3, seed=7919 * i, max_tokens=4, structured_outputs=form) for i in range(300)]
+    asks = [SamplingParams(temperature=1.3, seed=7919 * i, max_tokens=4, structured_outputs=form) for i in range(160)]
     plainly, *others = (
         Counter(output.outputs[0].text for output in engine.generate([prompt] * len(asks), asks, use_tqdm=False))
         for engine in (

@@ -126,7 +126,7 @@ from parlay import LLM, SamplingParams
 from parlay.kernels import tuning
 import torch
 tuning.measure = lambda kernels: tuning.Prefetching()
-asks = [Ask(tuple(range(i, 20 + 5 * i)), SamplingParams(max_tokens=8, seed=i, logprobs=2)) for i in range(5)]
+asks = [Ask(tuple(range(i, 20 + 5 * i)), SamplingParams(max_tokens=5, seed=i, logprobs=2)) for i in range(4)]
 path = write_llama(Path(MODEL), dtype=torch.bfloat16, scale=7.0)
 llm = LLM(str(path), max_model_len=64, enable_prefix_caching=False)
 alone = [essence(run(llm, [ask])[0]) for ask in asks]
@@ -144,10 +144,14 @@ print(json.dumps({"same": alone == together, "id": llm.numerics_id}))
             {"PARLAY_KERNELS": "reference", "ONEDNN_MAX_CPU_ISA": "AVX2"}, "reference", marks=pytest.mark.soak
         ),
         pytest.param({"OMP_NUM_THREADS": "1", "PARLAY_THREADS": "4"}, "", marks=pytest.mark.soak),
-        ({"OMP_NUM_THREADS": "4", "PARLAY_THREADS": "1", "OMP_WAIT_POLICY": "ACTIVE"}, ""),
+        pytest.param(
+            {"OMP_NUM_THREADS": "4", "PARLAY_THREADS": "1", "OMP_WAIT_POLICY": "ACTIVE"},
+            "",
+            marks=pytest.mark.soak if ISAS else (),
+        ),
         *(
             pytest.param(
-                {"PARLAY_ISA": isa, "PARLAY_KERNELS": "native"},
+                {"PARLAY_ISA": isa, "PARLAY_KERNELS": "native", "OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "ACTIVE"},
                 f"native-{isa}",
                 marks=() if isa == "baseline" else pytest.mark.soak,
             )

@@ -9,9 +9,9 @@ from pieces import random_tokens
 from parlay import LLM, CompletionOutput, SamplingParams
 
 
-def asks(period: int = 7, repeats: int = 2) -> list[Ask]:
+def asks(period: int = 7, repeats: int = 2, length: int = 20) -> list[Ask]:
     """Prompts that repeat a few tokens, none of one length, each greedily and not."""
-    given: dict[str, Any] = {"max_tokens": 30, "logprobs": 1, "ignore_eos": True}
+    given: dict[str, Any] = {"max_tokens": length, "logprobs": 1, "ignore_eos": True}
     return [
         Ask(
             tuple(random_tokens(period, seed)) * (repeats * seed + 1),

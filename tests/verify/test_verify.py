@@ -39,11 +39,12 @@ def checked(monkeypatch: pytest.MonkeyPatch, inspected: Any) -> None:
     monkeypatch.setattr(parlay.numerics.identify, "inspect", lambda *model, **options: inspected)
 
 
+@pytest.mark.usefixtures("checked")
 @pytest.mark.parametrize("kinds", [same_tokens.QUICK, pytest.param(tuple(same_tokens.KINDS), marks=pytest.mark.soak)])
 def test_the_embedded_model(kinds: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     junit = tmp_path / "verify.xml"
     quick = ["--quick"] if kinds == same_tokens.QUICK else []
-    assert main(["verify", *quick, "--max-tokens", "8", "--draws", "300", "--json", "--junit", str(junit)]) == 0
+    assert main(["verify", *quick, "--max-tokens", "6", "--draws", "300", "--json", "--junit", str(junit)]) == 0
     text, _, line = capsys.readouterr().out.rstrip().rpartition("\n")
     result = json.loads(line)
     numerics = LLM(max_model_len=64).numerics_id
@@ -190,7 +191,7 @@ def test_a_distribution_that_is_not_the_models(
         return real(**given | ({"seed": given["seed"] % 7} if "seed" in given else {}))
 
     monkeypatch.setattr("parlay.verify.sampled_distribution.SamplingParams", repeating)
-    assert main(["verify", "--quick", "--max-tokens", "2", "--json"]) == 1
+    assert main(["verify", "--quick", "--max-tokens", "2", "--draws", "400", "--json"]) == 1
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][-1]
     assert (last["method"], last["way"], last["same"]) == ("plain", "sampled distribution", False)
     assert last["difference"].startswith("chi-square ")
@@ -232,7 +233,9 @@ def test_planted_faults_are_found(
     place, wrong = PLANTED[fault]
     monkeypatch.setattr(place, wrong)
     own = json.dumps({"method": "ngram", "lengths": "fixed"})
-    assert main(["verify", "--quick", "--draws", "0", "--speculative-config", own, "--json"]) == 1
+    assert (
+        main(["verify", "--quick", "--max-tokens", "10", "--draws", "0", "--speculative-config", own, "--json"]) == 1
+    )
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][-1]
     assert not last["same"]
     assert last["difference"].startswith("prompt ")
@@ -261,6 +264,8 @@ def test_a_classical_sampler_that_is_biased_fails(
     """Draft tokens that are all accepted have the draft's distribution."""
     monkeypatch.setattr("parlay.acceptance.classical._log_ratio", lambda *of: 0.0)
     own = json.dumps({"method": "draft_model", "model": "tiny-code-draft", "verification": "rejection"})
-    assert main(["verify", "--quick", "--max-tokens", "2", "--speculative-config", own, "--json"]) == 1
+    assert (
+        main(["verify", "--quick", "--max-tokens", "2", "--draws", "600", "--speculative-config", own, "--json"]) == 1
+    )
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][-1]
     assert (last["method"], last["way"], last["same"]) == ("draft_model", "sampled distribution", False)
