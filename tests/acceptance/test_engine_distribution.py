@@ -17,7 +17,7 @@ from parlay import LLM, SamplingParams
 from parlay.runner.batch import Stretch, flatten
 
 VOCAB = 32
-SEEDS = 3000
+SEEDS = 1500
 PROMPT = (8, 24, 30, 8, 24, 30, 8, 24)  # which this target continues with 30, 8 in one case of ten
 CASES = [
     ("ngram", {"temperature": 1.0}),

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,11 @@ def decide(rule: Rule | None, spans: Sequence[Span], logits: torch.Tensor) -> li
     return Verifier(rule)(select_kernels(), told, logits, distributions=distributions)
 
 
+@cache
+def flat(vocab: int) -> Distribution:
+    return distribution(np.full(vocab, 1 / vocab))
+
+
 def distribution(probs: Any) -> Distribution:
     return Distribution(torch.as_tensor(np.asarray(probs, dtype=np.float64)).log().float())
 
@@ -39,7 +45,7 @@ def sure(tokens: Sequence[int], vocab: int = 64) -> torch.Tensor:
 
 def chain(tokens: Sequence[int], vocab: int = 64) -> Draft:
     """Return draft tokens that were drawn from the flat distribution."""
-    return Draft.chain(tokens, "test", None, (distribution(np.full(vocab, 1 / vocab)),) * len(tokens))
+    return Draft.chain(tokens, "test", None, (flat(vocab),) * len(tokens))
 
 
 def warm(draft: Draft, seed: int = 0, **params: Any) -> Span:
@@ -114,7 +120,7 @@ def test_seeds_are_each_requests_own(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_flat_distributions(rule: Rule) -> None:
     """Where both distributions are flat every draft token stands, and what follows is flat."""
-    draws = 3000
+    draws = 1000
     drafted = np.random.default_rng(3).integers(0, VOCAB, size=(draws, 2)).tolist()
     spans = [warm(chain(own, VOCAB), seed) for seed, own in enumerate(drafted)]
     verdicts = decide(rule, spans, torch.zeros((3 * draws, VOCAB)))
@@ -132,16 +138,16 @@ def test_masks_are_respected(rule: Rule, params: dict[str, Any]) -> None:
     mass = row.softmax(-1)[order][: params.get("top_k") or None]
     within = (mass / mass.sum()).cumsum(-1) - mass / mass.sum() < params.get("top_p", 1.0)
     allowed = {token for token, one in zip(order, within.tolist(), strict=False) if one}
-    seen: set[int] = set()
-    for seed in range(400):
+    spans = []
+    for seed in range(200):
         draft = chain([order[seed % VOCAB], order[seed // VOCAB % VOCAB]], VOCAB)
-        spans = [warm(draft, seed, **params), warm(draft, seed)]
-        seen.update(decide(rule, spans, row.repeat(6, 1))[0].tokens)
-    assert seen == allowed
+        spans += [warm(draft, seed, **params), warm(draft, seed)]
+    verdicts = decide(rule, spans, row.repeat(3 * len(spans), 1))
+    assert {token for verdict in verdicts[::2] for token in verdict.tokens} == allowed
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("draws", [10_000, pytest.param(100_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("draws", [5000, pytest.param(100_000, marks=pytest.mark.soak)])
 def test_what_is_recovered_converges_to_the_target(rule: Rule, draws: int) -> None:
     """Over ten tokens the distance to the target's distribution falls with more samples; that to another does not."""
     rng = np.random.default_rng(5)
@@ -160,9 +166,9 @@ def test_what_is_recovered_converges_to_the_target(rule: Rule, draws: int) -> No
         seen = np.bincount(tokens[:count], minlength=VOCAB) / count
         return float(np.linalg.norm(seen - reference))
 
-    few, many = away(100, p), away(draws, p)
+    few, many = away(50, p), away(draws, p)
     assert many * 5 < few
-    assert away(100, other) / away(draws, other) < 1.5
+    assert away(50, other) / away(draws, other) < 1.5
     assert chisquare(np.bincount(tokens, minlength=VOCAB), p * draws)[1] > 1e-3
 
 
@@ -175,8 +181,16 @@ def test_recorded_distributions_of_drawn_drafts(case: dict[str, Any]) -> None:
     check(rejection, case, case["num_draft"], case["output_sequence_probs"])
 
 
-@pytest.mark.parametrize("case", BLOCKS, ids=lambda case: case["note"][:40])
-@pytest.mark.parametrize(("rule", "name"), [(rejection, "token"), (block, "block")])
+@pytest.mark.parametrize(
+    ("rule", "name", "case"),
+    [
+        pytest.param(rule, name, case, id=f"{name}-{case['note'][:40]}", marks=marks)
+        for rule, name in ((block, "block"), (rejection, "token"))
+        for case in BLOCKS
+        # Of random tables there are records for single tokens above.
+        for marks in [pytest.mark.soak if name == "token" and case["note"].startswith("random") else ()]
+    ],
+)
 def test_recorded_distributions_of_blocks(rule: Rule, name: str, case: dict[str, Any]) -> None:
     check(rule, case, case["gamma"], case[f"output_sequence_probs_{name}"])
 
@@ -187,18 +201,20 @@ def check(rule: Rule, case: dict[str, Any], length: int, expected: dict[str, flo
     def key(tokens: Sequence[int]) -> str:
         return ",".join(map(str, tokens))
 
-    p, q = case["target_probs_by_prefix"], case["draft_probs_by_prefix"]
-    rng, spans, rows = np.random.default_rng(6), [], []
+    q = {known: np.array(own) / sum(own) for known, own in case["draft_probs_by_prefix"].items()}
+    distributions = {known: distribution(own) for known, own in q.items()}
+    rows = {known: torch.tensor(own).log() for known, own in case["target_probs_by_prefix"].items()}
+    rng, spans, logits = np.random.default_rng(6), [], []
     for seed in range(draws):
         drafted: list[int] = []
-        distributions = []
         for _ in range(length):
-            own = np.array(q[key(drafted)])
-            distributions.append(distribution(own / own.sum()))
-            drafted.append(int(rng.choice(len(own), p=own / own.sum())))
-        spans.append(warm(Draft.chain(drafted, "test", None, distributions), seed))
-        rows += [p[key(drafted[:i])] for i in range(length + 1)]
-    seen = Counter(key(verdict.tokens) for verdict in decide(rule, spans, torch.tensor(rows).log()))
+            own = q[key(drafted)]
+            drafted.append(int(rng.choice(len(own), p=own)))
+        prefixes = [key(drafted[:i]) for i in range(length + 1)]
+        drawn_from = [distributions[known] for known in prefixes[:length]]
+        spans.append(warm(Draft.chain(drafted, "test", None, drawn_from), seed))
+        logits += [rows[known] for known in prefixes]
+    seen = Counter(key(verdict.tokens) for verdict in decide(rule, spans, torch.stack(logits)))
     assert {*seen} <= {one for one, chance in expected.items() if chance > 0}
     cells = [one for one, chance in expected.items() if chance * draws >= 5]
     counts, wanted = [seen[one] for one in cells], [expected[one] * draws for one in cells]

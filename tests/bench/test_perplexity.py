@@ -40,7 +40,7 @@ def test_the_second_half_of_each_window_counts(text: Path) -> None:
 
 
 def test_the_command(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["bench", "perplexity", "--text", str(text), "--context", "64", "--windows", "2"])
+    code = main(["bench", "perplexity", "--text", str(text), "--context", "32", "--windows", "2"])
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert code == 0
     assert [row["storage"] for row in rows] == ["stored", "plain"]
@@ -48,7 +48,7 @@ def test_the_command(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_caches(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--storages", "stored", "int8", "--kv-cache-dtypes", "int8", "auto", "--context", "64", "--windows", "2"]
+    flags = ["--storages", "stored", "int8", "--kv-cache-dtypes", "int8", "auto", "--context", "32", "--windows", "2"]
     assert main(["bench", "perplexity", "--text", str(text), *flags]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     kinds = [(row["storage"], row["kv_cache_dtype"]) for row in rows]

@@ -275,7 +275,7 @@ def test_levels_are_probabilities(drafts: list[tuple[list[bool], bool]]) -> None
 def test_every_proposers_drafts(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Every node has a probability, what is learnt comes true, and nobody's tokens depend on it."""
     rng = random.Random(8)
-    prompts = [[rng.randrange(256) for _ in range(4)] * 4 for _ in range(24)]
+    prompts = [[rng.randrange(256) for _ in range(4)] * 4 for _ in range(12)]
     asks = [
         Ask(
             tuple(prompt),

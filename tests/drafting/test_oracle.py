@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from crossing import crossed
 
 from benchmarks.replays.costs import PRESETS, Costs
 from benchmarks.replays.replay import Noise, Replay, Setting
@@ -13,7 +14,7 @@ from parlay.explain.payoff import emitted
 from parlay.types.draft import Draft
 
 LENGTH = 8
-FAST, SLOW = PRESETS["smollm2-135m-bf16"], PRESETS["smollm2-135m-fp32"]
+COSTS = {"fast": PRESETS["smollm2-135m-bf16"], "slow": PRESETS["smollm2-135m-fp32"]}
 METHOD = "draft_model"
 
 
@@ -60,38 +61,38 @@ def rate_of(run: Replay, steps: int) -> float:
     return run.outcome.after(before).tokens_per_second
 
 
-@pytest.mark.parametrize(
-    ("alpha", "batch", "costs"),
-    [(alpha, batch, FAST) for alpha in (0.2, 0.5, 0.7, 0.9) for batch in (1, 8)]
-    + [(alpha, batch, SLOW) for alpha in (0.2, 0.5, 0.7, 0.9) for batch in (1, 8)],
-)
-def test_chosen_lengths_come_within_two_per_cent_of_the_oracle(alpha: float, batch: int, costs: Costs) -> None:
-    run = Replay(answers(batch, 6000, lambda _: alpha), Setting(method=METHOD, chosen=True), batch, costs)
+@crossed(alpha=(0.2, 0.5, 0.7, 0.9), batch=(1, 8), costs=tuple(COSTS))
+def test_chosen_lengths_come_within_two_per_cent_of_the_oracle(alpha: float, batch: int, costs: str) -> None:
+    run = Replay(answers(batch, 6000, lambda _: alpha), Setting(method=METHOD, chosen=True), batch, COSTS[costs])
     rate_of(run, 100)
     steps = 1000 if batch == 1 else 400
     found = rate_of(run, steps)
     step = run.outcome.steps[-steps // 2]
     # What came out is luck in part: per step it is emitted(alpha, k), give or take.
     luck = 2 * 0.6 / (steps * batch) ** 0.5
-    assert found > (0.98 - luck) * oracle(costs, batch, alpha, step.keys)
+    assert found > (0.98 - luck) * oracle(COSTS[costs], batch, alpha, step.keys)
 
 
-@pytest.mark.parametrize(("costs", "batch"), [(FAST, 1), (FAST, 8), (SLOW, 8), (SLOW, 1)])
-def test_a_jump_of_acceptance_is_followed_within_200_steps(costs: Costs, batch: int) -> None:
+@crossed(turn=1, costs=tuple(COSTS), batch=(1, 8))
+def test_a_jump_of_acceptance_is_followed_within_200_steps(costs: str, batch: int) -> None:
     def law(place: int) -> float:
         return 0.2 if 2000 <= place < 4000 else 0.9
 
-    run = Replay(answers(batch, 8000, law), Setting(method=METHOD, chosen=True), batch, costs)
-    place = 0.0
+    run = Replay(answers(batch, 8000, law), Setting(method=METHOD, chosen=True), batch, COSTS[costs])
+    seen, place = 0, 0
     for until, alpha in ((2000, 0.9), (4000, 0.2), (8000, 0.9)):
         rate_of(run, 200)
         found = rate_of(run, 200)
         luck = 2 * 0.6 / (200 * batch) ** 0.5
-        assert found > (0.95 - luck) * oracle(costs, batch, alpha, run.outcome.steps[-100].keys), (until, alpha)
+        assert found > (0.95 - luck) * oracle(COSTS[costs], batch, alpha, run.outcome.steps[-100].keys), (
+            until,
+            alpha,
+        )
         if until < 8000:
-            while place < until + 50:
+            while place < (until + 50) * batch:
                 run.step()
-                place = sum(step.emitted for step in run.outcome.steps) / batch
+                place += sum(step.emitted for step in run.outcome.steps[seen:])
+                seen = len(run.outcome.steps)
 
 
 def test_noise_and_neighbours_cost_nothing() -> None:
@@ -100,7 +101,7 @@ def test_noise_and_neighbours_cost_nothing() -> None:
     setting = Setting(method=METHOD, chosen=True)
     rates = []
     for kind in (setting, Setting(method="none")):
-        run = Replay(answers(8, 4000, lambda _: 0.8), kind, 8, FAST, noise=noise)
+        run = Replay(answers(8, 4000, lambda _: 0.8), kind, 8, COSTS["fast"], noise=noise)
         rate_of(run, 100)
         rates.append(rate_of(run, 500))
     assert rates[0] > 0.98 * rates[1]

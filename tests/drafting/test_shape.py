@@ -1,6 +1,7 @@
 """Drafts under a grammar: pruned, gone on with, and counted right by a device proposer's layers."""
 
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -55,12 +56,18 @@ def test_what_stands_in_for_a_guess_is_not_the_guess(grammars: Grammars, codec: 
     assert set(draft.source) == {"grammar"}
 
 
-def test_against_asking_for_every_path(grammars: Grammars) -> None:
+def test_against_asking_for_every_path(grammars: Grammars, codec: TextCodec) -> None:
     """The slow twin asks a fresh constraint about each node's whole path."""
     rng = random.Random(0)
     form = {"regex": "(ab|ac|b)+c{2}d"}
-    alphabet = [t for text in ("a", "b", "c", "d", "ab", "cc") for t in _encode(grammars, text)]
+    alphabet = [t for text in ("a", "b", "c", "d", "ab", "cc") for t in codec.encode(text)]
     pruned = grown = 0
+
+    @cache
+    def permitted(path: tuple[int, ...]) -> bool:
+        constraint = start(grammars, **form)
+        return all(constraint.permits(path[:i], token) for i, token in enumerate(path))
+
     for _ in range(300):
         size, room = rng.randint(0, 8), rng.randint(0, 10)
         guess = Draft(
@@ -71,7 +78,7 @@ def test_against_asking_for_every_path(grammars: Grammars) -> None:
         paths: list[list[int]] = []
         for token, parent in zip(guess.tokens, guess.parents, strict=True):
             paths.append([*([] if parent == ROOT else paths[parent]), token])
-        twin = [path for path in paths if _permitted(start(grammars, **form), path)][:room]
+        twin = [path for path in paths if permitted(tuple(path))][:room]
         draft, intact = shape(guess, start(grammars, **form), [], room)
         found: list[list[int]] = []
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
@@ -85,16 +92,8 @@ def test_against_asking_for_every_path(grammars: Grammars) -> None:
         assert guess.parents[:intact] == draft.parents[:intact]
         assert intact == kept or paths[: intact + 1] != found[: intact + 1]
         for path in found:
-            assert _permitted(start(grammars, **form), path)
+            assert permitted(tuple(path))
         pruned += kept < size
         grown += len(draft) > kept
     assert pruned > 50
     assert grown > 20
-
-
-def _encode(grammars: Grammars, text: str) -> list[int]:
-    return list(TextCodec(find_model("tiny-code")).encode(text))
-
-
-def _permitted(constraint: Constraint, path: list[int]) -> bool:
-    return all(constraint.permits(path[:i], token) for i, token in enumerate(path))

@@ -92,4 +92,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=80, stateful_step_count=40, derandomize=True, deadline=None)
+TestMachine.settings = settings(max_examples=50, stateful_step_count=40, derandomize=True, deadline=None)

@@ -111,7 +111,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=150, stateful_step_count=40, derandomize=True, deadline=None)
+TestMachine.settings = settings(max_examples=80, stateful_step_count=40, derandomize=True, deadline=None)
 
 
 def test_checkpoints_are_as_far_apart_as_is_said() -> None:

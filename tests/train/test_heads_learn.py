@@ -1,12 +1,13 @@
 """A fresh target gets a head of each kind, in its public format, which is served right away."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from training import options, write_prompts, write_target
 
-from parlay import LLM, SamplingParams
+from parlay import LLM, CompletionOutput, SamplingParams
 from parlay.proposers.select import proposers
 from parlay.train.model_card import Figures
 from parlay.train.run import train
@@ -44,29 +45,52 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_prompts(tmp_path_factory.mktemp("data") / "prompts.jsonl")
 
 
-def accepted(target: Path, head: Path) -> float:
-    """Return how many tokens a step emits at temperature 0."""
-    llm = LLM(str(target), max_model_len=96, speculative_config={"model": str(head), "lengths": "fixed"})
+def answers(target: Path, speculation: dict[str, Any] | None) -> list[CompletionOutput]:
+    llm = LLM(str(target), max_model_len=96, speculative_config=speculation)
     prompts = ["QWERTZ", "ASDFGHJKL", "YXCVBNM", "HELLO", "ANDSOON", "ZZZ"]
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), use_tqdm=False)
-    plain = LLM(str(target), max_model_len=96, speculative_config=None).generate(
-        prompts, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), use_tqdm=False
-    )
-    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
-    metrics = [o.outputs[0].metrics for o in outputs]
-    return sum(m.emitted for m in metrics) / sum(m.steps for m in metrics)
+    return [output.outputs[0] for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path) -> list[tuple[int, ...]]:
+    """What the target answers without a head."""
+    return [answer.token_ids for answer in answers(target, None)]
+
+
+@pytest.fixture(scope="module")
+def responses(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the target writes to be learnt from, the same for every head."""
+    head = tmp_path_factory.mktemp("responses") / "head"
+    train("medusa", options(target, data, head, max_steps=1))
+    return head / "training" / "responses.jsonl"
+
+
+def accepted(target: Path, head: Path, plain: list[tuple[int, ...]]) -> float:
+    """Return how many tokens a step emits at temperature 0."""
+    found = answers(target, {"model": str(head), "lengths": "fixed"})
+    assert [answer.token_ids for answer in found] == plain
+    return sum(a.metrics.emitted for a in found) / sum(a.metrics.steps for a in found)
 
 
 @pytest.mark.parametrize(("method", "own"), KINDS, ids=lambda v: v if isinstance(v, str) else "-".join(v))
 def test_a_head_learns_and_is_served(
-    method: str, own: dict[str, Any], target: Path, data: Path, tmp_path: Path
+    method: str,
+    own: dict[str, Any],
+    target: Path,
+    data: Path,
+    plain: list[tuple[int, ...]],
+    responses: Path,
+    tmp_path: Path,
 ) -> None:
     found: dict[str, tuple[float, Figures]] = {}
     chosen = methods.load(method).Options(**own)
     shortest = {"max_steps": 1, "learning_rate": 1e-9, "generate": 0}
-    for name, more in (("untrained", shortest), ("trained", {"epochs": 8} if method in LONGER else {})):
+    (tmp_path / "trained" / "training").mkdir(parents=True)
+    shutil.copy(responses, tmp_path / "trained" / "training")
+    for name, more in (("untrained", shortest), ("trained", {"epochs": 6} if method in LONGER else {})):
         figures = train(method, options(target, data, tmp_path / name, **more), chosen)
-        found[name] = accepted(target, tmp_path / name), figures
+        found[name] = accepted(target, tmp_path / name, plain), figures
     print(found)
     assert found["trained"][0] > 1.3 * found["untrained"][0]
     assert found["trained"][1].accuracy[0] > 0.3 + found["untrained"][1].accuracy[0]

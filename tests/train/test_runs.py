@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import write_llama
+from crossing import crossed
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -54,13 +55,15 @@ def killed_at(doing: str, done: int) -> Any:
     return watch
 
 
-@pytest.mark.parametrize("method", list(methods.names()))
-def test_a_run_goes_on_as_if_it_had_not_been_stopped(method: str, target: Path, data: Path, tmp_path: Path) -> None:
+@crossed(method=tuple(methods.names()), steps=[(1, 5), (8,), (5, 8)])
+def test_a_run_goes_on_as_if_it_had_not_been_stopped(
+    method: str, steps: tuple[int, ...], target: Path, data: Path, tmp_path: Path
+) -> None:
     whole = train(method, options(target, data, tmp_path / "whole", **SHORT))
     stopped = options(target, data, tmp_path / "stopped", **SHORT)
-    for doing, done in (("training", 1), ("training", 5), ("training", 8)):
+    for step in steps:
         with pytest.raises(KilledError):
-            train(method, stopped, watch=killed_at(doing, done))
+            train(method, stopped, watch=killed_at("training", step))
     assert not (tmp_path / "stopped" / "config.json").exists()
     seen: list[TrainProgress] = []
     assert train(method, stopped, watch=seen.append) == whole
