@@ -227,6 +227,32 @@ def test_what_is_said_of_folders_that_are_no_model(tmp_path: Path) -> None:
         describe_model(str(adapter))
 
 
+@pytest.mark.parametrize("biases", [False, True])
+def test_internlm3(tmp_path: Path, biases: bool) -> None:
+    """A Llama whose biases have keys of their own."""
+    expected = logits(write_llama(tmp_path, attention_bias=biases, mlp_bias=biases))
+    own = {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3", "qkv_bias": biases, "bias": biases}
+    edit(tmp_path, "attention_bias", "mlp_bias", **own)
+    assert torch.equal(logits(tmp_path), expected)
+
+
+def test_files_for_mlx(tmp_path: Path) -> None:
+    """Plain ones are like others, but not those with recurrent layers: MLX adds one to their norms."""
+    for family in ("qwen3", "qwen3_5"):
+        path = write_family(tmp_path / family, family)
+        tensors = load_file(path / "model.safetensors")
+        save_file(tensors, path / "model.safetensors", {"format": "mlx"})
+    assert logits(tmp_path / "qwen3").isfinite().all()
+    with pytest.raises(ModelError, match="written for MLX, which stores norms and convolutions of recurrent layers"):
+        make_runner(tmp_path / "qwen3_5")
+
+
+def test_a_config_of_older_files_for_mlx(tmp_path: Path) -> None:
+    edit(write_llama(tmp_path), quantization={"group_size": 64, "bits": 4})
+    with pytest.raises(ModelError, match="quantised for MLX"):
+        describe_model(str(tmp_path))
+
+
 def test_shards(tmp_path: Path) -> None:
     path = write_llama(tmp_path)
     whole, tensors = logits(path), load_file(path / "model.safetensors")

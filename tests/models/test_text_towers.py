@@ -82,6 +82,21 @@ def test_a_config_that_has_the_text_models_keys_itself(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_models_that_speak(tmp_path: Path, name: str) -> None:
+    """Qwen's Omni models, as they lie on the hub; what speaks is of no matter."""
+    expected = write_tower(tmp_path, name)
+    tensors = {f"thinker.{key}": tensor for key, tensor in load_file(tmp_path / "model.safetensors").items()}
+    speaking = {key.replace("thinker", "talker"): tensor.clone() for key, tensor in tensors.items()}
+    save_file(tensors | speaking, tmp_path / "model.safetensors", {"format": "pt"})
+    file = tmp_path / "config.json"
+    thinker = json.loads(file.read_text())
+    whole = {"architectures": ["Qwen2_5OmniModel"], "dtype": thinker.pop("dtype"), "model_type": name}
+    file.write_text(json.dumps({**whole, "thinker_config": thinker, "talker_config": {"hidden_size": 8}}))
+    found = logits_in_pieces(make_runner(tmp_path), random_tokens(), [33])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("name", "turned"), [("qwen3_5_moe", False), ("qwen3_vl_moe", False), ("qwen3_vl_moe", True)]
 )

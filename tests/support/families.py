@@ -31,7 +31,7 @@ def rope(kind: str, **numbers: Any) -> dict[str, Any]:
 
 
 # Latent attention, with widths that are no powers of two, and experts.
-LATENT: dict[str, Any] = {
+DENSE_LATENT: dict[str, Any] = {
     "num_attention_heads": 5,
     "num_key_value_heads": 5,
     "q_lora_rank": 40,
@@ -39,6 +39,9 @@ LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 24,
     "qk_rope_head_dim": 16,
     "v_head_dim": 24,
+}
+LATENT: dict[str, Any] = {
+    **DENSE_LATENT,
     "n_routed_experts": 9,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 40,
@@ -393,6 +396,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
         },
     ),
+    "youtu": ("Youtu", {**DENSE_LATENT, "tie_word_embeddings": True}),
     "exaonemoe": (
         "ExaoneMoe",
         {
@@ -853,8 +857,9 @@ def reference(path: Path, tokens: list[int]) -> Tensor:
     """Return transformers' logits `[tokens, vocab]` in float32."""
     import transformers
 
-    (architecture,) = json.loads((path / "config.json").read_text())["architectures"]
-    kind = getattr(transformers, architecture)
+    kind: Any = transformers.AutoModelForCausalLM
+    if json.loads((path / "config.json").read_text()).get("model_type") == "mistral4":  # which it does not know
+        kind = transformers.Mistral4ForCausalLM
     model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0]

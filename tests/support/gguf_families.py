@@ -65,6 +65,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "deepseekv2": {},
     "glm4moelite": {},
     "mistral4": {},
+    "youtu": {},
     "exaonemoe": {},
     "exaone4": {},
     "exaone4-windows": {},

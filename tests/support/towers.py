@@ -26,6 +26,15 @@ QWEN_SEES = {
     "patch_size": 8,
     "deepstack_visual_indexes": [0],
 }
+HEARS = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "num_mel_bins": 16,
+    "output_dim": 64,
+    "downsample_hidden_size": 8,
+}
 GLIMMER_SEES = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -84,6 +93,25 @@ TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str
         QWEN_SEES,
         {},
         "Qwen2ForCausalLM",
+    ),
+    "qwen2_5_omni": (
+        "Qwen2_5OmniThinker",
+        {"model_type": "qwen2_5_omni_text", **rope("default", mrope_section=[4, 2, 2])},
+        {**QWEN_SEES, "deepstack_visual_indexes": None},
+        {"audio_config": HEARS},
+        "Qwen2ForCausalLM",
+    ),
+    "qwen3_omni_moe": (
+        "Qwen3OmniMoeThinker",
+        {
+            "model_type": "qwen3_omni_moe_text",
+            **rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True),
+            **{key: value for key, value in FAMILIES["qwen3moe"][1].items() if key != "norm_topk_prob"},
+            "mlp_only_layers": [],
+        },
+        QWEN_SEES,
+        {"audio_config": HEARS},
+        "Qwen3MoeForCausalLM",
     ),
     "qwen3_vl_moe": (
         "Qwen3VLMoe",

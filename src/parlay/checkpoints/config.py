@@ -35,8 +35,10 @@ class _TextModel(NamedTuple):
 _TEXT_MODELS = {
     "glm4v_text": _TextModel("Glm4ForCausalLM", {"attention_bias": True}),
     "glm4v_moe_text": _TextModel("Glm4MoeForCausalLM", {"attention_bias": True}),
+    "qwen2_5_omni_text": _TextModel("Qwen2ForCausalLM"),
     "qwen2_vl_text": _TextModel("Qwen2ForCausalLM"),
     "qwen2_5_vl_text": _TextModel("Qwen2ForCausalLM"),
+    "qwen3_omni_moe_text": _TextModel("Qwen3MoeForCausalLM", {"norm_topk_prob": True}),
     "qwen3_vl_text": _TextModel("Qwen3ForCausalLM"),
     "qwen3_vl_moe_text": _TextModel("Qwen3MoeForCausalLM", {"norm_topk_prob": True}),
     "qwen3_5_text": _TextModel("Qwen3_5ForCausalLM"),
@@ -70,8 +72,13 @@ def text_model(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the config of the text model in a multimodal model's `config.json`; any other is returned as it is.
 
     It is marked by the key `TOWER`. Keys that may stand in either config, such as `eos_token_id`, are taken from the
-    outer one where the inner one has none. Files of Qwen2-VL and 2.5-VL have the text model's keys in the outer one.
+    outer one where the inner one has none. Files of Qwen2-VL and 2.5-VL have the text model's keys in the outer one;
+    Qwen's Omni models are a `thinker`, whose text model it is, and others that speak.
     """
+    thinker = raw.get("thinker_config")
+    if isinstance(thinker, dict):
+        shared = {key: raw[key] for key in _OF_BOTH if raw.get(key) is not None}
+        return text_model({**shared, **thinker, "architectures": [f"Thinker{_MULTIMODAL}"]})
     kind = str(raw.get("model_type") or "")
     flat = "vision_config" in raw and f"{kind}_text" in _TEXT_MODELS
     inner = raw.get("text_config", raw if flat else None)

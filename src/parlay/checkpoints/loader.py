@@ -48,12 +48,16 @@ _OUTERMOST = ("embed_tokens.weight", "lm_head.weight")  # eight bits at least: e
 
 # Prefixes of the text model's tensors in a multimodal checkpoint, of several versions of transformers; then the names
 # that its output layer may have.
-_TOWERS = ("model.language_model.", "language_model.model.", "model.text_model.", "model.")
-_TOWER_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+_TOWERS = ("model.language_model.", "language_model.model.", "model.text_model.", "thinker.model.", "model.")
+_TOWER_HEADS = ("lm_head.weight", "language_model.lm_head.weight", "thinker.lm_head.weight")
 
 
 class Checkpoint:
-    """The tensors of a model directory or GGUF file, by name; read one at a time, when used. A context manager."""
+    """The tensors of a model directory or GGUF file, by name; read one at a time, when used. A context manager.
+
+    Attributes:
+        writer: the library that safetensors were written for, as they call it, such as "pt"; empty if not known.
+    """
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class Checkpoint:
         self._path = path
         self._storage, self._on_read = storage, on_read
         self._stack = ExitStack()
+        self.writer = ""
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
         for file in weight_files(path, head):
@@ -133,8 +138,11 @@ class Checkpoint:
     def _open(self, file: Path) -> Any:
         if file.suffix in _PICKLED:
             return Pickled(file)
-        opened = GGUFWeights(file) if file == self._path else open_safetensors(file, "pt")
-        return self._stack.enter_context(opened)
+        if file == self._path:
+            return self._stack.enter_context(GGUFWeights(file))
+        opened = self._stack.enter_context(open_safetensors(file, "pt"))
+        self.writer = (opened.metadata() or {}).get("format", "")
+        return opened
 
     def __enter__(self) -> "Checkpoint":
         return self

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from parlay.checkpoints.loader import Checkpoint, TensorReader
+from parlay.errors import ModelError
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, handed_states
@@ -42,8 +43,13 @@ class Decoder:
         """Compare a checkpoint with what its config says; return the leftovers.
 
         Raises:
-            ModelError: they do not fit.
+            ModelError: they do not fit, or were written for another library in its own way.
         """
+        if config.style.recurrent is not None and weights.writer == "mlx":
+            raise ModelError(
+                f"{config.path} was written for MLX, which stores norms and convolutions of recurrent layers in its "
+                "own way; take the model that it was made of"
+            )
         head = ("lm_head.weight",) if config.tie_embeddings else ()
         unused = cls.ignorable + head + unread_keys(config)
         return weights.expect(weight_shapes(config), unused, further_tensors(config))

@@ -36,7 +36,7 @@ _WINDOWS = _WINDOW | {"attention.sliding_window_pattern": "sliding_window_patter
 _QWEN_MOE = mixture(feed_forward_length="moe_intermediate_size", weights_norm="norm_topk_prob")
 
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM", interleaved=True),
+    "llama": Family("LlamaForCausalLM", interleaved=True, also=("InternLM3ForCausalLM",)),
     "granite": Family("GraniteForCausalLM", interleaved=True, options=GRANITE, also=("GraniteMoeHybridForCausalLM",)),
     "granitemoe": Family(
         "GraniteMoeForCausalLM",
@@ -111,7 +111,7 @@ FAMILIES = {
         "DeepseekV3ForCausalLM",
         options=DEEPSEEK_MOE | {"attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank"},
         fixed={"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
-        also=("DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
+        also=("DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"),
         latent=True,
     ),
     "mistral4": Family(

@@ -72,6 +72,12 @@ def read_quantisation(path: Path, raw: Mapping[str, Any]) -> QuantisationConfig 
         ModelError: in a way that is not served.
     """
     config = quantization_of(raw)
+    own = raw.get("quantization") or config  # MLX writes the first, or both
+    if isinstance(own, dict) and "quant_method" not in own and {"bits", "group_size"} <= own.keys():
+        raise ModelError(
+            f"{path} has weights that were quantised for MLX, which is not served; take the model that it was made "
+            "of, or a GGUF file of it"
+        )
     if not config:
         return None
     if not isinstance(config, dict):

@@ -194,7 +194,16 @@ def _values(config: ModelConfig, further: int) -> dict[str, Any]:
         "rope_finetuned": not style.unrotated,
         "no_rope_layers": [not still for still in style.unrotated] or None,
         "shared_intermediate_size": config.intermediate_size,  # of experts see below
-        **(_mixture(experts) if experts else {}),
+        **(_mixture(experts) if experts else _without_experts(config)),
+    }
+
+
+def _without_experts(config: ModelConfig) -> dict[str, Any]:
+    """Return what dense models have in files of an architecture that is for mixtures."""
+    return {
+        "first_k_dense_replace": config.num_layers,
+        "moe_intermediate_size": config.intermediate_size,
+        "n_shared_experts": 0,
     }
 
 

@@ -37,6 +37,7 @@ def experts(config: ModelConfig) -> Experts:
     """
     config.only(hidden_act="silu")
     dense = config.count("first_k_dense_replace", 1) if config.raw.get("first_k_dense_replace", 1) else 0
+    shared = config.count("n_shared_experts", 1) if config.raw.get("n_shared_experts", 1) else 0
     width = config.count("moe_intermediate_size", 1408)
     found = Experts(
         count=config.count("n_routed_experts", config.raw.get("num_local_experts", 128)),
@@ -49,7 +50,7 @@ def experts(config: ModelConfig) -> Experts:
         groups=config.count("n_group", 1),
         kept_groups=config.count("topk_group", 1),
         factor=config.number("routed_scaling_factor", 1.0),
-        shared=width * config.count("n_shared_experts", 1),
+        shared=width * shared,
     )
     config.check_experts(found)
     return found
