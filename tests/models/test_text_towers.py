@@ -120,6 +120,18 @@ def test_stacked_experts(tmp_path: Path, name: str, turned: bool) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
+def test_a_text_model_that_names_its_class(tmp_path: Path) -> None:
+    """Of a kind that is known by that class alone, as Kimi K2.5's."""
+    expected = write_tower(tmp_path, "mistral3")
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text())
+    raw["text_config"] |= {"model_type": "kimi_k2", "architectures": ["LlamaForCausalLM"]}
+    file.write_text(json.dumps(raw))
+    assert describe_model(str(tmp_path)).architecture == "LlamaForCausalLM"
+    found = logits_in_pieces(make_runner(tmp_path), random_tokens(), [33])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
 def test_speculation_changes_no_token(tmp_path: Path) -> None:
     write_tower(tmp_path, "gemma3")
     params = [SamplingParams(temperature=t, seed=3, max_tokens=24, logprobs=1, ignore_eos=True) for t in (0.0, 0.8)]
