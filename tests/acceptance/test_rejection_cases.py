@@ -202,14 +202,15 @@ def check(rule: Rule, case: dict[str, Any], length: int, expected: dict[str, flo
         return ",".join(map(str, tokens))
 
     q = {known: np.array(own) / sum(own) for known, own in case["draft_probs_by_prefix"].items()}
+    steps = {known: own.cumsum() for known, own in q.items()}
     distributions = {known: distribution(own) for known, own in q.items()}
     rows = {known: torch.tensor(own).log() for known, own in case["target_probs_by_prefix"].items()}
     rng, spans, logits = np.random.default_rng(6), [], []
     for seed in range(draws):
         drafted: list[int] = []
         for _ in range(length):
-            own = q[key(drafted)]
-            drafted.append(int(rng.choice(len(own), p=own)))
+            own = steps[key(drafted)]
+            drafted.append(int(np.searchsorted(own, rng.random() * own[-1], side="right")))
         prefixes = [key(drafted[:i]) for i in range(length + 1)]
         drawn_from = [distributions[known] for known in prefixes[:length]]
         spans.append(warm(Draft.chain(drafted, "test", None, drawn_from), seed))

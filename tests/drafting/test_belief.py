@@ -307,7 +307,8 @@ def test_every_proposers_drafts(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPat
     assert found.error < 0.2
 
     monkeypatch.setattr(Belief, "apply", lambda self, draft, *_: replace(draft, probs=(0.5,) * len(draft)))
-    assert list(map(essence, answers)) == list(map(essence, run(make_llm(method, 4), asks)))
+    some = slice(4)  # at both temperatures
+    assert list(map(essence, answers[some])) == list(map(essence, run(make_llm(method, 4), asks[some])))
 
 
 def test_reliability_is_counted_in_bins() -> None:

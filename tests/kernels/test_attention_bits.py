@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from crossing import crossed
 from torch import Tensor
 
 from parlay.kernels.base import AttentionView, Kernels
@@ -94,11 +95,9 @@ def cancelling_cache(kv_heads: int, dim: int, dtype: torch.dtype, block: int) ->
     return keys.clone(), values.clone()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
-def test_a_row_has_its_bits_in_any_company(
-    native: Kernels, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
-) -> None:
+@crossed(shape=SHAPES, dtype=DTYPES)
+def test_a_row_has_its_bits_in_any_company(native: Kernels, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    heads, kv_heads, dim = shape
     keys, values = cancelling_cache(kv_heads, dim, dtype, 16)
     rows, q = many_rows(), random(300, heads, dim, dtype=dtype, seed=3)
     alone = torch.cat([attend(native, q[i : i + 1], keys, values, view_of([row], 16)) for i, row in enumerate(rows)])
@@ -112,8 +111,7 @@ def test_a_row_has_its_bits_in_any_company(
         assert same_bits(out, alone[batch.copy()]), (number, len(batch))
 
 
-@pytest.mark.parametrize("window", [None, 5, 64, 100])
-@pytest.mark.parametrize("dtype", DTYPES)
+@crossed(window=[None, 5, 64, 100], dtype=DTYPES)
 def test_chunks_and_block_sizes_do_not_matter(native: Kernels, dtype: torch.dtype, window: int | None) -> None:
     """A prompt of 300 tokens at once, one by one, in chunks, and in blocks of other sizes; with a sliding window."""
     rows = [Row(1, max(0, last - window) if window else 0, last) for last in range(1, 301)]

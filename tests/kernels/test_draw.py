@@ -79,8 +79,7 @@ def test_noise_has_the_same_bits_everywhere(native: Kernels, seed: int, position
     assert same_bits(gumbel(native, seed, position, vocab), gumbel(ReferenceKernels(), seed, position, vocab))
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0, 100.0])
-@pytest.mark.parametrize("vocab", [1, 63, 64, 65, 1003])
+@crossed(vocab=[1, 63, 64, 65, 1003, 1004], spread=[0.0, 0.01, 1.0, 5.0, 100.0])
 def test_draw_agrees_with_the_twin(native: Kernels, reference: ReferenceKernels, vocab: int, spread: float) -> None:
     rows = 60
     scores = random(rows, vocab, spread=spread, seed=vocab)

@@ -107,7 +107,7 @@ scores = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     row=scores,
     temperature=st.floats(2**-16, 2**16, width=32),

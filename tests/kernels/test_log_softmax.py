@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 import numpy as np
 import pytest
 import torch
+from crossing import crossed
 from torch import Tensor
 
 from parlay.kernels.base import Kernels
@@ -39,8 +40,7 @@ def test_bits_are_the_twins(native: Kernels, vocab: int, scale: float) -> None:
     assert torch.equal(scores, expected), "in place"
 
 
-@pytest.mark.parametrize("vocab", [1, 17, 49152, 262144])
-@pytest.mark.parametrize("scale", [0.1, 3.0, 40.0])
+@crossed(vocab=[1, 17, 49152, 262144], scale=[0.1, 3.0, 40.0])
 def test_near_the_exact_ones(kernels: Kernels, vocab: int, scale: float) -> None:
     scores = rows(vocab, scale, seed=1)
     exact = scores.numpy().astype(np.longdouble)

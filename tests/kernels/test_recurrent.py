@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from crossing import crossed
 from torch import Tensor
 
 from parlay.kernels.base import Kernels
@@ -206,8 +207,7 @@ SHAPES = {"chain": [-1, 0, 1, 2, 3, 4, 5], "tree": [-1, -1, 0, 0, 1, 4, 2], "bra
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", KINDS)
+@crossed(name=KINDS, shape=tuple(SHAPES))
 def test_nodes_and_their_replay(kernels: Kernels, dtype: torch.dtype, name: str, shape: str) -> None:
     """A node's row is that of its path; the next step goes on from any of them by what was kept of them."""
     one, x, gates, own = made(name, kernels, dtype, 21)

@@ -5,6 +5,7 @@ from typing import get_args
 
 import pytest
 import torch
+from crossing import crossed
 from torch import Tensor
 
 from parlay.kernels.base import Activation, Kernels
@@ -55,9 +56,7 @@ def test_norm(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
     check(kernels, lambda rows: normalise(kernels, x[rows], weight))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [96, 250])
-@pytest.mark.parametrize("activation", get_args(Activation))
+@crossed(activation=get_args(Activation), width=[96, 250], dtype=DTYPES)
 def test_act_mul(kernels: Kernels, dtype: torch.dtype, width: int, activation: Activation) -> None:
     gate_up = random(ROWS, 2 * width, dtype=dtype, spread=3)
     check(kernels, lambda rows: act_mul(kernels, gate_up[rows], activation))
@@ -94,10 +93,9 @@ def test_latent_store(kernels: Kernels, dtype: torch.dtype) -> None:
     check(kernels, rows)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inputs", "outputs"), [(256, 512), (640, 256), (96, 160), (1536, 50)])
-def test_linear(kernels: Kernels, dtype: torch.dtype, inputs: int, outputs: int) -> None:
-    x, weight = cancelling(ROWS, inputs, outputs, dtype)
+@crossed(shape=[(256, 512), (640, 256), (96, 160), (1536, 50)], dtype=DTYPES)
+def test_linear(kernels: Kernels, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    x, weight = cancelling(ROWS, *shape, dtype)
     check(kernels, products(kernels, "linear", x, weight), MANY_ROWS)
 
 
@@ -192,10 +190,9 @@ def test_cancelling_data_would_show_another_order() -> None:
     assert (forwards.bfloat16() != backwards.bfloat16()).float().mean() > 0.8
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 32), (3, 1, 80), (20, 1, 72)])
-def test_attention(kernels: Kernels, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
-    count = 45
+@crossed(shape=[(8, 2, 32), (3, 1, 80), (20, 1, 72)], dtype=DTYPES)
+def test_attention(kernels: Kernels, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    (heads, kv_heads, dim), count = shape, 45
     q = random(count, heads, dim, dtype=dtype)
     keys, values = (random(30, kv_heads, 16, dim, dtype=dtype, seed=s) for s in (1, 2))
     tables = torch.stack([torch.randperm(30)[:8] for _ in range(3)])

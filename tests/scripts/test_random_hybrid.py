@@ -22,7 +22,7 @@ def test_files_are_read(name_and_mtp: tuple[str, bool], kind: str, tmp_path: Pat
     file = Hybrid(path, shape.arch, _KINDS[kind])
     shape.write(file, 4, mtp=mtp)
     file.end()
-    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
     plain, drafted = (
         LLM(path, max_model_len=256, speculative_config={"method": method})
         .generate(["a b a b a b"], params)[0]
@@ -30,4 +30,4 @@ def test_files_are_read(name_and_mtp: tuple[str, bool], kind: str, tmp_path: Pat
         for method in ("none", "mtp" if mtp else "ngram")
     )
     assert plain[0].token_ids == drafted[0].token_ids
-    assert len(plain[0].token_ids) == 24
+    assert len(plain[0].token_ids) == 12

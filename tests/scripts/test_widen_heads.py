@@ -40,7 +40,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("random") / "small", num_hidden_layers=4)
 
 
-def drafts(model: Path, head: Path, length: int) -> list[tuple[Any, ...]]:
+def drafts(model: Path, head: Path, length: int, tokens: int) -> list[tuple[Any, ...]]:
     """Return of each prompt what was emitted, guessed wrongly, and confirmed."""
     llm = LLM(
         str(model),
@@ -48,7 +48,7 @@ def drafts(model: Path, head: Path, length: int) -> list[tuple[Any, ...]]:
         max_model_len=128,
         speculative_config={"model": str(head), "lengths": "fixed", "num_speculative_tokens": length},
     )
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, return_rejected=True)
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, return_rejected=True)
     found = [result.outputs[0] for result in llm.generate(PROMPTS, params, use_tqdm=False)]
     assert all(output.rejected is not None for output in found)
     return [
@@ -57,13 +57,15 @@ def drafts(model: Path, head: Path, length: int) -> list[tuple[Any, ...]]:
     ]
 
 
-def same_drafts(target: Path, head: Path, length: int = 3, shape: Shape = SHAPE) -> tuple[Path, int]:
+def same_drafts(
+    target: Path, head: Path, length: int = 3, shape: Shape = SHAPE, tokens: int = 12
+) -> tuple[Path, int]:
     """Widen a head, compare; return the wide one and how many guesses were right."""
     wide = wide_of(target, shape)
     path = head.parent / f"{head.name}-wide-{shape.hidden_size}"
     row = widen_head(head, str(target), wide, path)
     assert row["output"] == str(path)
-    small, large = drafts(target, head, length), drafts(wide, path, length)
+    small, large = drafts(target, head, length, tokens), drafts(wide, path, length, tokens)
     assert large == small
     assert any(rejected or any(accepted) for _, _, rejected, accepted in small)
     return path, sum(sum(accepted) for *_, accepted in small)
@@ -148,7 +150,7 @@ def test_random_heads_guess_the_same(target: Path, heads: dict[str, Path], case:
 @pytest.mark.parametrize("method", WAYS)
 def test_fitted_heads_are_accepted_as_often(models: dict[str, Any], method: str) -> None:
     small = models["float32"].target
-    _, accepted = same_drafts(small, fitted(method, small))
+    _, accepted = same_drafts(small, fitted(method, small), tokens=24)
     assert accepted > 10
 
 
