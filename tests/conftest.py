@@ -138,7 +138,8 @@ def _rank_command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[st
 def forked_ranks(monkeypatch: pytest.MonkeyPatch, _rank_command: tuple[str, ...]) -> tuple[str, ...]:
     """With ranks that are forked from a process which has torch imported, for tests that start many.
 
-    Returns the command of one; with `parlay` and arguments behind it, that command is forked.
+    Returns the command of one; with `parlay` and arguments behind it, that command is forked; with `code` and
+    Python's source, that is.
     """
     monkeypatch.setattr(local_ranks, "_COMMAND", _rank_command)
     monkeypatch.setattr(ranks, "COMMAND", (*_rank_command, "parlay"))

@@ -85,8 +85,9 @@ def test_a_stream_dropped_during_a_step_is_aborted_after_it(make_llm: MakeLLM) -
     next(kept[0])
 
     def drop(tokens: list[int], logits: Any) -> Any:  # the garbage collector may do so anywhere
-        kept.clear()
-        gc.collect()
+        if kept:
+            kept.clear()
+            gc.collect()
         return logits
 
     answer = llm.generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=4, logits_processors=[drop]))[0]

@@ -100,12 +100,12 @@ def test_a_repetition_lasts_long_enough(options: MethodsOptions, monkeypatch: py
 def test_an_agents_loop_runs_to_its_end(options: MethodsOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other workloads stop as soon as intervals are narrow."""
     monkeypatch.setattr("parlay.bench.repetitions.LEAST_REPETITIONS", 3)
-    chosen = replace(options, precision=1e9, batch_sizes=(1,), prefixes=16, prompts=())
+    chosen = replace(options, precision=1e9, batch_sizes=(1,), prefixes=6, prompts=())
     found = {}
-    for name, most in (("random", 40), ("agent", 40), ("agent", 10)):
+    for name, most in (("random", 40), ("agent", 40), ("agent", 4)):
         plain, ngram = measure(replace(chosen, workloads=(name,), repetitions=most), None, quiet)
         found[name, most] = plain["repetitions"], ngram["passes"], ngram["precise"]
-    assert found == {("random", 40): (3, 1, True), ("agent", 40): (16, 1, True), ("agent", 10): (10, 1, False)}
+    assert found == {("random", 40): (3, 1, True), ("agent", 40): (6, 1, True), ("agent", 4): (4, 1, False)}
 
 
 def test_pieces_of_a_pass() -> None:
@@ -186,6 +186,7 @@ def test_a_second_run_measures_only_what_is_missing(
     assert output.read_text() == before
 
 
+@pytest.mark.usefixtures("one_batch")
 def test_another_token_is_noticed(
     options: MethodsOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,13 +206,30 @@ def test_another_token_is_noticed(
 
 @pytest.mark.parametrize(("command", "several"), [("methods", False), ("sweep", True)])
 def test_the_command(
-    command: str, several: bool, models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str,
+    several: bool,
+    models: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     """The table fits a terminal, everything is in the last line, and the file and the plot are written."""
+    if several:
+        request.getfixturevalue("one_batch")
+    batches = (2,) if several else (2, 4)
     plot, output, page = tmp_path / "plot.png", tmp_path / "rows.json", tmp_path / "page.md"
     arguments = ["bench", command, *(["--models", *models, "--budgets", "1", "3"] if several else models[:1])]
     arguments += ["--workloads", "random", "--prefixes", "4", "--methods", "ngram"]
-    arguments += ["--batch-sizes", "2", "4", "--temperatures", "0", "--repetitions", "1", "--minutes", "0.5"]
+    arguments += [
+        "--batch-sizes",
+        *map(str, batches),
+        "--temperatures",
+        "0",
+        "--repetitions",
+        "1",
+        "--minutes",
+        "0.5",
+    ]
     arguments += ["--precision", "0.1", "--lengths", "latency", "--output", str(output), "--plot", str(plot)]
     arguments += ["--report", str(page)]
     assert main(arguments) == 0
@@ -222,7 +240,7 @@ def test_the_command(
     assert [(*contender(row), row["batch"]) for row in found["rows"]] == [
         (model, *method, batch)
         for model in names
-        for batch in (2, 4)
+        for batch in batches
         for method in (("plain", None), *(("ngram", budget) for budget in budgets))
     ]
     lines = [line for line in table if "random" in line or "workload" in line]

@@ -55,9 +55,11 @@ worker.main()
 
 
 @pytest.fixture(autouse=True)
-def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_ranks: tuple[str, ...]) -> None:
+    """With workers that are forked from a process which has torch imported."""
+    command = [*forked_ranks, "code", f"WORKER = {str(peer_process.WORKER)!r}\n{FAKES}"]
     script = tmp_path / "fakes.py"
-    script.write_text(f"WORKER = {str(peer_process.WORKER)!r}\n{FAKES}")
+    script.write_text(f"import os\nos.execv({command[0]!r}, {command!r})\n")
     monkeypatch.setattr(peer_process, "WORKER", script)
     monkeypatch.setattr(peers, "_PAUSE", 0.0)
     monkeypatch.setattr(peers, "_ANSWERING", 20.0)

@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,8 +58,30 @@ def test_vocabularies(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert all(0 < row["acceptance_rate"] < 1 < row["acceptance_length"] for row in rows)
 
 
-@pytest.mark.usefixtures("forked_ranks")
-def test_ranks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+class ForkedCall:
+    """In the place of `multiprocessing`'s process: a call of a function of the benchmark of ranks."""
+
+    command: tuple[str, ...] = ()
+
+    def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        place = str(Path(ranks.__file__).parents[1])
+        call = (
+            f"import sys; sys.path.append({place!r}); from benchmarks import ranks; ranks.{target.__name__}(*{args})"
+        )
+        self._command = [*self.command, "code", call]
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command)
+
+    def join(self) -> None:
+        assert self._process.wait() == 0
+
+
+def test_ranks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, forked_ranks: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(ForkedCall, "command", forked_ranks)
+    monkeypatch.setattr(ranks, "get_context", lambda _: SimpleNamespace(Process=ForkedCall))
     monkeypatch.setattr(ranks, "_KILOBYTES", (256,))  # of which each starts a process
     monkeypatch.setattr(ranks, "_DRAFT_REPETITIONS", 3)
     flags = ["--batch-sizes", "2", "--max-tokens", "8", "--repetitions", "2", "--stages", "2"]

@@ -3,7 +3,7 @@
 `LocalRanks` starts a program for each rank. Here that program is this file as `_ask`: it hands its descriptors and
 environment to the process that waits as `_serve`, which forks, and ends when the fork has ended. If it is killed, so
 is the fork. Nothing else differs: rank 0 sees processes, connections and shared memory as always. With `parlay` and
-arguments in place of descriptors, that command runs in the fork.
+arguments in place of descriptors, that command runs in the fork; with `code` and Python's source, that.
 """
 
 import json
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+COMMANDS = "parlay", "code"  # that use this process's own input and outputs
 MOST_FILES = 8  # descriptors that a rank is given
 MOST_BYTES = 1 << 20  # of an environment
 
@@ -25,7 +26,7 @@ MOST_BYTES = 1 << 20  # of an environment
 def forking(folder: Path) -> Iterator[tuple[str, ...]]:
     """Keep a process that forks ranks; yield the command that starts one.
 
-    To it descriptors are appended, or `parlay` and the arguments of that command.
+    To it descriptors are appended, or `parlay` and the arguments of that command, or `code` and Python's source.
     """
     path = folder / "ranks.sock"
     with socket.socket(socket.AF_UNIX) as door:
@@ -45,7 +46,7 @@ def forking(folder: Path) -> Iterator[tuple[str, ...]]:
 
 def _ask(path: str, arguments: list[str]) -> None:
     """Have a rank forked with these descriptors, or a command with those of this process, and wait for its end."""
-    files = [0, 1, 2] if arguments[0] == "parlay" else list(map(int, arguments))
+    files = [0, 1, 2] if arguments[0] in COMMANDS else list(map(int, arguments))
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
         text = json.dumps([arguments, dict(os.environ)]).encode()
@@ -84,11 +85,14 @@ def _serve(listening: int) -> None:
             threading.Thread(target=_end_with, args=(link.fileno(),), daemon=True).start()
             try:
                 status = 0
-                if arguments[0] == "parlay":
+                if arguments[0] in COMMANDS:
                     for here, there in enumerate(files):
                         os.dup2(there, here)
                         os.close(there)
-                    status = main.main(arguments[1:])
+                    if arguments[0] == "parlay":
+                        status = main.main(arguments[1:])
+                    else:
+                        exec(arguments[1], {"__name__": "__main__"})
                 else:
                     rank.main(*files)
                 sys.stdout.flush()
