@@ -1,6 +1,7 @@
 """Which chat template of a model's a conversation gets: as transformers reads and chooses them."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +48,20 @@ def write(folder: Path, config: Any = None, files: dict[str, str] | None = None)
     ],
     ids=str,
 )
-@pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
-@pytest.mark.parametrize("name", [None, "tool_use", "rag", RAG])
-def test_as_transformers(tmp_path: Path, config: Any, files: dict[str, str], tools: Any, name: str | None) -> None:
+def test_as_transformers(tmp_path: Path, config: Any, files: dict[str, str]) -> None:
+    """With every name and none; with tools, where the template has a place for them: see test_tool_prompt.py."""
     path = write(tmp_path, config, files)
-    peer = PreTrainedTokenizerFast.from_pretrained(str(path))
-    expected = peer.apply_chat_template(
-        USER, tools=tools, chat_template=name, tokenize=False, add_generation_prompt=True
-    )
-    if expected == name:  # transformers takes a name that is none for a template
-        with pytest.raises(RequestError, match="this model has 'default'"):
-            TextCodec(path).chat(USER, ChatOptions(tools=tools, chat_template=name))
-        return
-    if tools and "f" not in expected:
-        pytest.skip("a template without a place for tools; see test_tool_prompt.py")
-    assert TextCodec(path).chat(USER, ChatOptions(tools=tools, chat_template=name)) == expected
+    peer, codec = PreTrainedTokenizerFast.from_pretrained(str(path)), TextCodec(path)
+    for tools, name in product((None, TOOLS), (None, "tool_use", "rag", RAG)):
+        options = ChatOptions(tools=tools, chat_template=name)
+        expected = peer.apply_chat_template(
+            USER, tools=tools, chat_template=name, tokenize=False, add_generation_prompt=True
+        )
+        if expected == name:  # transformers takes a name that is none for a template
+            with pytest.raises(RequestError, match="this model has 'default'"):
+                codec.chat(USER, options)
+        elif not tools or "f" in expected:
+            assert codec.chat(USER, options) == expected
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def check(good: Path, work: Path, cases: int, seconds: float) -> None:
 
 
 def test_hostile_checkpoints(good: Path, tmp_path: Path) -> None:
-    check(good, tmp_path, 120, 60)
+    check(good, tmp_path, 90, 60)
 
 
 @pytest.mark.soak

@@ -251,7 +251,7 @@ def test_what_is_on_this_machine_has_one_version(cache: Path, tmp_path: Path) ->
 
 def test_the_environment_alone_takes_it_offline(cache: Path) -> None:
     code = (
-        "from parlay.models.select import find_model;print(find_model('owner/model').name);find_model('owner/other')"
+        "from parlay.checkpoints.find import find_model as find;print(find('owner/model').name);find('owner/other')"
     )
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)

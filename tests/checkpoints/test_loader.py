@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import write_llama
+from crossing import crossed
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -168,10 +170,13 @@ def test_weights_are_converted(path: Path) -> None:
         assert torch.equal(checkpoint.read(K_PROJ, torch.bfloat16), exact.bfloat16())
 
 
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("place", [0, 1000, -1])
-def test_values_that_are_no_numbers_are_refused(path: Path, stored: torch.dtype, value: float, place: int) -> None:
+@crossed(
+    damaged=tuple(product((torch.nan, torch.inf, -torch.inf), (0, 1000, -1))),
+    stored=(torch.float32, torch.bfloat16, torch.float16),
+)
+def test_values_that_are_no_numbers_are_refused(path: Path, damaged: tuple[float, int], stored: torch.dtype) -> None:
+    value, place = damaged
+
     def damage(tensors: Tensors) -> None:
         for name, tensor in tensors.items():
             tensors[name] = tensor.to(stored)

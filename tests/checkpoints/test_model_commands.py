@@ -178,16 +178,17 @@ def test_rm_keeps_what_another_revision_needs(run: Run, standing: StandInHub, hu
     assert not second.exists()
 
 
-@pytest.mark.parametrize("first", ["owner/model", "owner/mirror", "other/model"])
-def test_rm_leaves_mirrors_alone(run: Run, standing: StandInHub, hub: Hub, files: Path, first: str) -> None:
+def test_rm_leaves_mirrors_alone(run: Run, standing: StandInHub, hub: Hub, files: Path) -> None:
     """Their revisions have the same name."""
-    repositories = {"owner/model", "owner/mirror", "other/model"}
-    for one in sorted(repositories):
+    left = {"owner/model", "owner/mirror", "other/model"}
+    for one in sorted(left):
         standing.publish(one, all=files / "model")
         find_model(one, hub)
-    assert run("rm", first, "--yes")[0] == 0
-    assert not (Path(str(hub.cache_dir)) / f"models--{first.replace('/', '--')}").exists()
-    assert {name for name in models(run) if "/" in name} == repositories - {first}
+    for gone in ("owner/model", "other/model", "owner/mirror"):
+        left.remove(gone)
+        assert run("rm", gone, "--yes")[0] == 0
+        assert not (Path(str(hub.cache_dir)) / f"models--{gone.replace('/', '--')}").exists()
+        assert {name for name in models(run) if "/" in name} == left
 
 
 def test_a_repository_of_several_files_names_them(run: Run, hub: Hub) -> None:
@@ -255,39 +256,36 @@ def test_rm_counts_files_that_are_no_links(run: Run, hub: Hub, files: Path) -> N
     assert not snapshot.exists()
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        b'{"quantization_config": "awq", "architectures": ["LlamaForCausalLM"]}',
-        b'{"architectures": 3, "model_type": ["llama"]}',
-        b"version https://git-lfs.github.com/spec/v1\n",
-    ],
-)
-def test_an_odd_checkpoint_hides_no_others(
-    run: Run, standing: StandInHub, hub: Hub, files: Path, config: bytes
-) -> None:
+def test_an_odd_checkpoint_hides_no_others(run: Run, standing: StandInHub, hub: Hub, files: Path) -> None:
     pull("owner/model", hub)
-    odd = {file.name: file for file in (files / "model").iterdir()} | {"config.json": config}
-    standing.publish("owner/odd", **odd)
-    find_model("owner/odd", hub)
-    assert "owner/model" in models(run)
-    assert run("rm", "--yes", "owner/odd")[0] == 0
-    assert not (Path(str(hub.cache_dir)) / "models--owner--odd").exists()
+    for i, config in enumerate(
+        (
+            b'{"quantization_config": "awq", "architectures": ["LlamaForCausalLM"]}',
+            b'{"architectures": 3, "model_type": ["llama"]}',
+            b"version https://git-lfs.github.com/spec/v1\n",
+        )
+    ):
+        odd = {file.name: file for file in (files / "model").iterdir()} | {"config.json": config}
+        standing.publish(f"owner/odd{i}", **odd)
+        find_model(f"owner/odd{i}", hub)
+        assert "owner/model" in models(run)
+        assert run("rm", "--yes", f"owner/odd{i}")[0] == 0
+        assert not (Path(str(hub.cache_dir)) / f"models--owner--odd{i}").exists()
     assert run("rm", "--yes", "owner/model")[0] == 0
 
 
-@pytest.mark.parametrize("name", ["[ab].gguf", "a*.gguf", "a?.gguf", "a-[0-9]-00001-of-00002.gguf"])
-def test_names_that_look_like_patterns(run: Run, standing: StandInHub, hub: Hub, files: Path, name: str) -> None:
+def test_names_that_look_like_patterns(run: Run, standing: StandInHub, hub: Hub, files: Path) -> None:
     others = {f"owner/odd/{one}" for one in ("a.gguf", "ab.gguf")}
     standing.publish("owner/odd", **dict.fromkeys(("a.gguf", "ab.gguf"), files / FILE))
     paths = [find_model(one, hub) for one in others]
-    odd = Path(shutil.copy(files / FILE, paths[0].with_name(name)))
-    if "-of-" in name:
-        odd.with_name("a-5-00002-of-00002.gguf").write_bytes(b"another model's")
-    assert models(run)[f"owner/odd/{name}"]["size"] == (files / FILE).stat().st_size
-    assert run("rm", "--yes", str(odd))[0] == 0
-    assert not odd.exists()
-    assert others <= set(models(run))
+    for name in ("[ab].gguf", "a*.gguf", "a?.gguf", "a-[0-9]-00001-of-00002.gguf"):
+        odd = Path(shutil.copy(files / FILE, paths[0].with_name(name)))
+        if "-of-" in name:
+            odd.with_name("a-5-00002-of-00002.gguf").write_bytes(b"another model's")
+        assert models(run)[f"owner/odd/{name}"]["size"] == (files / FILE).stat().st_size
+        assert run("rm", "--yes", str(odd))[0] == 0
+        assert not odd.exists()
+        assert others <= set(models(run))
 
 
 def test_run_answers_once(run: Run, own_names: Path, files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -291,7 +291,13 @@ def test_rotary_tables(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("case", "kinds"),
-    [("awq", {"Q4_1"}), ("gptq", {"Q4_1"}), ("fp8 in blocks", set()), ("w4a16", {"Q4_1"}), ("nf4", set())],
+    [
+        ("awq", {"Q4_1"}),
+        pytest.param("gptq", {"Q4_1"}, marks=pytest.mark.soak),
+        ("fp8 in blocks", set()),
+        ("w4a16", {"Q4_1"}),
+        pytest.param("nf4", set(), marks=pytest.mark.soak),
+    ],
 )
 def test_quantised_layers_are_read_as_they_are_stored(tmp_path: Path, case: str, kinds: set[str]) -> None:
     """Against the class with the numbers that loops make of them; what is no block is dequantised."""

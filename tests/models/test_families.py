@@ -35,9 +35,9 @@ def expected(checkpoint: Callable[[str], Path]) -> Expected:
 
 
 def assert_near(runner: ModelRunner, expected: Tensor) -> None:
-    """However the tokens are cut up."""
+    """In one piece and in several; that more pieces have the same bits is a test of its own."""
     assert expected.std() > 0.3
-    for cuts in CUTS:
+    for cuts in CUTS[:2]:
         torch.testing.assert_close(logits_in_pieces(runner, random_tokens(), cuts), expected, atol=1e-4, rtol=0)
 
 
@@ -165,7 +165,7 @@ ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads"
 
 @in_turn(ONE_EACH)
 def test_speculation_changes_no_token(tmp_path: Path, name: str) -> None:
-    assert_speculation_changes_no_token(tmp_path, name, 40)
+    assert_speculation_changes_no_token(tmp_path, name, 20)
 
 
 @pytest.mark.soak

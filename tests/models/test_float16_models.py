@@ -6,6 +6,7 @@ import pytest
 import torch
 from asking import assert_same, half_repeating, run
 from checkpoints import write_llama
+from crossing import crossed
 from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
 
@@ -34,8 +35,7 @@ def widened(path: Path, *, tied: bool) -> Path:
     return model
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("form", ["safetensors", "bin", "gguf"])
+@crossed(form=("safetensors", "bin", "gguf"), tied=(True, False))
 def test_it_answers_as_in_float32(tmp_path: Path, form: str, tied: bool) -> None:
     asks = half_repeating(0.7)[:6]
     expected = run(LLM(widened(tmp_path, tied=tied), max_model_len=128, speculative_config=None), asks)

@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from crossing import crossed
 from families import write_family
 from gguf import GGUFWriter
 from gguf_families import dequantised
@@ -120,9 +121,7 @@ def convert(model: Path, path: Path, kind: str, *, whole: bool = False, **metada
     return values
 
 
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-@pytest.mark.parametrize("name", FILES)
+@crossed(name=tuple(FILES), kind=("F32", "Q8_0"), whole=(False, True))
 def test_files_have_the_bits_of_the_directory(tmp_path: Path, name: str, kind: str, whole: bool) -> None:
     model = write_family(tmp_path / "model", name, **FILES[name])
     values = convert(model, tmp_path / "model.gguf", kind, whole=whole)

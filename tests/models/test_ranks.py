@@ -80,13 +80,13 @@ def assert_as_alone(path: Path, dtype: torch.dtype, size: int, storage: Storage 
             assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), f"rank {rank} of {size}, result {i}"
 
 
-@in_turn(tuple(FAMILIES), pairs=True, size=[3, 4], dtype=[torch.float32, torch.bfloat16])
+@in_turn(tuple(FAMILIES), size=[3, 4], dtype=[torch.float32, torch.bfloat16])
 def test_every_family(checkpoint: Callable[[str], Path], name: str, size: int, dtype: torch.dtype) -> None:
     """With two key heads, ranks three and four have none."""
     assert_as_alone(checkpoint(name), dtype, size)
 
 
-@in_turn(tuple(FAMILIES), turn=30, dtype=[torch.bfloat16, torch.float32])
+@in_turn(tuple(FAMILIES), pairs=True, turn=30, dtype=[torch.bfloat16, torch.float32])
 def test_two_ranks_of_every_family(checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype) -> None:
     assert_as_alone(checkpoint(name), dtype, 2)
 

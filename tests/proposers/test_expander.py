@@ -116,9 +116,9 @@ def test_no_python_runs_between_two_levels(
 ) -> None:
     shape = {"tree": tree, "num_speculative_tokens": 4 if tree == "off" else 9}
     llm = make_llm(speculative_config={"method": method, **proposer_options(method, models["float32"]), **shape})
-    run(llm, asks())  # recorded
+    run(llm, asks(max_tokens=21))  # recorded
     with Between() as between:
-        run(llm, asks())
+        run(llm, asks(max_tokens=21))
     assert between.replays.count(4 if tree == "off" else 3) > 5
     assert between.functions == {"replayed"}
     if tree == "off":

@@ -6,6 +6,7 @@ or missing. What is emitted would be right even then; what is accepted tells.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from asking import Ask, accepted, assert_same, half_repeating, preempt_every_third_step, run, with_params
 from conftest import DTYPES, MakeLLM, Pair, Plain
 from crossing import crossed
-from watching import asks
+from watching import asks as shorter_asks
 
 from parlay import LLM, CompletionOutput
 from parlay.models.config import ModelConfig
@@ -21,6 +22,7 @@ from parlay.proposers.methods import self as module
 from parlay.types.storage import Storage
 
 OFF = {"enabled": False}
+asks = partial(shorter_asks, max_tokens=21)  # whole drafts of four guesses, behind a first token
 
 
 @pytest.fixture(params=["draft_model", "self"])

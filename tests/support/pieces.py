@@ -80,7 +80,7 @@ def assert_speculation_changes_no_token(folder: Path, name: str, length: int) ->
     given: dict[str, Any] = {"max_tokens": length, "seed": 7, "logprobs": 2, "ignore_eos": True}
     asks = [
         Ask(tuple(random_tokens(40, seed)[:12]) * (seed + 1), SamplingParams(temperature=t, **given))
-        for seed in range(3)
+        for seed in (0, 2)
         for t in (0.0, 0.8)
     ]
     expected = [completion for ask in asks for completion in run(plain, [ask])]

@@ -25,7 +25,7 @@ Meddle = Callable[[Engine, list[Request]], None]
 def asks(temperature: float = 0.7, **changes: Any) -> list[Ask]:
     """Prompts of several lengths; two of them filter what may be drawn."""
     lengths = (1, 2, 16, 17, 33, 40)
-    given = {"temperature": temperature, "max_tokens": 21, "logprobs": 0, "ignore_eos": True, **changes}
+    given = {"temperature": temperature, "max_tokens": 13, "logprobs": 0, "ignore_eos": True, **changes}
     filters: dict[int, dict[str, Any]] = {1: {"top_p": 0.9}, 4: {"top_k": 30, "min_p": 0.01}}
     return [
         Ask(

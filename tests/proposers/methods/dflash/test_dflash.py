@@ -200,9 +200,9 @@ def test_whatever_happens_on_the_way(make_llm: MakeLLM, models: dict[str, Pair],
     path = fitted("dflash", models["float32"].target)
     for meddle in (switch, preempt_every_third_step(), None):
         watch = Watch(meddle).over(llm)
-        answers = run(llm, asks(max_tokens=24), watch)
-        assert_same(answers, plain("float32", asks(max_tokens=24)))
-        assert_drafts(llm, twin_for(llm, path), watch.drafts, most=20)
+        answers = run(llm, asks(max_tokens=16), watch)
+        assert_same(answers, plain("float32", asks(max_tokens=16)))
+        assert_drafts(llm, twin_for(llm, path), watch.drafts, most=12)
     assert sum(answer.metrics.cached_tokens for answer in answers) > 80
     assert max(watch.rerun) > 0
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from asking import ask_for, assert_same, run, with_params
 from conftest import MakeLLM, Pair, Plain
+from crossing import crossed
 from eagles import assert_right, eagle_config, random_eagle, random_eagle3, write
 from fitting import fitted
 from watching import Watch, asks, head_of
@@ -63,8 +64,7 @@ def test_shared_blocks_stay_as_they_are(make_llm: MakeLLM, method: str) -> None:
     llm.engine.abort(request)
 
 
-@pytest.mark.parametrize("rows", [2048, 24, 9])
-@pytest.mark.parametrize("method", METHODS)
+@crossed(rows=(2048, 24, 9), method=METHODS)
 def test_switched_off_and_on_again(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, rows: int
 ) -> None:
