@@ -54,7 +54,7 @@ class BlockTwin(HeadTwin):
         window = self.raw.get("swa_window_size") or self.raw.get("sliding_window") or 0
         return causal, (window + assistant) * sliding
 
-    def states(self, tokens: Sequence[int], known: Tensor) -> Tensor:
+    def states(self, tokens: Sequence[int] | Tensor, known: Tensor) -> Tensor:
         """Return the normed states `[block, d]` of a block after the last of `tokens`, of which it is the first.
 
         Args:
@@ -63,7 +63,8 @@ class BlockTwin(HeadTwin):
         """
         t = self.tensors
         context = rms(linear(known.double(), t["fc.weight"]), t["hidden_norm.weight"], self.eps)
-        rows = self.embedding[[tokens[-1], *[min(self.mask, len(self.embedding) - 1)] * (self.block - 1)]]
+        unknown = self.embedding[min(self.mask, len(self.embedding) - 1)].expand(self.block - 1, -1)
+        rows = torch.cat([self.embedding[tokens[-1]][None], unknown])
         if self.own_mask is not None:
             rows = torch.cat([rows[:1], self.own_mask.double().expand(self.block - 1, -1)])
         rows = rows * self.raw.get("input_embedding_scale", 1.0)
@@ -125,7 +126,7 @@ class BlockTwin(HeadTwin):
         name = f"layers.{layer}.self_attn.o_proj."
         return linear(mixed, self.tensors[f"{name}weight"], self.tensors.get(f"{name}bias"))
 
-    def predicting(self, tokens: Sequence[int], known: Tensor) -> Tensor:
+    def predicting(self, tokens: Sequence[int] | Tensor, known: Tensor) -> Tensor:
         """Return the states of the rows that predict tokens, `[drafted, d]`."""
         return self.states(tokens, known)[not self.anchored :]
 
@@ -344,18 +345,16 @@ def fit_output(config: dict[str, Any], tensors: Tensors, path: Path, target: Pat
     lent = load_file(target / "model.safetensors")
     twin = BlockTwin(write_head(path, config, tensors), lent["model.embed_tokens.weight"], lent["lm_head.weight"])
     twin.block = 4  # further rows and older contexts hardly matter
-    features, wanted = [], []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # its products are small
-    for text, known in zip(texts, states_after(target, texts, TAPS), strict=True):
-        for end in range(6, len(text) - 1, 3):
-            features.append(twin.predicting(text[end - 4 : end].tolist(), known[end - 5 : end - 1])[:2])
-            wanted.append(text[end : end + 2])
-    torch.set_num_threads(threads)
-    tokens = torch.cat(wanted)
+    known, ends = torch.stack([*states_after(target, texts, TAPS)]), range(6, texts.shape[1] - 1, 3)
+    before = torch.cat([texts[:, end - 4 : end] for end in ends])
+    contexts = torch.cat([known[:, end - 5 : end - 1] for end in ends])
+    features = torch.vmap(lambda tokens, context: twin.predicting(tokens, context)[:2])(before, contexts).flatten(
+        0, 1
+    )
+    tokens = torch.cat([texts[:, end : end + 2] for end in ends]).flatten()
     inside = torch.isin(tokens, torch.tensor(ids))
     shares = one_hot(tokens, len(lent["lm_head.weight"]))[inside][:, list(ids)].double()
-    return 30 * solve(torch.cat(features)[inside], shares).float()
+    return 30 * solve(features[inside], shares).float()
 
 
 def states_after(target: Path, texts: Tensor, layers: tuple[int, ...]) -> Iterator[Tensor]:

@@ -1,6 +1,7 @@
 """A run that is stopped and goes on ends as one that was not; the loss against its slow twin; what is refused."""
 
 import json
+import shutil
 import weakref
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
@@ -43,6 +44,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_prompts(tmp_path_factory.mktemp("data") / "prompts.jsonl", 48)
 
 
+@pytest.fixture(scope="module")
+def responses(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the target writes to be learnt from, the same for every method."""
+    head = tmp_path_factory.mktemp("responses") / "head"
+    train("medusa", options(target, data, head, **{**SHORT, "max_steps": 1}))
+    return head / "training" / "responses.jsonl"
+
+
 class KilledError(Exception):
     """Stands for the end of the process."""
 
@@ -57,8 +66,11 @@ def killed_at(doing: str, done: int) -> Any:
 
 @crossed(method=tuple(methods.names()), steps=[(1, 5), (8,), (5, 8)])
 def test_a_run_goes_on_as_if_it_had_not_been_stopped(
-    method: str, steps: tuple[int, ...], target: Path, data: Path, tmp_path: Path
+    method: str, steps: tuple[int, ...], target: Path, data: Path, responses: Path, tmp_path: Path
 ) -> None:
+    for name in ("whole", "stopped"):
+        (tmp_path / name / "training").mkdir(parents=True)
+        shutil.copy(responses, tmp_path / name / "training")
     whole = train(method, options(target, data, tmp_path / "whole", **SHORT))
     stopped = options(target, data, tmp_path / "stopped", **SHORT)
     for step in steps:
