@@ -21,7 +21,7 @@ def check_cell(
     """Ask an engine what the cell says; `options` are the engine's, beside the cell's own."""
     how = CONFIGURATIONS[cell.configuration]
     condition = how.conditions[cell.condition]
-    asks = condition.asks(plain, cell.dtype, cell.temperature)[cell.part :: condition.parts]
+    asks = condition.asks(plain, cell.dtype, cell.temperature)
     expected = plain(cell.dtype, [with_params(ask, prediction=None, speculative=None) for ask in asks])
     condition.patch(monkeypatch)
     more = cell.more if condition.lengths is None else {"lengths": condition.lengths, **cell.more}

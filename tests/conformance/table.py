@@ -45,8 +45,6 @@ class Condition(NamedTuple):
         right: whether drafts are right at times; None if that cannot be known.
         arose: whether the condition arose, from the answers of each run.
         aborts: whether requests may be aborted.
-        parts: into how many parts the requests are divided, of which a cell has one: every request meets the
-            condition in some configurations.
     """
 
     options: Sequence[dict[str, Any]] = ({},)
@@ -59,7 +57,6 @@ class Condition(NamedTuple):
     right: bool | None = True
     arose: Callable[..., bool] = lambda *runs: True
     aborts: bool = False
-    parts: int = 1
 
 
 def preempt_in_turn() -> Meddle:
@@ -139,13 +136,13 @@ CONDITIONS = {
     "alone": Condition((UNCACHED,), some, alone=True),
     "small-steps": Condition(SMALL),
     "one-row-steps": Condition(({"max_num_batched_tokens": 1},), some, right=False),
-    "cached": Condition(BLOCKS_OF_8[:1], runs=2, arose=were_cached, parts=2),
+    "cached": Condition(BLOCKS_OF_8[:1], runs=2, arose=were_cached),
     "preempted": Condition(BLOCKS_OF_8, meddle=preempt_in_turn, arose=were_preempted),
     "out-of-blocks": Condition(CROWDED, arose=were_preempted),
     "aborted": Condition(({"block_size": 4},), runs=2, meddle=abort_in_turn, arose=were_aborted, aborts=True),
     "four-each": Condition(asks=four_each),
-    "parameters": Condition(({"max_num_batched_tokens": 96},), parametrised, parts=2),
-    "three-threads": Condition(patch=lambda monkeypatch: monkeypatch.setenv("PARLAY_THREADS", "3"), parts=2),
+    "parameters": Condition(({"max_num_batched_tokens": 96},), parametrised),
+    "three-threads": Condition(patch=lambda monkeypatch: monkeypatch.setenv("PARLAY_THREADS", "3")),
     "predicted": Condition(asks=predicted, arose=partial(were_foreseen, tokens=50)),
     # Greedy answers that are foreseen leave a few tokens to draft, of which not every random head has one right.
     "predicted-small-steps": Condition((*SMALL, *CROWDED), predicted, right=None, arose=were_foreseen),
@@ -158,18 +155,15 @@ OF_DRAFTS = {
         right=None,
         arose=were_drafted,
         patch=limited_drafts(lambda step, of, usual: usual * ((step // 3 + of) % 2)),
-        parts=2,
     ),
-    "any-length": Condition(
-        patch=limited_drafts(lambda step, of, usual: min(usual, (5 * step + 3 * of) % 7)), parts=2
-    ),
-    "off": Condition(patch=limited_drafts(lambda step, of, usual: 0), right=False, parts=2),
-    "any-times": Condition(SMALL, patch=any_times, lengths="goodput", right=None, parts=2),
+    "any-length": Condition(patch=limited_drafts(lambda step, of, usual: min(usual, (5 * step + 3 * of) % 7))),
+    "off": Condition(patch=limited_drafts(lambda step, of, usual: 0), right=False),
+    "any-times": Condition(SMALL, patch=any_times, lengths="goodput", right=None),
     "any-trouble": Condition(
-        ({"block_size": 4},), meddle=at_random(0.3, 0.02), lengths="goodput", right=None, aborts=True, parts=2
+        ({"block_size": 4},), meddle=at_random(0.3, 0.02), lengths="goodput", right=None, aborts=True
     ),
-    "free-rows": Condition(patch=free_rows, lengths="goodput", parts=2),
-    "expensive-rows": Condition(patch=expensive_rows, lengths="goodput", right=None, arose=hardly_drafted, parts=2),
+    "free-rows": Condition(patch=free_rows, lengths="goodput"),
+    "expensive-rows": Condition(patch=expensive_rows, lengths="goodput", right=None, arose=hardly_drafted),
 }
 OF_KINDS = {  # of a method's weights, each of which keeps something of its own
     name: (CONDITIONS | OF_DRAFTS)[name]
@@ -178,17 +172,15 @@ OF_KINDS = {  # of a method's weights, each of which keeps something of its own
 OF_TREES = {
     "trees": Condition(({}, *SMALL)),
     "trees-and-trouble": Condition(
-        ({"block_size": 4, "num_blocks": 60},), meddle=at_random(0.3, 0.02), right=None, aborts=True, parts=2
+        ({"block_size": 4, "num_blocks": 60},), meddle=at_random(0.3, 0.02), right=None, aborts=True
     ),
 }
 OF_MANY = {
     "fixed": Condition(lengths="fixed"),
     "latency": Condition(lengths="latency", right=None),
-    "any-choices": Condition(
-        ({}, *SMALL), wishing, meddle=at_random(0.1), patch=any_choices, lengths="goodput", parts=2
-    ),
+    "any-choices": Condition(({}, *SMALL), wishing, meddle=at_random(0.1), patch=any_choices, lengths="goodput"),
 }
-OF_LISTS = {"lists": Condition(({"max_num_batched_tokens": 400},), parts=2)}
+OF_LISTS = {"lists": Condition(({"max_num_batched_tokens": 400},))}
 
 # --------------------------------------------------------------------------------------------------- configurations
 
@@ -271,7 +263,6 @@ class Cell(NamedTuple):
     temperature: float
     options: dict[str, Any]
     more: dict[str, Any]
-    part: int
 
     def __str__(self) -> str:
         return f"{self.configuration}-{self.condition}-{self.dtype}-{self.temperature}"
@@ -281,8 +272,8 @@ def cells() -> Iterator[tuple[Cell, bool]]:
     """Yield every cell, and whether the suite runs it.
 
     It runs each configuration under each of its conditions once, or in turn under one. Dtype and temperature, the
-    engine's options, what is added to the configuration and parts of the requests take turns, so that different ones
-    meet; `make soak` runs all of the former.
+    engine's options and what is added to the configuration take turns, so that different ones meet; `make soak` runs
+    all of the former.
     """
     common = list(product(DTYPES, TEMPERATURES))
     for i, (configuration, how) in enumerate(CONFIGURATIONS.items()):
@@ -290,6 +281,5 @@ def cells() -> Iterator[tuple[Cell, bool]]:
             for turn in range(len(common)):
                 n = i + j + turn
                 options = circumstances.options[(i + turn) % len(circumstances.options)]
-                more, part = how.more[n % len(how.more)], (i // 2 + turn) % circumstances.parts
-                cell = Cell(configuration, condition, *common[n % len(common)], options, more, part)
+                cell = Cell(configuration, condition, *common[n % len(common)], options, how.more[n % len(how.more)])
                 yield cell, turn == 0 and (not how.in_turn or i % len(how.conditions) == j)

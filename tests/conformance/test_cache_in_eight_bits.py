@@ -29,7 +29,6 @@ def cells() -> Iterator[tuple[Cell, bool]]:
                 TEMPERATURES[n % 3],
                 options[n % len(options)],
                 how.more[n % len(how.more)],
-                i // 2 % how.conditions[name].parts,
             )
             yield cell, not how.in_turn and j == i % len(names)
 
