@@ -54,12 +54,20 @@ worker.main()
 """
 
 
+SOURCE = f"WORKER = {str(peer_process.WORKER)!r}\n{FAKES}"
+
+
+@pytest.fixture
+def forked(tmp_path: Path, fakes: None, forked_ranks: tuple[str, ...]) -> None:
+    """Workers are forked from a process which has torch imported."""
+    command = [*forked_ranks, "code", SOURCE]
+    (tmp_path / "fakes.py").write_text(f"import os\nos.execv({command[0]!r}, {command!r})\n")
+
+
 @pytest.fixture(autouse=True)
-def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_ranks: tuple[str, ...]) -> None:
-    """With workers that are forked from a process which has torch imported."""
-    command = [*forked_ranks, "code", f"WORKER = {str(peer_process.WORKER)!r}\n{FAKES}"]
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "fakes.py"
-    script.write_text(f"import os\nos.execv({command[0]!r}, {command!r})\n")
+    script.write_text(SOURCE)
     monkeypatch.setattr(peer_process, "WORKER", script)
     monkeypatch.setattr(peers, "_PAUSE", 0.0)
     monkeypatch.setattr(peers, "_ANSWERING", 20.0)
@@ -96,6 +104,7 @@ def worker() -> Iterator[PeerWorker]:
         yield made
 
 
+@pytest.mark.usefixtures("forked")
 def test_our_own_worker_does_what_the_library_does(worker: PeerWorker) -> None:
     worker.load(OURS, "tiny-code", {}, 64, 60)
     assert worker.passes
@@ -157,6 +166,7 @@ def test_a_worker_survives_what_it_cannot_do(worker: PeerWorker) -> None:
                 worker.call(30, **what)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_comparison_goes_on_without_those_that_fail(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,15 +111,19 @@ class Checkpoint:
         self._stored: dict[str, str] = {}
         if tower:
             self._keep_tower(beside)
-        renamed = renamed or {}
+        self._pieces = self._find_pieces(renamed or {})
+
+    def _find_pieces(self, renamed: Mapping[str, str | Piece]) -> Pieces:
+        """Have tensors known under other names; return those that are parts of stacks."""
         alone = {name: own if isinstance(own, str) else own.alone for name, own in renamed.items()}
         self._rename({name: own for name, own in alone.items() if own})
         pieces = {name: p for name, p in renamed.items() if isinstance(p, Piece) and p.name in self._where}
         stacks = {piece.name: self._where[piece.name] for piece in pieces.values()}
         opened = {name: (self._files[file], self._stored.get(name, name)) for name, file in stacks.items()}
-        self._pieces = Pieces(path, pieces, opened)
+        found = Pieces(self._path, pieces, opened)
         self._where |= {name: stacks[piece.name] for name, piece in pieces.items()}
         self._where = {name: file for name, file in self._where.items() if name not in stacks}
+        return found
 
     def _keep_tower(self, beside: tuple[str, ...]) -> None:
         if beside and all(name.startswith(beside) for name in self._where):  # which alone are there

@@ -17,4 +17,5 @@ def describe(config: ModelConfig) -> ModelConfig:
     config.only(topk_method="greedy", mlp_bias=False)
     plain = replace(config, raw={**config.raw, "n_group": 1, "topk_group": 1, "norm_topk_prob": False})
     experts = replace(glm4moe.experts(plain), sigmoid=False, selection_bias=False)
-    return deepseekv3.with_latents(config, experts, interleaved=True)
+    some = experts if any(experts.sparse) else None  # GGUF files of Youtu-LLM have none
+    return deepseekv3.with_latents(config, some, interleaved=True)

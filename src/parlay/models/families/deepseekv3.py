@@ -48,7 +48,6 @@ def with_latents(config: ModelConfig, experts: Experts | None, *, interleaved: b
     if config.rotary.kind != "default" and numbers.get("mscale_all_dim") and numbers.get("factor", 1.0) > 1:
         scale *= (0.1 * numbers["mscale_all_dim"] * math.log(numbers["factor"]) + 1.0) ** 2
     bias = config.flag("attention_bias", False)
-    experts = experts if experts is not None and any(experts.sparse) else None  # files of Youtu-LLM have none
     return replace(
         config,
         num_kv_heads=1,
