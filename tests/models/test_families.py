@@ -160,6 +160,7 @@ ONE_EACH += ("gemma4", "gemma4-inputs", "gemma4-experts", "gemma4unified")
 ONE_EACH += ("olmo3", "olmoe", "minimaxm2", "arcee", "hunyuan", "cohere2")
 ONE_EACH += ("deepseekv3", "deepseekv2", "glm4moelite")
 ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gptoss")
+ONE_EACH += ("mistral4", "exaonemoe", "youtu")
 ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads", "hunyuanmoe", "solaropen", "dots1")
 
 
