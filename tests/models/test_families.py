@@ -164,7 +164,7 @@ ONE_EACH += ("mistral4", "exaonemoe", "youtu")
 ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads", "hunyuanmoe", "solaropen", "dots1")
 
 
-@in_turn(ONE_EACH)
+@in_turn(ONE_EACH, pairs=True)
 def test_speculation_changes_no_token(tmp_path: Path, name: str) -> None:
     assert_speculation_changes_no_token(tmp_path, name, 20)
 

@@ -30,6 +30,12 @@ def rope(kind: str, **numbers: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 1000.0, **numbers}}
 
 
+def growing() -> dict[str, Any]:
+    """Return keys with which queries grow with their position, as those of Mistral's models do."""
+    numbers = {"llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0}
+    return rope("yarn", factor=8.0, original_max_position_embeddings=16, **numbers)
+
+
 # Latent attention, with widths that are no powers of two, and experts.
 DENSE_LATENT: dict[str, Any] = {
     "num_attention_heads": 5,
@@ -311,14 +317,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4-windows": ("Exaone4", {"sliding_window": 9, "sliding_window_pattern": 2}),
     "ministral3": (
         "Ministral3",
-        rope(
-            "yarn",
-            factor=8.0,
-            original_max_position_embeddings=16,
-            llama_4_scaling_beta=0.3,
-            mscale=1.0,
-            mscale_all_dim=1.0,
-        ),
+        growing(),
     ),
     "qwen2moe": (
         "Qwen2Moe",
@@ -383,14 +382,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **LATENT,
             "head_dim": None,
-            **rope(
-                "yarn",
-                factor=8.0,
-                original_max_position_embeddings=16,
-                llama_4_scaling_beta=0.3,
-                mscale=1.0,
-                mscale_all_dim=1.0,
-            ),
+            **growing(),
             "n_group": 1,
             "topk_group": 1,
             "first_k_dense_replace": 1,

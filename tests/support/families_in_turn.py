@@ -52,7 +52,7 @@ def attributes(family: str) -> frozenset[str]:
 def distinctions(family: str, *, pairs: bool) -> set[tuple[str, ...]]:
     """Return the attributes of a family; with `pairs` also what it combines, but for details of those."""
     own = sorted(attributes(family))
-    blocks = [one for one in own if one.startswith("style.") and one.count(".") == 1]
+    blocks = [one for one in own if one.startswith(("style.", "rotary.")) and one.count(".") == 1]
     return {(one,) for one in own} | (set(combinations(blocks, 2)) if pairs else set())
 
 

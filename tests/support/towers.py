@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from checkpoints import VOCAB, write_byte_tokenizer
-from families import FAMILIES, LATENT, SMALL, rope
+from families import FAMILIES, LATENT, SMALL, growing, rope
 from pieces import random_tokens
 
 SEES: dict[str, Any] = {
@@ -43,9 +43,6 @@ GLIMMER_SEES = {
     "pos_emb_height": 4,
     "pos_emb_width": 4,
 }
-YARN = rope(
-    "yarn", factor=8.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0
-)
 GLM_TURNS = rope("default", mrope_section=[2, 1, 1], partial_rotary_factor=0.5)
 # name: (transformers' prefix of class names, text config, vision config, further keys, the text model's class)
 TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
@@ -65,14 +62,14 @@ TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str
     ),
     "ministral3": (
         "Mistral3",
-        {"model_type": "ministral3", **YARN},
+        {"model_type": "ministral3", **growing()},
         {**SEES, "model_type": "pixtral"},
         {},  # the outer config ties the output layer, the inner one does not: the files have none
         "Ministral3ForCausalLM",
     ),
     "mistral4": (
         "Mistral3",
-        {"model_type": "mistral4", **YARN, **LATENT, "head_dim": 40, "n_group": 1, "topk_group": 1},
+        {"model_type": "mistral4", **growing(), **LATENT, "head_dim": 40, "n_group": 1, "topk_group": 1},
         {**SEES, "model_type": "pixtral"},
         {"tie_word_embeddings": False},
         "Mistral4ForCausalLM",
