@@ -30,6 +30,7 @@ from parlay.cli import (
 from parlay.cli.flags import Parser, normalise
 from parlay.cli.settings import apply_settings
 from parlay.errors import ParlayError, visible
+from parlay.garbage_collection import search_seldom
 
 _ENVIRONMENT = """environment:
   PARLAY_THREADS   threads for compute, as --threads (default: one for each available core)
@@ -65,6 +66,7 @@ def make_parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    search_seldom()
     parser = make_parser()
     try:
         words = normalise(list(sys.argv[1:] if arguments is None else arguments))

@@ -90,10 +90,10 @@ async def _serve_and_end(
 
 async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
     from parlay.cli.announce import facts, figures, loading
+    from parlay.garbage_collection import leave_out_what_is_loaded
     from parlay.loading_bar import loading_bar
     from parlay.server.admission import Admission
     from parlay.server.browsers import LOOPBACK
-    from parlay.server.garbage_collection import leave_out_what_is_loaded, search_seldom
     from parlay.server.keys import read_keys
     from parlay.server.listen import Server, bind
     from parlay.server.logs import log_line, log_text, report_speed
@@ -127,7 +127,6 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
         admission = Admission(config.max_open, config.max_open_per_key)
         app = _make_app(engine, config, keys, admission, log)
         leave_out_what_is_loaded()
-        search_seldom()
         sys.setswitchinterval(_SWITCH)
         host, port = sockets[0].getsockname()[:2]
         url = f"http://{'localhost' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}/"

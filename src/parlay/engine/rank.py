@@ -20,6 +20,7 @@ from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.engine.loads import check_room
 from parlay.engine.timing import MOST_TIMED
 from parlay.errors import ConfigError, RankError
+from parlay.garbage_collection import search_seldom
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.log import logger
@@ -220,6 +221,7 @@ def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> Non
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # rank 0 decides when this ends
     Thread(target=_end_with_rank_0, args=(lifeline,), name="parlay-watch", daemon=True).start()
+    search_seldom()
     log.configure()
     with Connection(orders) as connection:
         own = msgspec.msgpack.decode(connection.recv_bytes(), type=Assignment)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from parlay.server.garbage_collection import give_memory_back
+from parlay.garbage_collection import give_memory_back
 from parlay.text.tokenizer import TextCodec
 
 T = TypeVar("T")

@@ -14,9 +14,9 @@ import zmq
 from parlay import env, log
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ParlayError
+from parlay.garbage_collection import leave_out_what_is_loaded, search_seldom
 from parlay.link.protocol import Alive, EngineLoading, Failure, encode
 from parlay.log import logger
-from parlay.server.garbage_collection import leave_out_what_is_loaded
 from parlay.system import stay_on
 from parlay.types.progress import Progress
 
@@ -42,6 +42,7 @@ def main(
     # The front decides when to end: a terminal's interrupt and a service manager's SIGTERM reach both processes.
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
+    search_seldom()
     env.adopt(variables)
     stay_on(processors)  # so do all threads and ranks that are started from here on
     loaded = Event()

@@ -13,7 +13,10 @@ def leave_out_what_is_loaded() -> None:
 
 
 def search_seldom() -> None:
-    """Collect less often: a request's log-probabilities may be a million objects, and none of them garbage."""
+    """Collect less often: a start makes half a million objects, a request's log-probabilities may be a million.
+
+    None of them is garbage, and looking through them again and again takes a tenth of a start.
+    """
     gc.set_threshold(20_000, 20, 20)
 
 
