@@ -2,7 +2,8 @@
 //
 // Source: ggml's block structs and their dequantisation, version 3 of the GGUF format. A weight is scale * code (the
 // code less an offset, or looked up) plus, in some formats, a minimum. `group` inputs share scale and minimum. In a
-// format that is `nested` these are small integers, and 256 inputs share the factors on them.
+// format that is `nested` these are small integers, and 256 inputs share the factors on them; `unit` is a further
+// factor, of all blocks. Where a file stores the place of several codes in a book of them, the caller has the book.
 //
 // A panel is kPanel outputs, packed block after block of inputs, in one stream:
 //   factors       half [kPanel], of the scales; as bfloat16 in formats whose scales are powers of two
@@ -33,9 +34,16 @@ struct Fields {
   half factor, least_factor;
   int8_t scale[kMostGroups];
   uint8_t least[kMostGroups];
+  const uint8_t* book;  // codes without their highest bits, entry after entry
 };
 
 constexpr int8_t kTable[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// By code: a size of a book, and above it whether it is negative; or one of {-1, 0, 1}, and above it what is added to it,
+// an eighth or minus an eighth.
+constexpr int8_t kThree[16] = {8, 25, 43, 0, -8, -25, -43, 0};
+constexpr int8_t kEight[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
+constexpr int8_t kOdd[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+constexpr int8_t kMoved[16] = {-7, 1, 9, 0, -9, -1, 7, 0};
 constexpr int8_t kMicro[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // E2M1, doubled
 
 template <int bits_, int group_, int offset_, bool least_, bool nested_, bool looked_up_ = false, bool shared_ = false>
@@ -44,6 +52,7 @@ struct Format {
   static constexpr bool least = least_, nested = nested_, looked_up = looked_up_, shared = shared_;
   typedef fp16 Factor;
   static constexpr const int8_t* table = kTable;
+  static constexpr float unit = 1;
   static constexpr bool wide = bits == 8 || looked_up;  // codes, as products take them, fill a byte
   static constexpr int block = nested ? kWide : kChunk, groups = block / group, chunks = block / kChunk;
   // Bytes of a panel's block.
@@ -124,13 +133,18 @@ struct Q8_0 : Format<8, 32, 128, false, false> {
   }
 };
 
+// Codes of 256 inputs from pairs of bits: of every 32 bytes the lowest ones first.
+PARLAY_INLINE void split_pairs(const uint8_t* from, uint8_t* code) {
+  for (int i = 0; i < kWide; i += 32)
+    for (int j = 0; j < 32; ++j) code[i + j] = from[i / 128 * 32 + j] >> i % 128 / 32 * 2 & 3;
+}
+
 struct Q2_K : Format<2, 16, 0, true, true, false, true> {
   static constexpr int stored = 84;
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b + 80), f.least_factor = half_at(b + 82);
     for (int g = 0; g < groups; ++g) f.scale[g] = b[g] & 15, f.least[g] = b[g] >> 4;
-    for (int i = 0; i < block; i += 32)
-      for (int j = 0; j < 32; ++j) f.code[i + j] = b[16 + i / 128 * 32 + j] >> i % 128 / 32 * 2 & 3;
+    split_pairs(b + 16, f.code);
   }
 };
 
@@ -221,7 +235,139 @@ struct MXFP4 : Format<4, 32, 128, false, false, true> {
   }
 };
 
-// Calls f with an object of a kind's format. Kinds have the numbers that GGUF files give them.
+// Codes of `count` inputs: an entry of a book, with a bit of `above` upon each.
+template <int count, int place>
+PARLAY_INLINE void take(const uint8_t* book, int entry, int above, uint8_t* code) {
+  for (int i = 0; i < count; ++i) code[i] = (uint8_t)(book[entry * count + i] | (above >> i & 1) << place);
+}
+
+// Signs of eight inputs, of which seven are stored: an even number is negative.
+PARLAY_INLINE int signs_of(uint32_t seven) { return (int)(seven | (uint32_t)__builtin_parity(seven) << 7); }
+
+PARLAY_INLINE int nibble(const uint8_t* from, int i) { return from[i / 2] >> i % 2 * 4 & 15; }
+
+struct IQ2_XXS : Format<3, 32, 128, false, true, true> {
+  static constexpr const int8_t* table = kThree;
+  static constexpr float unit = 0.125f;
+  static constexpr int stored = 66;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b);
+    for (int g = 0; g < groups; ++g) {
+      uint32_t rest;  // four times seven signs, and four bits of the scale
+      memcpy(&rest, b + 6 + g * 8, 4);
+      f.scale[g] = (int8_t)((rest >> 28) * 2 + 1);
+      for (int k = 0; k < 4; ++k) take<8, 2>(f.book, b[2 + g * 8 + k], signs_of(rest >> k * 7 & 127), f.code + g * 32 + k * 8);
+    }
+  }
+};
+
+struct IQ2_XS : Format<3, 16, 128, false, true, true> {
+  static constexpr const int8_t* table = kThree;
+  static constexpr float unit = 0.125f;
+  static constexpr int stored = 74;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b);
+    for (int g = 0; g < groups; ++g) f.scale[g] = (int8_t)(nibble(b + 66, g) * 2 + 1);
+    for (int k = 0; k < block / 8; ++k) {
+      const uint16_t both = half_at(b + 2 + k * 2);
+      take<8, 2>(f.book, both & 511, signs_of(both >> 9), f.code + k * 8);
+    }
+  }
+};
+
+struct IQ2_S : Format<3, 16, 128, false, true, true> {
+  static constexpr const int8_t* table = kThree;
+  static constexpr float unit = 0.125f;
+  static constexpr int stored = 82;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b);
+    for (int g = 0; g < groups; ++g) f.scale[g] = (int8_t)(nibble(b + 74, g) * 2 + 1);
+    for (int k = 0; k < block / 8; ++k)
+      take<8, 2>(f.book, b[2 + k] | (b[66 + k / 4] >> k % 4 * 2 & 3) << 8, b[34 + k], f.code + k * 8);
+  }
+};
+
+struct IQ3_XXS : Format<4, 32, 128, false, true, true> {
+  static constexpr const int8_t* table = kEight;
+  static constexpr float unit = 0.25f;
+  static constexpr int stored = 98;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b);
+    for (int g = 0; g < groups; ++g) {
+      uint32_t rest;  // as above
+      memcpy(&rest, b + 66 + g * 4, 4);
+      f.scale[g] = (int8_t)((rest >> 28) * 2 + 1);
+      for (int k = 0; k < 8; ++k)
+        take<4, 3>(f.book, b[2 + g * 8 + k], signs_of(rest >> k / 2 * 7 & 127) >> k % 2 * 4, f.code + g * 32 + k * 4);
+    }
+  }
+};
+
+struct IQ3_S : Format<4, 32, 128, false, true, true> {
+  static constexpr const int8_t* table = kOdd;
+  static constexpr int stored = 110;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b);
+    for (int g = 0; g < groups; ++g) f.scale[g] = (int8_t)(nibble(b + 106, g) * 2 + 1);
+    for (int k = 0; k < block / 4; ++k)
+      take<4, 3>(f.book, b[2 + k] | (b[66 + k / 8] >> k % 8 & 1) << 8, nibble(b + 74, k), f.code + k * 4);
+  }
+};
+
+struct IQ1_S : Format<3, 32, 128, false, true, true> {
+  static constexpr const int8_t* table = kMoved;
+  static constexpr float unit = 0.125f;
+  static constexpr int stored = 50;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b);
+    for (int g = 0; g < groups; ++g) {
+      const uint16_t rest = half_at(b + 34 + g * 2);
+      f.scale[g] = (int8_t)((rest >> 12 & 7) * 2 + 1);
+      for (int k = 0; k < 4; ++k)
+        take<8, 2>(f.book, b[2 + g * 4 + k] | (rest >> k * 3 & 7) << 8, rest >> 15 ? 255 : 0, f.code + g * 32 + k * 8);
+    }
+  }
+};
+
+struct IQ1_M : Format<3, 16, 128, false, true, true> {
+  static constexpr const int8_t* table = kMoved;
+  static constexpr float unit = 0.125f;
+  static constexpr int stored = 56;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = 0;  // four bits of it are above each four scales
+    for (int w = 0; w < 4; ++w) f.factor |= (half)(half_at(b + 48 + w * 2) >> 12 << w * 4);
+    for (int g = 0; g < groups; ++g) f.scale[g] = (int8_t)((half_at(b + 48 + g / 4 * 2) >> g % 4 * 3 & 7) * 2 + 1);
+    for (int k = 0; k < block / 8; ++k) {
+      const int high = nibble(b + 32, k);
+      take<8, 2>(f.book, b[k] | (high & 7) << 8, high >> 3 ? 255 : 0, f.code + k * 8);
+    }
+  }
+};
+
+struct TQ1_0 : Format<2, 32, 1, false, true> {
+  static constexpr int stored = 54;
+  // Five or four digits to the base 3 of each byte, as a fraction of 256; the first ones of all bytes come first.
+  static void split_threes(const uint8_t* from, int count, int digits, uint8_t* code) {
+    for (int digit = 0, power = 1; digit < digits; ++digit, power *= 3)
+      for (int i = 0; i < count; ++i) code[digit * count + i] = (uint8_t)((uint8_t)(from[i] * power) * 3 >> 8);
+  }
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b + 52);
+    for (int g = 0; g < groups; ++g) f.scale[g] = 1;
+    split_threes(b, 32, 5, f.code), split_threes(b + 32, 16, 5, f.code + 160), split_threes(b + 48, 4, 4, f.code + 240);
+  }
+};
+
+struct TQ2_0 : Format<2, 32, 1, false, true> {
+  static constexpr int stored = 66;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b + 64);
+    for (int g = 0; g < groups; ++g) f.scale[g] = 1;
+    split_pairs(b, f.code);
+  }
+};
+
+// Calls f with an object of the format of a kind's panels. Kinds have the numbers that GGUF files give them.
 template <class F>
 PARLAY_INLINE void with_format(int kind, F f) {
   switch (kind) {
@@ -235,9 +381,28 @@ PARLAY_INLINE void with_format(int kind, F f) {
     case 12: return f(Q4_K());
     case 13: return f(Q5_K());
     case 14: return f(Q6_K());
+    case 16: return f(IQ2_XXS());
+    case 18: return f(IQ3_XXS());
+    case 19: return f(IQ1_S());
     case 20: return f(IQ4_NL());
+    case 21: return f(IQ3_S());
+    case 17:
+    case 22: return f(IQ2_S());
     case 23: return f(IQ4_XS());
+    case 29: return f(IQ1_M());
+    case 34:
+    case 35: return f(TQ2_0());
     case 39: return f(MXFP4());
+  }
+}
+
+// The same of its blocks in files: two kinds have panels like another one's.
+template <class F>
+PARLAY_INLINE void with_stored(int kind, F f) {
+  switch (kind) {
+    case 17: return f(IQ2_XS());
+    case 34: return f(TQ1_0());
+    default: return with_format(kind, f);
   }
 }
 
@@ -293,10 +458,11 @@ int64_t packed_bytes(int64_t inputs, int kind) {
 
 // Panels begin..end of a weight as a file stores it; outputs that fill up the last one are zero.
 void pack(const PackArgs& a, int64_t begin, int64_t end) {
-  with_format(a.kind, [&](auto format) {
+  with_stored(a.kind, [&](auto format) {
     typedef decltype(format) F;
     const int64_t blocks = a.inputs / F::block;
     Fields f;
+    f.book = (const uint8_t*)a.book;
     for (int64_t panel = begin; panel < end; ++panel) {
       uint8_t* to = (uint8_t*)a.out + panel * blocks * F::bytes;
       memset(to, 0, blocks * F::bytes);
@@ -335,7 +501,7 @@ void unpack_rows(const UnpackArgs& a, int64_t begin, int64_t end) {
     T* out = (T*)a.out + row * a.inputs;
     for (int64_t block = 0; block < blocks; ++block) {
       const uint8_t* at = (const uint8_t*)a.weight + (output / kPanel * blocks + block) * F::bytes;
-      const float factor = to_float(typename F::Factor{half_at(at + lane * sizeof(half))});
+      const float factor = to_float(typename F::Factor{half_at(at + lane * sizeof(half))}) * F::unit;
       const float least_factor = F::least ? half_to_float(half_at(at + (kPanel + lane) * sizeof(half))) : 0;
       for (int64_t chunk = 0; chunk < F::chunks; ++chunk) {
         float value[kChunk];

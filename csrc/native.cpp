@@ -99,11 +99,11 @@ void record(Tape& tape, const nb::typed<nb::callable, nb::object()>& work) {
   work();
 }
 
-// Lays out blocks `[outputs, bytes]` in panels, as `linear` reads them.
-void pack(const Tensor& stored, const Tensor& out, int64_t inputs, int kind) {
+// Lays out blocks `[outputs, bytes]` in panels, as `linear` reads them. `book` has the codes of kinds that store places.
+void pack(const Tensor& stored, const Tensor& out, int64_t inputs, int kind, const std::optional<Tensor>& book) {
   const int64_t outputs = stored.size(0), panels = (outputs + kPanel - 1) / kPanel;
   const PackArgs a = {stored.as<uint8_t>(), out.as<uint8_t>({panels, table->packed_bytes(inputs, kind)}), inputs,
-                      outputs, kind};
+                      outputs, kind, book ? book->as<uint8_t>() : nullptr};
   nb::gil_scoped_release others;
   deal_rows(panels, outputs * inputs * 2, [&](int64_t begin, int64_t end) { table->pack(a, begin, end); });
 }
@@ -258,7 +258,8 @@ NB_MODULE(_native, m) {
   bind_operations(m);
   m.def("packed_bytes", [](int64_t inputs, int kind) { return table->packed_bytes(inputs, kind); }, arg("inputs"),
         arg("kind"));
-  m.def("pack", &pack, arg("stored"), arg("out"), arg("inputs"), arg("kind"));
+  m.def("pack", &pack, arg("stored"), arg("out"), arg("inputs"), arg("kind"),
+        arg("book").none());
   m.def("quantise", &quantise, arg("plain"), arg("out"), arg("kind"));
   m.def("philox", &philox, arg("counter"), arg("key"));
   m.def("probe_read", &probe_read, arg("values"), arg("ahead"));

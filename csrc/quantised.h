@@ -471,6 +471,7 @@ __attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride
             const int part = first + p, output = part * kWidth;
             Vec scale = load((const typename F::Factor*)block + output), least;
             const uint8_t* small = block + F::factors + group * kPanel + output;
+            if constexpr (F::unit != 1) scale = scale * splat(F::unit);
             if constexpr (F::nested) scale = scale * load_scales<F>(small);
             if constexpr (F::least) least = load((const fp16*)block + kPanel + output);
             if constexpr (F::least && F::nested) least = (least * splat(-1.f)) * load_minimums<F>(small);

@@ -272,6 +272,7 @@ struct PackArgs {
   void* out;
   int64_t inputs, outputs;
   int kind;
+  const void* book;  // of codes [entries, inputs of an entry], where a kind has one
 };
 
 struct QuantiseArgs {

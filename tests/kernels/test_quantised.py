@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from parlay.kernels._native import packed_bytes
 from parlay.kernels.base import Kernels
 from parlay.kernels.quantised import product, quantise
 from parlay.kernels.reference import ReferenceKernels
@@ -52,6 +53,7 @@ def test_the_largest_sums_fit(native: Kernels, reference: ReferenceKernels, kind
     ordinary = random_blocks(kind, 64, 512, seed=1).parts[0].data.view(-1, kind.size)
     blocks = torch.full_like(ordinary, 255)
     places = [i for at in kind.factors for i in (at, at + 1)] + ([] if kind.exponent is None else [kind.exponent])
+    places += [] if kind.nibbles is None else [kind.nibbles + i for i in range(8)]
     blocks[:, places] = ordinary[:, places]
     weight = Weight((Part(kind, blocks.view(64, -1)),))
     x = torch.full((8, 512), sign)
@@ -142,3 +144,9 @@ def test_experts_are_quantised_layers(kernels: Kernels) -> None:
         expected = torch.empty(1, 48, dtype=torch.bfloat16)
         kernels.linear(x[i // 2][None], weights[number], expected)
         assert same_bits(out[i][None], expected)
+
+
+def test_memory_is_what_is_counted_with() -> None:
+    """But for small scales and exponents, of which panels have a byte or two each."""
+    for kind in COMPUTED:
+        assert 1 <= packed_bytes(kind.block, kind.number) / 32 / kind.memory <= 1.06, kind

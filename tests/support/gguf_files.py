@@ -117,7 +117,7 @@ def to_blocks(tensor: Tensor, kind: str, seed: int = 0) -> np.ndarray:
     """Return a tensor's bytes as a file stores them, `[rows, bytes a row]`."""
     if kind == "BF16":
         return tensor.bfloat16().contiguous().view(torch.int16).numpy().view(np.uint8)
-    if kind.endswith("_K") or kind.startswith(("IQ", "Q1")):
+    if kind.endswith("_K") or kind.startswith(("IQ", "Q1", "TQ")):
         return random_blocks(kind, (*tensor.shape[:-1], tensor.shape[-1]), seed)
     return gguf.quants.quantize(tensor.float().numpy(), GGMLQuantizationType[kind]).view(np.uint8)
 
@@ -129,10 +129,14 @@ def random_blocks(kind: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     rows = int(np.prod(shape[:-1]))
     blocks = rng.integers(0, 256, (rows, shape[-1] // elements, width), dtype=np.uint8)
     two = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (width - 4, width - 2)}
-    places = two | {"Q3_K": (width - 2,), "Q6_K": (width - 2,)}
+    last = (width - 2,)
+    places = two | {"Q3_K": last, "Q6_K": last, "TQ1_0": last, "TQ2_0": last, "IQ1_M": ()}
     for at in places.get(kind, (0,)):
         scale = rng.uniform(1e-4, 4e-4, blocks.shape[:2]).astype(np.float16)
         blocks[..., at : at + 2] = scale[..., None].view(np.uint8)
+    if kind == "IQ1_M":  # the upper halves of every second byte are a scale of 2e-4
+        for place, four in zip((-7, -5, -3, -1), (0, 9, 10, 0), strict=True):
+            blocks[..., place] = blocks[..., place] & 15 | four << 4
     return blocks.reshape(*shape[:-1], -1)
 
 

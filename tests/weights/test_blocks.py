@@ -57,6 +57,10 @@ def test_a_factor_that_is_no_number_is_found(kind: Kind) -> None:
             last = data[1].view(-1, kind.size)[-1]
             last[at], last[at + 1] = bits & 255, bits >> 8
             assert not Weight((Part(kind, data),)).finite()
+    if kind.nibbles is not None:
+        data = weight.parts[0].data.clone()
+        data[1].view(-1, kind.size)[-1, kind.nibbles + 5 :: 2] = torch.tensor([0xC5, 0x75], dtype=torch.uint8)
+        assert not Weight((Part(kind, data),)).finite()
     if kind.exponent is not None:
         data = weight.parts[0].data.clone()
         data[1].view(-1, kind.size)[-1, kind.exponent] = 253

@@ -262,7 +262,7 @@ class Checkpoint:
         total = 0
         for name, shape in shapes.items():
             kind, numbers = None if name in plain else self.kind(name), math.prod(shape)
-            total += numbers * dtype.itemsize if kind is None else numbers // kind.block * kind.size
+            total += numbers * dtype.itemsize if kind is None else numbers // kind.block * kind.memory
         return total
 
     def read_weight(self, name: str, dtype: torch.dtype) -> Weight:

@@ -58,7 +58,7 @@ def widths(config: ModelConfig, dtype: torch.dtype) -> Widths:
     if not kinds:
         return Widths(dtype.itemsize, dtype.itemsize)
     shapes = weight_shapes(config)
-    size = {name: kind.size / kind.block for name, kind in kinds.items()}
+    size = {name: kind.memory / kind.block for name, kind in kinds.items()}
     head = next(n for n in shapes if n.endswith("embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"))
     layers = [name for name in size if ".layers." in name]
     if not layers:

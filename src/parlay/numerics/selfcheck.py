@@ -168,6 +168,8 @@ def random_blocks(kind: Kind, outputs: int, inputs: int, seed: int) -> Weight:
     for at in kind.factors:
         factors = torch.randint(0x2000, 0x3000, (len(blocks), 1), generator=generator, dtype=torch.int16)
         blocks[:, at : at + 2] = factors.view(torch.uint8)
+    if kind.nibbles is not None:
+        blocks[:, kind.nibbles + 7] = blocks[:, kind.nibbles + 7] & 15 | 0x20
     if kind.exponent is not None:
         blocks[:, kind.exponent] = 120 + blocks[:, kind.exponent] % 4
     return Weight((Part(kind, blocks.view(outputs, -1)),))

@@ -38,7 +38,7 @@ def _bytes(config: ModelConfig, dtype: torch.dtype, shapes: Mapping[str, tuple[i
         if name in absorbed:
             total += absorbed[name]
         elif kind is not None:
-            total += numbers // kind.block * kind.size
+            total += numbers // kind.block * kind.memory
         else:
             # A tied head is stored a second time, packed for the kernels, beside the embedding.
             twice = config.tie_embeddings and name.endswith("embed_tokens.weight")

@@ -49,6 +49,10 @@ class Part:
         blocks = self.data.view(-1, self.kind.size)
         if self.kind.exponent is not None and bool((blocks[:, self.kind.exponent] > _MOST_EXPONENT).any()):
             return False
+        if self.kind.nibbles is not None:  # an exponent of all bits is none
+            highest = blocks[:, [self.kind.nibbles + 7, self.kind.nibbles + 5]] >> 4
+            if bool(((highest[:, 0] & 7) << 4 | highest[:, 1]).ge(0x7C).any()):
+                return False
         return all(
             bool(blocks[:, at : at + 2].contiguous().view(torch.float16).isfinite().all()) for at in self.kind.factors
         )

@@ -12,11 +12,14 @@ from parlay.kernels.triton import linear
 from parlay.kernels.triton.blocks import BlockPart, layout_of
 from parlay.kernels.triton.linear import TritonLinear
 from parlay.numerics.selfcheck import random_blocks
+from parlay.weights.blocks import unpack
 from parlay.weights.kinds import BY_NAME, COMPUTED, Kind
 from parlay.weights.quantise import to_int4, to_int8
 from parlay.weights.weight import Part, Weight
 
-kinds = pytest.mark.parametrize("kind", COMPUTED, ids=str)
+# One of each layout: how blocks of the others are read is the twin's affair.
+LAYOUTS = {layout_of(kind): kind for kind in reversed(COMPUTED)}
+kinds = pytest.mark.parametrize("kind", LAYOUTS.values(), ids=str)
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 
@@ -130,6 +133,15 @@ def test_experts(device: torch.device, dtype: torch.dtype, monkeypatch: pytest.M
     experts([mixed(10 * i, dtype) for i in range(3)], (0, 2, 2, 1), random(2, 256, dtype=dtype, seed=9))
     micro = [random_blocks(BY_NAME["MXFP4"], 40, 160, seed) for seed in range(2)]
     experts(micro, (1, 0), random(2, 160, dtype=dtype, seed=9))
+
+
+def test_layouts_hold_what_blocks_do() -> None:
+    for kind in COMPUTED:
+        layout, blocks = layout_of(kind), unpack(kind, random_blocks(kind, 2, 512, seed=1).parts[0].data.numpy())
+        assert (layout.group, layout.least) == (blocks.group, blocks.least is not None), kind
+        if layout.base is not None:
+            codes = blocks.levels - layout.base
+            assert 0 <= codes.min() <= codes.max() < 1 << layout.bits, kind
 
 
 @kinds

@@ -60,8 +60,10 @@ class BlockLayout:
         return self.bits + 8 * self.scale.itemsize * (2 if self.least else 1) / self.group
 
 
-_NIBBLES = {"Q4_0": -8, "Q4_1": 0, "Q2_K": 0, "Q3_K": -4, "Q4_K": 0, "MXFP4": None}  # and their base
-_SIXTEEN = ("Q2_K", "Q3_K", "Q6_K")  # inputs that share a scale; of other kinds twice as many
+# Kinds of four bits or less, and their base.
+_NIBBLES = {"Q4_0": -8, "Q4_1": 0, "Q2_K": 0, "Q3_K": -4, "Q4_K": 0, "TQ1_0": -1, "TQ2_0": -1, "MXFP4": None}
+# Those of whose inputs sixteen share a scale; of others twice as many do.
+_SIXTEEN = ("Q2_K", "Q3_K", "Q6_K", "IQ2_XS", "IQ2_S", "IQ1_M")
 _WITH_LEAST = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 
 
