@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay.kernels._native import packed_bytes
 from parlay.kernels.base import Kernels
 from parlay.kernels.quantised import product, quantise
 from parlay.kernels.reference import ReferenceKernels
@@ -148,5 +147,7 @@ def test_experts_are_quantised_layers(kernels: Kernels) -> None:
 
 def test_memory_is_what_is_counted_with() -> None:
     """But for small scales and exponents, of which panels have a byte or two each."""
+    from parlay.kernels import _native
+
     for kind in COMPUTED:
-        assert 1 <= packed_bytes(kind.block, kind.number) / 32 / kind.memory <= 1.06, kind
+        assert 1 <= _native.packed_bytes(kind.block, kind.number) / 32 / kind.memory <= 1.06, kind

@@ -70,6 +70,14 @@ CASES: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
         [("weather", '{"city": "Oslo"}')],
     ),
     "without json": (f"{CALLS} to=functions.f<|channel|>commentary<|message|>{{}}", "Ask.", "", [("f", "{}")]),
+    # As models write at times (vllm-project/vllm#42454).
+    "a bare name on another channel": (
+        '<|channel|>analysis to=weather code<|message|>{"city": "Oslo"}<|call|>',
+        "",
+        "",
+        [("weather", '{"city": "Oslo"}')],
+    ),
+    "another tool's name": ("<|channel|>analysis to=python code<|message|>1+1<|call|>", "1+1", "", []),
     "a preamble": (
         "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.f"
         "<|message|>{}<|call|>",

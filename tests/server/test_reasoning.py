@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from parlay.checkpoints.find import find_model
 from parlay.server.openai.chat import ChatShape
 from parlay.server.openai.choice import News
-from parlay.server.openai.reasoning import MARKS, Marks, ReasoningReader, marks_of, reasoning_grammar
+from parlay.server.openai.reasoning import MARKS, Calls, Marks, ReasoningReader, marks_of, reasoning_grammar
 from parlay.server.openai.tool_formats import FORMATS
 from parlay.server.openai.tool_readers import reader_of
 from parlay.server.openai.tools import Tools
@@ -21,6 +21,10 @@ from parlay.types.structured import StructuredOutputsParams
 
 THINK, R1, GRANITE, COHERE, GEMMA = (
     MARKS[name] for name in ("qwen3", "deepseek_r1", "granite", "cohere_command3", "gemma4")
+)
+GRANITE_33, APRIEL, APERTUS, DEEPSEEK, HY3, KIMI, MINIMAX, SOLAR = (
+    MARKS[name]
+    for name in ("granite33", "apriel", "apertus", "deepseek_v4", "hy_v3", "kimi_k3", "minimax_m3", "solar_open")
 )
 assert THINK is not None
 assert R1 is not None
@@ -30,8 +34,8 @@ assert GEMMA is not None
 TOKENIZER = Tokenizer.from_file(str(find_model("tiny-code") / "tokenizer.json"))
 
 
-def split(marks: Marks, prompt: str, pieces: list[str]) -> tuple[str, str]:
-    reader = ReasoningReader(marks, prompt, TOKENIZER)
+def split(marks: Marks, prompt: str, pieces: list[str], calls: Calls | None = None) -> tuple[str, str]:
+    reader = ReasoningReader(marks, prompt, TOKENIZER, calls)
     parts = [reader.feed(piece, i == len(pieces) - 1) for i, piece in enumerate(pieces)]
     return "".join(r for r, _ in parts), "".join(a for _, a in parts)
 
@@ -63,6 +67,32 @@ def split(marks: Marks, prompt: str, pieces: list[str]) -> tuple[str, str]:
         (GEMMA, "?", "<|channel>thought\n<channel|>Yes.", "", "Yes."),  # as larger models write without reasoning
         (GEMMA, "?<|channel>thought\n<channel|>", "Yes.", "", "Yes."),  # as its template ends a prompt without it
         (GEMMA, "?", "Yes.", "", "Yes."),
+        (THINK, "?", "</think>\n\nYes.", "", "Yes."),
+        (GRANITE_33, "?", "<think>Well.</think>\n\n<response>Yes: <response>.</response>\n", "Well.",
+         "Yes: <response>."),
+        (GRANITE_33, "?", "<think>Well.</think>Yes </response> or", "Well.", "Yes </response> or"),
+        (GRANITE_33, "?", "<think>Well.</think><resp", "Well.", "<resp"),
+        (GRANITE_33, "?", "<response>Yes.</response>", "", "<response>Yes.</response>"),  # what a user asked for
+        (APRIEL, "?\nHere are my reasoning steps:\n", "Well.\n[BEGIN FINAL RESPONSE]\nYes.", "Well.\n", "Yes."),
+        (APRIEL, "?", "Here are my reasoning steps:\nWell.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]\n",
+         "\nWell.\n", "Yes."),
+        (APERTUS, "?", "<|inner_prefix|>Well.<|inner_suffix|>Yes.", "Well.", "Yes."),
+        (APERTUS, "?", '<|inner_prefix|>Well.<|tools_prefix|>[{"f": {}}]<|tools_suffix|>', "Well.",
+         '<|tools_prefix|>[{"f": {}}]<|tools_suffix|>'),
+        (DEEPSEEK, "?<think>", "Well.</think>Yes.", "Well.", "Yes."),
+        (DEEPSEEK, "?<think>", "Well.<\uff5cDSML\uff5ctool_calls>\n", "Well.", "<\uff5cDSML\uff5ctool_calls>\n"),
+        (HY3, "?<think:opensource>", "Well.</think:opensource>Yes.", "Well.", "Yes."),
+        (HY3, "?<think:opensource></think:opensource>", "Yes.", "", "Yes."),
+        (KIMI, "?<|open|>think<|sep|>", "Well.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response"
+         "<|sep|><|close|>message<|sep|>", "Well.", "Yes."),
+        (KIMI, "?<|open|>response<|sep|>", "A response.<|close|>response<|sep|><|close|>message<|sep|>", "",
+         "A response."),
+        (MINIMAX, "?", "<mm:think>Well.</mm:think>Yes.", "Well.", "Yes."),
+        (MINIMAX, "?", "</mm:think>Yes.", "", "Yes."),
+        (MINIMAX, "?", "<mm:think>Well.]<]minimax[>[<tool_call>", "Well.", "]<]minimax[>[<tool_call>"),
+        (SOLAR, "?<|begin|>assistant", "<|think|>Well.<|end|><|begin|>assistant<|content|>Yes.<|end|>", "Well.",
+         "Yes."),
+        (SOLAR, "?<|think|><|end|><|begin|>assistant", "<|content|>Yes.<|end|>", "", "Yes."),
         (
             GRANITE,
             "",
@@ -82,6 +112,40 @@ def test_any_cut_gives_the_same_parts(
         assert split(marks, prompt, pieces) == (reasoning, text)
 
 
+TOOLS = Tools({"f": {"type": "object"}}, "auto")
+CALL, OTHER = '<tool_call>{"name": "f", "arguments": {"a": "b"}}</tool_call>', '<tool_call>{"name": "g"}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("answer", "reasoning", "text"),
+    [
+        (f"<think>Well.\n{CALL}", "Well.\n", CALL),
+        (f"<think>{OTHER} or <tool_call>, {CALL}\n{CALL}\n", f"{OTHER} or <tool_call>, ", f"{CALL}\n{CALL}\n"),
+        (f"<think>I could write {CALL}, or not.", f"I could write {CALL}, or not.", ""),
+        (f"<think>I could write {CALL}, but {CALL}", f"I could write {CALL}, but ", CALL),
+        (f"<think>I write {CALL}</think>\n\n{CALL}", f"I write {CALL}", CALL),
+        (f"<think>I write {CALL[:45]}", "I write ", CALL[:45]),
+        ("<think>I write <tool_call>", "I write <tool_call>", ""),
+        (f"Yes. {CALL}", "", f"Yes. {CALL}"),
+    ],
+)
+@given(data=st.data())
+def test_calls_behind_reasoning_without_an_end(answer: str, reasoning: str, text: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
+    for places in (cuts, range(1, len(answer))):
+        pieces = [answer[a:b] for a, b in zip([0, *places], [*places, len(answer)], strict=True)]
+        assert split(THINK, "?", pieces, (TOOLS, FORMATS["hermes"])) == (reasoning, text)
+
+
+def test_tokens_of_reasoning_before_calls() -> None:
+    for thought in ("Well.", f"I could write {CALL}, but no.\n"):
+        before, after = (TOKENIZER.encode(part).ids for part in (f"<think>{thought}", CALL))
+        reader = ReasoningReader(THINK, "?", TOKENIZER, (TOOLS, FORMATS["hermes"]))
+        for i, token in enumerate((*before, *after)):
+            reader.feed(TOKENIZER.decode([token]), i + 1 == len(before) + len(after), [token])
+        assert reader.tokens == len(before)
+
+
 LONG = "so it goes on, " * 200
 
 
@@ -98,6 +162,8 @@ LONG = "so it goes on, " * 200
         (R1, "</think>", "x y z"),
         (GRANITE, "", f"Here is my thought process: {LONG} Here is my response: 42 and more"),
         (GRANITE, "", "Here's my thought process: Hm. Here's my response: 42. Here is my response: 43"),
+        (DEEPSEEK, "<think>", "Hm.\n\n<\uff5cDSML\uff5ctool_calls>\n"),
+        (MINIMAX, "", "</mm:think>a b c"),
     ],
 )
 @given(data=st.data())
@@ -117,9 +183,29 @@ def test_tokens_of_reasoning_are_those_up_to_its_end(
 
 @cache
 def tokens_to_the_end(marks: Marks, answer: str) -> int:
-    tokens = TOKENIZER.encode(answer).ids
-    ends = (k for k in range(len(tokens) + 1) if any(m in TOKENIZER.decode(tokens[:k]) for m in marks.ends))
+    tokens, stops = TOKENIZER.encode(answer).ids, (*marks.ends, *marks.called)
+    ends = (k for k in range(len(tokens) + 1) if any(m in TOKENIZER.decode(tokens[:k]) for m in stops))
     return next(ends, len(tokens))
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{%- set thinking_start_token = '<think>' -%}{%- set dsml_token = '\uff5cDSML\uff5c' -%}", "deepseek_v4"),
+        (
+            "Write your thoughts between <think></think> and write your response between <response></response>",
+            "granite33",
+        ),
+        ("the final response after the marker [BEGIN FINAL RESPONSE].", "apriel"),
+        ("{%- set think_begin_token = '<think{}>'.format(HYTK) %}", "hy_v3"),
+        ("{{- open_tag('think') -}}{{- '<|end_of_msg|>' -}}", "kimi_k3"),
+        ("{%- set think_begin_token = '<mm:think>' -%}", "minimax_m3"),
+        ('{{- "<|begin|>assistant<|think|>" + message.reasoning + "<|end|>" }}', "solar_open"),
+        ("{%- set inner_token = '<|inner_prefix|>' -%}", "apertus"),
+    ],
+)
+def test_the_template_tells_the_marks(template: str, name: str) -> None:
+    assert marks_of("auto", template) is MARKS[name]
 
 
 def test_marks_by_name_and_by_template() -> None:
@@ -129,12 +215,13 @@ def test_marks_by_name_and_by_template() -> None:
     assert marks_of("auto", None) is None
     assert marks_of("none", "<think>") is None
     assert marks_of("mistral", None) == MARKS["mistral"]
+    assert marks_of("glm45", None) is THINK
 
 
 MISTRAL = MARKS["mistral"]
 assert MISTRAL is not None
 SPECIAL = Tokenizer.from_file(str(find_model("tiny-code") / "tokenizer.json"))
-SPECIAL.add_special_tokens(["[THINK]", "[/THINK]", "<|channel>", "<channel|>"])
+SPECIAL.add_special_tokens(["[THINK]", "[/THINK]", "<|channel>", "<channel|>", "<|open|>", "<|close|>", "<|sep|>"])
 
 
 @pytest.mark.parametrize(
@@ -162,6 +249,12 @@ SPECIAL.add_special_tokens(["[THINK]", "[/THINK]", "<|channel>", "<channel|>"])
         (GEMMA, "?", "<|channel>Well.<channel|>[12]", False),
         (GEMMA, "?<|channel>thought\n<channel|>", "[12]", True),
         (GEMMA, "?", "[12]", True),
+        (KIMI, "?<|open|>think<|sep|>", "Well, <b>.<|close|>think<|sep|>[12]", True),
+        (KIMI, "?<|open|>think<|sep|>", "Well.<|close|>response<|sep|>[12]", False),
+        (KIMI, "?<|open|>response<|sep|>", "[12]", True),
+        (HY3, "?<think:opensource>", "Well.</think:opensource>[12]", True),
+        (APRIEL, "?Here are my reasoning steps:", "Well.\n[BEGIN FINAL RESPONSE]\n[12]", True),
+        (MINIMAX, "?", "<mm:think>Well.</mm:think>[12]", True),
     ],
 )
 @pytest.mark.parametrize(

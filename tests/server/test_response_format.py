@@ -59,6 +59,17 @@ PLAIN, SPECIAL = (
         "<|tool_call>",
         "<tool_call|>",
         '<|"|>',
+        "\uff5cDSML\uff5c",
+        "]<]minimax[>[",
+        "<|open|>",
+        "<|close|>",
+        "<|sep|>",
+        "<|tool_calls|>",
+        "<|tool_call:begin|>",
+        "<|tool_call:name|>",
+        "<|tool_call:args|>",
+        "<|tool_call:end|>",
+        "<|calls|>",
     ),
 )
 
@@ -107,8 +118,62 @@ BEGIN, ONE, SEP, END, CLOSE = (  # DeepSeek's
     f"<\uff5ctool\u2581{name}\uff5c>"
     for name in ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
 )
+
+
+def dsml(calls: str, before: str = "") -> str:
+    """Return two calls as DeepSeek writes them, with a text that has the beginnings of marks."""
+    tag, close = f"<\uff5cDSML\uff5c{before}", f"</\uff5cDSML\uff5c{before}"
+    return (
+        f'{tag}{calls}>\n{tag}invoke name="get_weather">\n{tag}parameter name="city" string="true">Os</b> </lo'
+        f'{close}parameter>\n{tag}parameter name="days" string="false">2{close}parameter>\n{close}invoke>\n'
+        f'{tag}invoke name="now">\n\n{close}invoke>\n{close}{calls}>'
+    )
+
+
+NS = "]<]minimax[>["
+M3 = (
+    f'{NS}<tool_call>\n{NS}<invoke name="get_weather">{NS}<city>Os</b>lo{NS}</city>{NS}<days>2{NS}</days>'
+    f'{NS}</invoke>\n{NS}<invoke name="now">{NS}</invoke>\n{NS}</tool_call>'
+)
+K3 = (
+    '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"'
+    '<|sep|>Os</b>lo<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>2<|close|>argument'
+    '<|sep|><|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+)
+SOLAR = (
+    '<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{"city": "Oslo"}'
+    "<|tool_call:end|><|tool_call:begin|>0000000000<|tool_call:name|>now<|tool_call:args|>{}<|tool_call:end|><|calls|>"
+)
+HY3 = (
+    "<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n<arg_key:opensource>city"
+    "</arg_key:opensource>\n<arg_value:opensource>Oslo</arg_value:opensource>\n</tool_call:opensource>\n"
+    "<tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>"
+)
+ODD_CITY = ("get_weather", {"city": "Os</b>lo", "days": 2})
 # As the chat templates of the families write them.
 WRITTEN = [
+    *(
+        (name, tokens, text, [("get_weather", {"city": "Os</b> </lo", "days": 2}), ("now", {})])
+        for name, text in (
+            ("deepseek_v32", dsml("function_calls")),
+            ("deepseek_v4", dsml("tool_calls")),
+            ("deepseek_v41", dsml("calls", " ")),
+        )
+        for tokens in (PLAIN, SPECIAL)
+    ),
+    *(
+        (name, tokens, text, [city, ("now", {})])
+        for name, text, city in (("minimax_m3", M3, ODD_CITY), ("kimi_k3", K3, ODD_CITY), ("solar_open", SOLAR, OSLO))
+        for tokens in (PLAIN, SPECIAL)
+    ),
+    ("hy_v3", PLAIN, HY3, [OSLO, ("now", {})]),
+    ("minimax_m2", PLAIN, '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Oslo'
+     '</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>', [OSLO, ("now", {})]),
+    ("minimax", PLAIN, '<tool_calls>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n'
+     '{"name": "now", "arguments": {}}\n</tool_calls>', [OSLO, ("now", {})]),
+    ("apertus", PLAIN, '<|tools_prefix|>[{"get_weather": {"city": "Oslo"}}, {"now": {}}]<|tools_suffix|>',
+     [OSLO, ("now", {})]),
+    ("functionary_v31", PLAIN, '<function=get_weather>{"city": "Oslo", "days": 2}</function>', [TWO]),
     ("hermes", PLAIN, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>', [OSLO]),
     ("hermes", SPECIAL, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>', [OSLO]),
     ("hermes", PLAIN, '<tool_call>{"name":"now","arguments":{}}</tool_call>\n'
@@ -153,6 +218,8 @@ WRITTEN = [
     ("mistral", SPECIAL, '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}]', [TWO]),
     ("mistral", SPECIAL, '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}[TOOL_CALLS]now[ARGS]{}', [OSLO, ("now", {})]),
     ("mistral", PLAIN, '[TOOL_CALLS] [{"name": "now", "arguments": {}}]', [("now", {})]),
+    ("llama4_pythonic", PLAIN, '<|python_start|>[get_weather(city="Oslo"), now()]<|python_end|>',
+     [OSLO, ("now", {})]),
     ("pythonic", PLAIN, '[get_weather(city="Oslo", days=2)]', [TWO]),
     ("pythonic", PLAIN, "[get_weather(city='Oslo'), now()]", [OSLO, ("now", {})]),
 ]  # fmt: skip
@@ -169,6 +236,14 @@ def test_calls_may_be_written_beside_a_schema(name: str, tokens: Tokenizer, text
     anything = form(name, tokens, tools=TOOLS, response_format={"type": "json_object"})
     assert permitted(anything, text, tokens)
     assert read(anything, text) == ("", calls)
+
+
+@pytest.mark.parametrize("tokens", [PLAIN, SPECIAL])
+def test_tags_tell_the_types_of_the_schema(tokens: Tokenizer) -> None:
+    made = form("deepseek_v4", tokens, tools=TOOLS, response_format=by(ANSWER))
+    text = dsml("tool_calls")
+    assert not permitted(made, text.replace('string="true"', 'string="false"'), tokens)
+    assert not permitted(made, text.replace('string="false"', 'string="true"'), tokens)
 
 
 @pytest.mark.parametrize("name", FORMATS)

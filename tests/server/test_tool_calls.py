@@ -1,6 +1,7 @@
 """Calls in answers, however the answer is cut into pieces."""
 
 import json
+import re
 from time import process_time
 from typing import Any
 
@@ -14,6 +15,7 @@ from parlay.server.openai.tool_formats import FORMATS, format_of
 from parlay.server.openai.tool_readers import CallReader, FreeReader, NamedReader, reader_of
 from parlay.server.openai.tools import Tools, read_tools
 
+NS = "]<]minimax[>["  # before each of MiniMax-M3's tags
 TOOLS = Tools({"f": {"type": "object"}, "g": {"type": "object"}}, "auto")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "<tool_call>"}}\n</tool_call>'
 
@@ -68,10 +70,21 @@ def cut(answer: str, data: Any) -> list[str]:
         ('<tool_call>{"name": "h", "arguments": {}}</tool_call> <tool_call>{"name": "g", "arguments": {}}',
          '<tool_call>{"name": "h", "arguments": {}}</tool_call>', [("g", {})]),
         ('<tool_call>{"name": "f", "arguments": {"a": "\\"}"}</tool_call>', "", [("f", {"a": '"}'})]),
-        ('<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
+        ('<tool_call>{"name": "f"}</tool_call>', "", [("f", {})]),
+        ('<tool_call>{"type": "function", "name": "f"}', "", [("f", {})]),
+        ('<tool_call>{"name": "f", "a": 1}', '<tool_call>{"name": "f", "a": 1}', []),  # arguments in the wrong place
+        ('{"name": "f"}', '{"name": "f"}', []),  # any answer in JSON may have a name
+        ('<tool_call>{"name": "f", "arguments": ""}</tool_call>', "", [("f", {})]),
+        ('<tool_call>{"arguments": null, "name": "f"}</tool_call>', "", [("f", {})]),
+        ('<tool_call>{"name": "f", "arguments": "{\\n \\"a\\": \\"}\\\\n\\"}"}</tool_call>', "",
+         [("f", {"a": "}\n"})]),
+        ('<tool_call>{"name": "f", "arguments": "[1]"}', '<tool_call>{"name": "f", "arguments": "[1]"}', []),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}, "b</tool_call>',
          ', "b</tool_call>', [("f", {"a": 1})]),
         (" \n ", " \n ", []),
+        ('<tool_call>{"name": "f", "arguments": {\n"a": "if x:\n\ty = \\"}\\"\r\n",\n"b": {"c\n": 1}}}', "",
+         [("f", {"a": 'if x:\n\ty = "}"\r\n', "b": {"c\n": 1}})]),
+        ('<tool_call>{"arguments": {"a": "\n"}, "name": "f"}', "", [("f", {"a": "\n"})]),
     ],
 )  # fmt: skip
 @given(data=st.data())
@@ -108,6 +121,18 @@ PIECES = st.text(max_size=12) | st.sampled_from(
         "\n</parameter>",
         "<|python_start|>",
         "<|python_end|>",
+        f'{NS}<tool_call>{NS}<invoke name="f">',
+        f"{NS}<a>",
+        f"{NS}</a>",
+        f"{NS}</invoke>",
+        '<\uff5cDSML\uff5ctool_calls><\uff5cDSML\uff5cinvoke name="f">',
+        '<\uff5cDSML\uff5cparameter name="a" string="',
+        'true">',
+        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>',
+        '<|open|>argument key="a" type="number"<|sep|>',
+        "<tool_calls><tool_call>f<tool_sep>",
+        "<|tools_prefix|>",
+        '{"f": ',
     ]
 )
 
@@ -131,7 +156,11 @@ def test_the_pieces_change_nothing_and_nothing_is_lost(name: str, pieces: list[s
         rest = rest[at + len(found) :]
     if name in ("hermes", "llama3_json", "mistral"):  # the others have no JSON to be passed on
         for _, arguments in calls:
-            assert arguments in whole
+            assert escaped(arguments) in escaped(whole) or arguments == "{}"
+
+
+def escaped(text: str) -> str:
+    return re.sub(r"[\x00-\x1f]", lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def test_a_call_comes_as_it_grows() -> None:
@@ -160,7 +189,7 @@ def test_values_of_texts_come_as_they_grow() -> None:
         "</function>", "</tool_call>",
     ):  # fmt: skip
         texts.append("".join(p["function"]["arguments"] for p in reader.feed(piece, False) if isinstance(p, dict)))
-    assert texts == ["", '{"a": "x', '\\"y', "\\nz", '", "b": ', "12", "}", ""]
+    assert texts == ["", '{"a": "x', '\\"y', "\\nz", '", "b": ', "", "12}", ""]
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "qwen3_xml"])
@@ -168,6 +197,16 @@ def test_a_call_that_is_cut_off_has_its_arguments_so_far(name: str) -> None:
     mark = FORMATS[name].marks[0]
     answer = "Yes. " + mark + '{"name": "f", "arguments": {"a": "\\'
     assert feed(FreeReader(TOOLS, FORMATS[name]), [answer]) == ("Yes.", [("f", '{"a": "\\')])
+
+
+@pytest.mark.parametrize("name", ["qwen3_xml", "deepseek_v4", "minimax_m3", "kimi_k3", "hy_v3"])
+def test_a_text_that_is_cut_off_has_nothing_of_the_mark_behind_it(name: str) -> None:
+    answer = next(answer for form, answer, _ in RECORDED + RECENT if form == name and "Paris" in answer)
+    whole = '{"city": "Paris'
+    begin, end = answer.find("Paris"), answer.find("days")
+    found = {n: feed(FreeReader(WEATHER, FORMATS[name]), [answer[:n]])[1][0][1] for n in range(begin, end)}
+    assert all(whole.startswith(one.removesuffix('"')) for one in found.values())
+    assert whole in found.values()
 
 
 @pytest.mark.parametrize(
@@ -184,6 +223,9 @@ def test_a_call_that_is_cut_off_has_its_arguments_so_far(name: str) -> None:
         ("pythonic", "[f(a='", "')]"),
         ("qwen3_xml", "<tool_call><function=g><parameter=a>", "</parameter></function></tool_call>"),
         ("qwen3_xml", "<tool_call><function=f><parameter=a>", "</parameter></function></tool_call>"),
+        ("minimax_m3", f'{NS}<tool_call>{NS}<invoke name="f">{NS}<a>', f"{NS}</a>{NS}</invoke>"),
+        ("minimax_m3", f'{NS}<tool_call>{NS}<invoke name="g">{NS}<a>', f"{NS}</a>{NS}</invoke>"),
+        ("apertus", '<|tools_prefix|>[{"f": {"a": "', '"}}]'),
     ],
 )
 def test_long_answers_take_no_long_time(name: str, begin: str, end: str) -> None:
@@ -391,7 +433,194 @@ RECORDED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "answer", "expected"), RECORDED)
+def dsml(calls: str, before: str = "") -> str:
+    tag, close = f"<\uff5cDSML\uff5c{before}", f"</\uff5cDSML\uff5c{before}"
+    return (
+        f'{tag}{calls}>\n{tag}invoke name="weather">\n{tag}parameter name="city" string="true">Paris'
+        f"{close}parameter>\n"
+        f'{tag}parameter name="days" string="false">2{close}parameter>\n{close}invoke>\n'
+        f'{tag}invoke name="time">\n\n{close}invoke>\n{close}{calls}>'
+    )
+
+
+def hunyuan(suffix: str) -> str:
+    pairs = "".join(
+        f"<arg_key{suffix}>{key}</arg_key{suffix}>\n<arg_value{suffix}>{value}</arg_value{suffix}>\n"
+        for key, value in (("city", "Paris"), ("days", "2"))
+    )
+    calls = f"weather<tool_sep{suffix}>\n{pairs}", f"time<tool_sep{suffix}>\n"
+    listed = "".join(f"<tool_call{suffix}>{call}</tool_call{suffix}>\n" for call in calls)
+    return f"<tool_calls{suffix}>\n{listed}</tool_calls{suffix}>"
+
+
+def xtml(call: str, index: int, **arguments: tuple[str, str]) -> str:
+    """Return a call as Kimi K3 writes it, of arguments' types and texts."""
+    listed = "".join(
+        f'<|open|>argument key="{key}" type="{kind}"<|sep|>{text}<|close|>argument<|sep|>'
+        for key, (kind, text) in arguments.items()
+    )
+    return f'<|open|>call tool="{call}" index="{index}"<|sep|>{listed}<|close|>call<|sep|>'
+
+
+def minimax(*calls: str) -> str:
+    listed = "".join(f"{NS}<invoke {call}{NS}</invoke>\n" for call in calls)
+    return f"{NS}<tool_call>\n{listed}{NS}</tool_call>"
+
+
+def inner(key: str, *values: str) -> str:
+    return f"{NS}<{key}>{''.join(values)}{NS}</{key}>"
+
+
+MARKS_WITHIN = 'a </ ]<]minimax[>[ <\uff5cDSML\uff5c </parameter> <|open|> }] \\u00e9 \u00e9 "\n <arg_key>'
+RECENT = [
+    *(
+        (name, f"I look.\n\n{dsml(calls, before)}", ("I look.", [PARIS, NOW]))
+        for name in ("deepseek_v32", "deepseek_v4", "deepseek_v41")
+        for calls, before in (("function_calls", ""), ("tool_calls", ""), ("calls", " "))
+    ),
+    *(("hy_v3", f"I look.{hunyuan(suffix)} and", ("I look. and", [PARIS, NOW])) for suffix in (":opensource", "")),
+    (
+        "kimi_k3",
+        "I look.<|open|>tools<|sep|>"
+        + xtml("weather", 1, city=("string", "Paris"), days=("number", "2"))
+        + xtml("time", 2)
+        + "<|close|>tools<|sep|>",
+        ("I look.", [PARIS, NOW]),
+    ),
+    (
+        "minimax_m3",
+        "I look." + minimax(f'name="weather">{inner("city", "Paris")}{inner("days", "2")}', 'name="time">'),
+        ("I look.", [PARIS, NOW]),
+    ),
+    (  # lists and objects, one within another of the same name, and empty ones
+        "minimax_m3",
+        minimax(
+            'name="plan">'
+            + inner("steps", inner("steps", inner("item", "1"), inner("item", inner("a", "x"))), inner("b", "true"))
+            + inner("list", inner("item", inner("item", "c")), inner("item", "- d"))
+            + inner("free", inner("item", "2.50"))
+        ),
+        ("", [("plan", {"steps": {"steps": [1, {"a": "x"}], "b": True}, "list": [["c"], "- d"], "free": [2.5]})]),
+    ),
+    (
+        "minimax_m3",
+        minimax('name="plan">' + inner("steps") + inner("list") + inner("free")),
+        ("", [("plan", {"steps": {}, "list": [], "free": ""})]),
+    ),
+    (
+        "solar_open",
+        "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>weather<|tool_call:args|>"
+        '{"city": "Paris", "days": 2}<|tool_call:end|><|tool_call:begin|>0<|tool_call:name|>time<|tool_call:args|>{}'
+        "<|tool_call:end|><|calls|>",
+        ("", [PARIS, NOW]),
+    ),
+    (
+        "apertus",
+        'I look.<|tools_prefix|>[{"weather": {"city": "Paris", "days": 2}}, {"time": {}}]<|tools_suffix|> and',
+        ("I look. and", [PARIS, NOW]),
+    ),
+    ("apertus", '<|tools_prefix|>{"time": {}}<|tools_suffix|>', ("", [NOW])),
+    ("apertus", '<|tools_prefix|>[{"time": 1}]', ('<|tools_prefix|>[{"time": 1}]', [])),
+    (
+        "minimax",
+        'I look.\n<tool_calls>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n'
+        '{"name": "time", "arguments": {}}\n</tool_calls>',
+        ("I look.", [PARIS, NOW]),
+    ),
+    (
+        "functionary_v31",
+        'I look.<function=weather>{"city": "Paris", "days": 2}</function><function=time>{}</function> and',
+        ("I look. and", [PARIS, NOW]),
+    ),
+    (
+        "llama4_pythonic",
+        "I look.\n\n<|python_start|>[weather(city='Paris', days=2), time()]<|python_end|>",
+        ("I look.", [PARIS, NOW]),
+    ),
+    ("llama4_pythonic", "[weather(city='Paris', days=2)]", ("", [PARIS])),
+    ("llama4_pythonic", "<|python_start|>[weather(city='Paris', days=2)]", ("", [PARIS])),
+    # In the singular, and without the namespace (ggml-org/llama.cpp#17376).
+    (
+        "kimi_k2",
+        "<|tool_call_section_begin|><|tool_call_begin|>weather:3<|tool_call_argument_begin|>"
+        '{"city": "Paris", "days": 2}<|tool_call_end|><|tool_calls_section_end|>',
+        ("", [PARIS]),
+    ),
+    # Without its tag on a line of its own (ollama/ollama#16686), and elsewhere as any text.
+    (
+        "qwen3_xml",
+        "I look.\n\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+        "</function>\n</tool_call>",
+        ("I look.", [PARIS]),
+    ),
+    ("qwen3_xml", "<function=time></function>\n<function=time></function>", ("", [NOW, NOW])),
+    (
+        "qwen3_xml",
+        "A call is `<function=time></function>`.\n<function=other>",
+        ("A call is `<function=time></function>`.\n<function=other>", []),
+    ),
+    (
+        "deepseek_v4",
+        '<\uff5cDSML\uff5cinvoke name="time"></\uff5cDSML\uff5cinvoke></\uff5cDSML\uff5ctool_calls>',
+        ("", [NOW]),
+    ),
+    # The end of a value in a value (vllm-project/vllm#44060).
+    (
+        "minimax_m2",
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city"><parameter>\n <b></b>\n</parameter> x\n'
+        '</parameter>\n<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>',
+        ("", [("weather", {"city": "<parameter>\n <b></b>\n</parameter> x\n", "days": 2})]),
+    ),
+    (
+        "qwen3_xml",
+        "<tool_call>\n<function=plan>\n<parameter=free>\n</parameter>\n</parameter>\n</function>\n</tool_call>",
+        ("", [("plan", {"free": "</parameter>"})]),
+    ),
+    (  # the mark before a value is lost now and then (vllm-project/vllm#49248)
+        "glm45",
+        "<tool_call>weather<arg_key>city</arg_key>Paris</arg_value><arg_key>days</arg_key><arg_value>2</arg_value>"
+        "</tool_call>",
+        ("", [PARIS]),
+    ),
+    ("glm45", "<tool_call>weather<arg_key>city</arg_key></tool_call> and", (" and", [("weather", {})])),
+    # JSON in place of parameters (sgl-project/sglang#38924).
+    (
+        "deepseek_v4",
+        '<\uff5cDSML\uff5ctool_calls>\n<\uff5cDSML\uff5cinvoke name="weather">{"city": "Paris", "days": 2}'
+        "</\uff5cDSML\uff5cinvoke>\n</\uff5cDSML\uff5ctool_calls>",
+        ("", [PARIS]),
+    ),
+    # What a tag says of a value counts more than what the schema does.
+    (
+        "deepseek_v4",
+        dsml("tool_calls").replace(">Paris<", ">12<").replace('string="false">2', 'string="true">2'),
+        ("", [("weather", {"city": "12", "days": "2"}), NOW]),
+    ),
+    (
+        "deepseek_v4",
+        dsml("tool_calls").replace('string="true">Paris', 'string="false">"Paris"'),
+        ("", [PARIS, NOW]),
+    ),
+    (
+        "deepseek_v4",
+        dsml("tool_calls").replace(' string="true"', "").replace(' string="false"', ""),
+        ("", [PARIS, NOW]),
+    ),
+    *(
+        (name, text.replace("TEXT", MARKS_WITHIN), ("", [("weather", {"city": MARKS_WITHIN})]))
+        for name, text in (
+            ("deepseek_v32", dsml("function_calls").partition("\n<\uff5cDSML\uff5cparameter name=\"days\"")[0]
+             .replace("Paris", "TEXT") + "</\uff5cDSML\uff5cinvoke></\uff5cDSML\uff5cfunction_calls>"),
+            ("kimi_k3", f"<|open|>tools<|sep|>{xtml('weather', 1, city=('string', 'TEXT'))}<|close|>tools<|sep|>"),
+            ("minimax_m3", minimax(f'name="weather">{inner("city", "TEXT")}')),
+            ("hy_v3", "<tool_calls:opensource><tool_call:opensource>weather<tool_sep:opensource><arg_key:opensource>"
+             "city</arg_key:opensource><arg_value:opensource>TEXT</arg_value:opensource></tool_call:opensource>"),
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "answer", "expected"), RECORDED + RECENT)
 @given(data=st.data())
 def test_recorded_answers_of_each_family(name: str, answer: str, expected: Any, data: Any) -> None:
     assert read(FreeReader(WEATHER, FORMATS[name]), cut(answer, data)) == expected
@@ -422,6 +651,21 @@ def test_recorded_answers_of_each_family(name: str, answer: str, expected: Any, 
         (f"{{{{ '{BEGIN}{ONE}'+ name }}}}", "deepseek_v31"),
         ("<|tool_calls_section_begin|>", "kimi_k2"),
         ("{{ '[TOOL_CALLS]' }}", "mistral"),
+        (
+            "{%- set dsml_token = '\uff5cDSML\uff5c' -%}{{ '\n\n<' + dsml_token + 'function_calls>\n' }}",
+            "deepseek_v32",
+        ),
+        ("{%- set dsml_token = '\uff5cDSML\uff5c' -%}{{ '\n\n<' + dsml_token + 'tool_calls>\n' }}", "deepseek_v4"),
+        ("{{ '\n\n<\uff5cDSML\uff5c calls>\n' }}", "deepseek_v41"),
+        ("{%- set toolcall_begin_token = ']<]minimax[>[' ~ '<tool_call>' -%}", "minimax_m3"),
+        ("please respond with <tool_calls></tool_calls> XML tags, and provide tool-name", "minimax"),
+        ("{%- set toolsep_token = '<tool_sep{}>'.format(HYTK) %}", "hy_v3"),
+        ("<tool_call>{function-name}<tool_sep>\n<arg_key>{arg-key-1}</arg_key>", "hy_v3"),
+        ("{{- close_tag('message') -}}{{- '<|end_of_msg|>' -}}", "kimi_k3"),
+        ('{{- "<|tool_call:begin|>" + tool_call.id +"<|tool_call:name|>" }}', "solar_open"),
+        ("{%- set tool_calls_token = '<|tools_prefix|>' -%}", "apertus"),
+        ('<function=example_function_name>{"example_name": "example_value"}</function>', "functionary_v31"),
+        ("{{ '<|python_start|>' }} in the format [func_name1(params_name1=params_value1)]", "llama4_pythonic"),
         ("in the format [func_name1(params_name1=params_value1)]", "pythonic"),
         ('{"name": function name, "parameters": dictionary of argument name and its value}', "llama3_json"),
     ],
@@ -429,6 +673,7 @@ def test_recorded_answers_of_each_family(name: str, answer: str, expected: Any, 
 def test_the_template_tells_the_format(template: str | None, name: str) -> None:
     assert format_of("auto", template) is FORMATS[name]
     assert format_of("mistral", template) is FORMATS["mistral"]
+    assert format_of("qwen3_coder", template) is FORMATS["qwen3_xml"]
 
 
 def forced() -> CallReader:

@@ -11,6 +11,8 @@ from openai.types.chat.chat_completion_message_custom_tool_call import ChatCompl
 from serving import Live, wait_for
 
 from parlay import AsyncLLM
+from parlay.server.openai import chat
+from parlay.server.openai.tool_formats import FORMATS
 
 WEATHER = {
     "type": "function",
@@ -331,3 +333,20 @@ def test_reasoning_comes_apart(live: Live) -> None:
     (whole,) = ask(live, messages=[ASKED], chat_template=template)["choices"]
     assert "".join(d.get("reasoning_content", "") for d in deltas) == whole["message"]["reasoning_content"]
     assert not any(d.get("content") for d in deltas)
+
+
+@pytest.mark.parametrize(("body", "made"), [({}, True), ({"tool_choice": "none"}, False), (FREE, False)])
+def test_calls_are_looked_for_in_reasoning_where_any_may_be(
+    live: Live, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], made: bool
+) -> None:
+    seen: list[Any] = []
+    real = chat.thoughts_reader
+    monkeypatch.setattr(chat, "thoughts_reader", lambda *given: seen.append(given[3]) or real(*given))
+    template = PLACE + "<think>\n"
+    assert ask(live, messages=[ASKED], tools=[WEATHER], chat_template=template, **{**body, "max_tokens": 2})
+    (calls,) = seen
+    assert (calls is not None) == made
+    if made:
+        tools, form = calls
+        assert list(tools.parameters) == ["weather"]
+        assert form is FORMATS["hermes"]

@@ -12,41 +12,76 @@ from parlay.errors import ConfigError, shown
 # Names that vLLM gives to the ways in which families of models write calls and reasoning.
 ToolParser = Literal[
     "auto",
+    "apertus",
     "apriel",
     "cohere_command3",
     "deepseek_v3",
     "deepseek_v31",
+    "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v41",
+    "functionary_v31",
     "gemma4",
     "gigachat3",
     "glm45",
+    "glm47",
     "granite",
+    "granite4",
     "hermes",
+    "hy_v3",
     "kimi_k2",
+    "kimi_k3",
     "lfm2",
     "llama3_json",
+    "llama4_json",
+    "llama4_pythonic",
+    "mimo",
     "minicpm5",
+    "minimax",
     "minimax_m2",
+    "minimax_m3",
     "mistral",
     "muse_glimmer",
     "nemotron_json",
     "olmo3",
     "openai",
+    "poolside_v1",
     "pythonic",
+    "qwen3_coder",
     "qwen3_xml",
     "seed_oss",
+    "solar_open",
 ]
 ReasoningParser = Literal[
     "auto",
     "none",
+    "apertus",
+    "apriel",
     "cohere_command3",
     "deepseek_r1",
+    "deepseek_v3",
+    "deepseek_v4",
+    "deepseek_v41",
     "gemma4",
+    "glm45",
+    "glm47",
     "granite",
+    "granite33",
+    "hy_v3",
+    "kimi_k2",
+    "kimi_k3",
+    "mimo",
+    "minimax_m2",
+    "minimax_m3",
     "mistral",
     "muse_glimmer",
+    "nemotron_v3",
+    "olmo3",
     "openai_gptoss",
+    "poolside_v1",
     "qwen3",
     "seed_oss",
+    "solar_open",
 ]
 MOST_REPLICAS = 64  # that one front can be expected to feed
 
@@ -96,13 +131,10 @@ class ServerConfig:
         log_prompts: write prompts and answers to the log.
         log_format: `json` has a line of JSON for each request, `text` one for people; `auto` is `text` on a terminal.
         log_interval: seconds between lines with the engine's speed and acceptance while it works; 0 for none.
-        tool_call_parser: the form in which the model writes calls of tools: `cohere_command3`,
-            `deepseek_v3`, `deepseek_v31`, `glm45`, `granite`, `hermes`, `kimi_k2`, `lfm2`, `llama3_json`, `minicpm5`,
-            `minimax_m2`, `mistral`, `olmo3`, `openai` (gpt-oss), `pythonic`, `qwen3_xml` or `seed_oss`; `auto` goes
-            by the chat template.
-        reasoning_parser: the marks between which the model reasons before it answers: `cohere_command3`,
-            `deepseek_r1`, `granite`, `mistral`, `openai_gptoss`, `qwen3` or `seed_oss`; `auto` goes by the chat
-            template, `none` leaves reasoning in the answer.
+        tool_call_parser: the form in which the model writes calls of tools, by vLLM's name, such as `hermes` or
+            `qwen3_xml`; docs/serving.md has all of them. `auto` goes by the chat template.
+        reasoning_parser: the marks between which the model reasons before it answers, by name, such as `qwen3`;
+            docs/serving.md has all of them. `auto` goes by the chat template, `none` leaves reasoning in the answer.
         strict_fields: refuse requests with fields that nobody knows, instead of ignoring these with a warning.
         per_request_spec_decode_metrics: `summary` gives `metrics.speculative_decoding` with every answer, which tools
             such as aiperf read, `detailed` that of each step too; with `none` requests ask for it themselves, by

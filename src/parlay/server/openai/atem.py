@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from parlay.server.openai.messages import MESSAGE, START, MessageForm, heads_with
-from parlay.server.openai.tool_grammars import Mark, Tags, literal, xml
+from parlay.server.openai.tags import Tags, xml
+from parlay.server.openai.tool_grammars import Mark, literal
 
 TAGS = Tags(
     "<atem:function_calls>",

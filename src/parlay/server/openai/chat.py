@@ -270,8 +270,10 @@ class ChatShape(ChoicesShape):
                 marks, codec = self.style.marks, self.context.engine.codec
                 form = self.params.structured_outputs
                 at_once = isinstance(form, StructuredOutputsParams) and form.prefix_grammar is None
+                free = self.tools.mode == "auto" and form is None
+                calls = (self.tools, self.form.calls) if free else None
                 self.thoughts[one.index] = (
-                    None if marks is None or at_once else thoughts_reader(marks, self.prompt, codec.tokenizer)
+                    None if marks is None or at_once else thoughts_reader(marks, self.prompt, codec.tokenizer, calls)
                 )
             if not choice.finished and ((news := choice.update(one)) or first):
                 yield one.index, news, first

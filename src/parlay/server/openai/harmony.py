@@ -17,6 +17,8 @@ from parlay.server.openai.tool_grammars import Mark
 
 RECIPIENT = " to=functions."
 CALL = f"{START}assistant{RECIPIENT}"  # begins a call in what is handed on; its name and its message follow
+# On any channel, and now and then without the prefix (vllm-project/vllm#42454), which OpenAI's own tools never have.
+_CALLED = re.compile(r"to=(?:functions\.|(?!(?:functions|python|browser|container|assistant|user|all)\b))([\w-]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
@@ -40,7 +42,7 @@ HARMONY = MessageForm(
     ends=("<|end|>", "<|call|>", "<|return|>", START),
     heads=heads_with("<|channel|>", "<|constrain|>", "to=", MESSAGE),
     thinks=_thinks,
-    called=re.compile(r"to=functions\.([\w-]+)"),
+    called=_CALLED,
     handed=f"{CALL}{{}}{MESSAGE}",
     thought=_thought,
     final=final,

@@ -50,7 +50,7 @@ def python_value(text: str) -> Any:
     """Return an object or a list that stands in Python's notation; the text itself if it is neither."""
     try:
         value = ast.literal_eval(_Constants().visit(ast.parse(_STRING.sub(_on_one_line, text.strip()), mode="eval")))
-        json.dumps(value)
+        json.dumps(value, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return text
     return value if isinstance(value, dict | list) else text

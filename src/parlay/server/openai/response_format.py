@@ -14,7 +14,7 @@ from parlay.sampling.schema import served_schema
 from parlay.server.errors import ApiError
 from parlay.server.openai.fields import ChatFields
 from parlay.server.openai.tool_formats import ToolFormat
-from parlay.server.openai.tool_grammars import forced, literal, special_token
+from parlay.server.openai.tool_grammars import SpelledMarks, forced
 from parlay.server.openai.tools import Tools
 from parlay.types.json_schema import closed
 
@@ -154,7 +154,7 @@ def _either(
 
     An answer by the schema must not look like calls. Of any object, what looks like calls is calls.
     """
-    marks = _Marks(tokenizer)
+    marks = SpelledMarks(tokenizer)
     bare = style.bare if any_object or _never_has(schema, "name") else None
     schemas = made.enforced()
     rules = (bare or style.grammar)(schemas, marks, made.tools.several)
@@ -176,21 +176,9 @@ def _calls(made: "_Making", style: ToolFormat, tokenizer: Tokenizer) -> AnswerFo
     """Return the form of calls that must be made, in the model's own format."""
     named = made.tools.named
     schemas = {named: made.parameters(named)} if named else made.enforced()
-    rules = style.grammar(schemas, _Marks(tokenizer), made.tools.several)
+    rules = style.grammar(schemas, SpelledMarks(tokenizer), made.tools.several)
     grammar = _grammar("start: calls", rules, schemas, {"whitespace_pattern": SPACE})
     return AnswerForm({"grammar": grammar}, style, alone=True, special=style.special, headed=True)
-
-
-class _Marks:
-    """Marks as a grammar has them: text, or special tokens, of which it is noted that there are any."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self.special = tokenizer, False
-
-    def __call__(self, text: str) -> str:
-        token = special_token(self._tokenizer, text)
-        self.special |= token is not None
-        return literal(text) if token is None else token
 
 
 def _never_has(schema: Mapping[str, Any], name: str) -> bool:

@@ -5,6 +5,7 @@ Each function here gives the rules of `calls`, one or several. The arguments of 
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,41 +33,71 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def special_token(tokenizer: Tokenizer, text: str) -> str | None:
-    """Return a mark that is a special token as a grammar has it; None if it is ordinary text."""
-    number = tokenizer.token_to_id(text)
-    token = None if number is None else tokenizer.get_added_tokens_decoder().get(number)
-    return f"<[{number}]>" if token is not None and token.special else None
+class SpelledMarks:
+    """Marks as a grammar has them: text, and the special tokens that are in it.
+
+    Attributes:
+        special: whether any mark so far has special tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Read a model's special tokens."""
+        added = tokenizer.get_added_tokens_decoder()
+        self._numbers = {one.content: number for number, one in added.items() if one.special}
+        self.special = False
+
+    def __call__(self, text: str) -> str:
+        """Return a mark; the longest special token counts where several begin."""
+        found = sorted((one for one in self._numbers if one in text), key=len, reverse=True)
+        if not found:
+            return literal(text)
+        self.special = True
+        parts = re.split(f"({'|'.join(map(re.escape, found))})", text)
+        return " ".join(f"<[{self._numbers[p]}]>" if p in self._numbers else literal(p) for p in parts if p)
 
 
 def forced(names: Sequence[str], several: bool) -> list[str]:
     """Return the rules of a list of calls in JSON, without white space."""
     heads = [literal(f'{{"name":"{name}","arguments":') for name in names]
     calls = [f"{head} a{i} {literal('}')}" for i, head in enumerate(heads)]
-    listed = _repeated("call", several, literal(","), "[", "]")
+    listed = repeated("call", several, literal(","), "[", "]")
     return [f"calls: {listed}", f"call: {' | '.join(calls)}"]
 
 
 def tagged(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
     """Return the rules of `<tool_call>{"name": ..., "arguments": ...}</tool_call>`."""
     one = f"{mark(_OPEN)} S call S {mark(_CLOSE)}"
-    return [f"calls: {_repeated('one', several, 'S')}", f"one: {one}", *_objects(parameters), SPACE]
+    return [f"calls: {repeated('one', several, 'S')}", f"one: {one}", *_objects(parameters), SPACE]
+
+
+def lines(parameters: Mapping[str, Any], mark: Mark, several: bool, *, around: tuple[str, str]) -> list[str]:
+    """Return the rules of lines `{"name": ..., "arguments": ...}` between marks."""
+    calls = f"{mark(around[0])} S {repeated('call', several, 'S')} S {mark(around[1])}"
+    return [f"calls: {calls}", *_objects(parameters), SPACE]
+
+
+def keyed(parameters: Mapping[str, Any], mark: Mark, several: bool, *, around: tuple[str, str]) -> list[str]:
+    """Return the rules of `[{"NAME": {...}}]` between marks."""
+    heads = (literal(f"{json.dumps(name)}:") for name in parameters)
+    calls = (f'"{{" S {head} S a{i} S "}}"' for i, head in enumerate(heads))
+    listed = repeated("call", several, '"," S', "[", "]")
+    return [f"calls: {mark(around[0])} S {listed} S {mark(around[1])}", f"call: {' | '.join(calls)}", SPACE]
 
 
 def llama(parameters: Mapping[str, Any], mark: Mark, several: bool, *, bare: bool = False) -> list[str]:
     """Return the rules of `<|python_tag|>{"name": ..., "parameters": ...}; ...`, or of the same without its mark."""
-    begin, calls = "" if bare else mark(_PYTHON_TAG), _repeated("call", several, '";" S')
+    begin, calls = "" if bare else mark(_PYTHON_TAG), repeated("call", several, '";" S')
     return [f"calls: {begin} {calls}", *_objects(parameters, "parameters"), SPACE]
 
 
 def mistral(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
     """Return the rules of `[TOOL_CALLS][{"name": ..., "arguments": ...}]` and of `[TOOL_CALLS]NAME[ARGS]{...}`."""
     begin, then = mark("[TOOL_CALLS]"), mark("[ARGS]")
-    listed = _repeated("call", several, '"," S', "[", "]")
+    listed = repeated("call", several, '"," S', "[", "]")
     rules = [f"calls: {begin} S {listed}", *_objects(parameters), SPACE]
     if then != literal("[ARGS]"):  # older vocabularies do not have it
         calls = [f"{begin} {literal(name)} {then} a{i}" for i, name in enumerate(parameters)]
-        rules[0] += f" | {_repeated('named', several, 'S')}"
+        rules[0] += f" | {repeated('named', several, 'S')}"
         rules.append(f"named: {' | '.join(calls)}")
     return rules
 
@@ -80,7 +111,10 @@ class Headed:
         before: a name's marks and text, once for each call.
         between: behind a name.
         behind: the arguments.
-        name: what stands for a name, with a place for it.
+        name: what stands for a name, with the places `{}` for it and `#` for the call's id.
+        ids: the ids, as a pattern.
+        loose: a pattern of what models write in place of `name`, if that is more.
+        other: a spelling of `begin` that models write too.
     """
 
     begin: str
@@ -89,6 +123,9 @@ class Headed:
     between: tuple[str, ...]
     behind: tuple[str, ...]
     name: str = "{}"
+    ids: str = "[0-9]{1,3}"
+    loose: str = ""
+    other: str = ""
 
 
 _CALLS, _CALL, _SEP = (
@@ -105,27 +142,37 @@ KIMI = Headed(
     "<|tool_call_begin|>",
     ("<|tool_call_argument_begin|>",),
     ("<|tool_call_end|>",),
-    "functions.{}:0",
+    "functions.{}:#",
+    loose=r"(?:functions\.)?([\w.-]+):\d+",
+    other="<|tool_call_section_begin|>",
+)
+SOLAR = Headed(
+    "<|tool_calls|>",
+    "<|calls|>",
+    "<|tool_call:begin|>",
+    ("<|tool_call:args|>",),
+    ("<|tool_call:end|>",),
+    "#<|tool_call:name|>{}",
+    "[a-z0-9]{10}",
+    loose=r"[\w-]*<\|tool_call:name\|>([\w.-]+)",
 )
 
 
 def headed(form: Headed, parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
     """Return the rules of calls such as `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}`."""
-    prefix, _, suffix = form.name.partition("{}")
-    first, separator = prefix.removesuffix(_SEP), mark(_SEP) if prefix.endswith(_SEP) else ""
     calls = []
     for i, name in enumerate(parameters):
-        number = [literal(f"{name}:"), "NUMBER"] if suffix else [literal(name)]
-        parts = [literal(first)] if first else []
-        calls.append(" ".join([*parts, separator, *number, *map(mark, form.between), f"a{i}"]))
+        places = {"#": "ID", "{}": literal(name)}
+        parts = [places.get(part) or mark(part) for part in re.split(r"(#|\{\})", form.name) if part]
+        calls.append(" ".join([*parts, *map(mark, form.between), f"a{i}"]))
     one = " ".join([mark(form.before), "call", *map(mark, form.behind)])
-    listed = f"{mark(form.begin)} {_repeated('one', several, 'S')} {mark(form.end)}"
-    return [f"calls: {listed}", f"one: {one}", f"call: {' | '.join(calls)}", SPACE, "NUMBER: /[0-9]{1,3}/"]
+    listed = f"{mark(form.begin)} {repeated('one', several, 'S')} {mark(form.end)}"
+    return [f"calls: {listed}", f"one: {one}", f"call: {' | '.join(calls)}", SPACE, f"ID: /{form.ids}/"]
 
 
 def listed(parameters: Mapping[str, Any], mark: Mark, several: bool, *, around: tuple[str, str]) -> list[str]:
     """Return the rules of `[{"name": ..., "arguments": ...}]` between marks, of which the last one may be missing."""
-    calls, end = _repeated("call", several, '"," S', "[", "]"), f" S {mark(around[1])}" if around[1] else ""
+    calls, end = repeated("call", several, '"," S', "[", "]"), f" S {mark(around[1])}" if around[1] else ""
     return [f"calls: {mark(around[0])} S {calls}{end}", *_objects(parameters), SPACE]
 
 
@@ -139,7 +186,7 @@ def gigachat(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[s
 
 def cohere(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
     """Return the rules of a list of `{"tool_call_id": "0", "tool_name": ..., "parameters": ...}` between marks."""
-    listed = _repeated("S call S", several, '","', "[", "]")
+    listed = repeated("S call S", several, '","', "[", "]")
     calls = [
         " S ".join([r'"{" S "\"tool_call_id\":"', "ID", *map(literal, (",", '"tool_name":', f'"{name}"', ","))])
         + f" S {literal(chr(34) + 'parameters' + chr(34) + ':')} S a{i} S {literal('}')}"
@@ -148,81 +195,6 @@ def cohere(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str
     begin, end = mark("<|START_ACTION|>"), mark("<|END_ACTION|>")
     ids = r'ID: /"[0-9]{1,3}"/'
     return [f"calls: {begin} {listed} {end}", f"call: {' | '.join(calls)}", ids, r"S: /\n? {0,4}/"]
-
-
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """How calls are written whose values stand as bare text between tags.
-
-    Attributes:
-        begin, end: around one or more functions.
-        function: before and behind a function's name.
-        parameter: before and behind a parameter's name.
-        value: before and behind a value.
-        last: behind the last value of a function; nothing where `end` follows at once.
-        lines: values stand on lines of their own.
-        raw: around a value that may have any character but the second of them.
-    """
-
-    begin: str
-    end: str
-    function: tuple[str, str]
-    parameter: tuple[str, str]
-    value: tuple[str, str]
-    last: str
-    lines: bool = False
-    raw: tuple[str, str] = ("", "")
-
-
-_EQUALS = ("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>"
-QWEN = Tags(_OPEN, _CLOSE, *_EQUALS, lines=True)
-SEED = Tags("<seed:tool_call>", "</seed:tool_call>", *_EQUALS, lines=True)
-GLM = Tags(_OPEN, _CLOSE, ("", "\n"), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "")
-MINIMAX = Tags(
-    "<minimax:tool_call>",
-    "</minimax:tool_call>",
-    ('<invoke name="', '">'),
-    ('<parameter name="', '">'),
-    ("", "</parameter>"),
-    "</invoke>",
-)
-MINICPM = Tags(
-    "",
-    "",
-    ('<function name="', '">'),
-    ('<param name="', '">'),
-    ("", "</param>"),
-    "</function>",
-    raw=("<![CDATA[", "]]>"),
-)
-
-
-def xml(tags: Tags, parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
-    """Return the rules of calls between tags, such as `<tool_call><function=NAME>...</function></tool_call>`."""
-    before, behind = tags.parameter
-    value = " ".join(filter(None, ("S", tags.value[0] and literal(tags.value[0]), "text", "S")))
-    value = value if tags.value[0] else "text S"
-    rules = [
-        f"calls: {_repeated('one', several, 'S')}",
-        f"one: {mark(tags.begin)} S function S {mark(tags.end)}" if tags.begin else "one: function",
-        f"bare[suffix={literal(tags.value[1])}]: /(?s:.*)/",
-        f"raw: {literal(tags.raw[0])} raw_end {literal(tags.value[1])}" if tags.raw[0] else "",
-        f"raw_end[suffix={literal(tags.raw[1])}]: /(?s:.*)/" if tags.raw[0] else "",
-        "text: bare | raw" if tags.raw[0] else "text: bare",
-        r"KEY: /[^<>\n]{1,64}/",
-        f"any: {literal(before)} KEY {literal(behind)} {value}",
-        SPACE,
-    ]
-    functions = []
-    for i, (name, schema) in enumerate(parameters.items()):
-        pairs = [f"p{i}_{j}" + ("" if needed else "?") for j, (_, needed) in enumerate(_properties(schema))]
-        rules += [
-            f"p{i}_{j}: {literal(f'{before}{key}{behind}')} {value}" for j, (key, _) in enumerate(_properties(schema))
-        ]
-        pairs = pairs if pairs or _closed(schema) else ["any*"]
-        last = [literal(tags.last)] if tags.last else []
-        functions.append(" ".join([literal(name.join(tags.function)), "S", *pairs, *last]))
-    return [*filter(None, rules), f"function: {' | '.join(functions)}"]
 
 
 def harmony(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
@@ -257,12 +229,12 @@ def python(
     for i, (name, schema) in enumerate(parameters.items()):
         if not name.isidentifier():  # it cannot be called in this format
             continue
-        listed = [(f"{key}=", needed) for key, needed in _properties(schema) if key.isidentifier()]
+        listed = [(f"{key}=", needed) for key, needed in properties_of(schema) if key.isidentifier()]
         rules += _in_order(i, listed, '"," S')
-        free = "" if _closed(schema) else '[IDENTIFIER "=" value ("," S IDENTIFIER "=" value)*]'
+        free = "" if closed_to_others(schema) else '[IDENTIFIER "=" value ("," S IDENTIFIER "=" value)*]'
         inner = f"f{i}_0" if listed else free
         calls.append(f'{literal(name + "(")} {inner} ")"')
-    one = _repeated("call", several, r'"\n"') if lines else _repeated("call", several, '"," S', "[", "]")
+    one = repeated("call", several, r'"\n"') if lines else repeated("call", several, '"," S', "[", "]")
     if around[0]:
         one = f"{mark(around[0])} S {one} S {mark(around[1])}"
     return [*rules, f"calls: {one}", f"call: {' | '.join(calls)}", SPACE] if calls else []
@@ -290,12 +262,12 @@ def gemma(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]
     ]
     calls = []
     for i, (name, schema) in enumerate(parameters.items()):
-        listed = [(f"{key}:", needed) for key, needed in _properties(schema)]
+        listed = [(f"{key}:", needed) for key, needed in properties_of(schema)]
         rules += _in_order(i, listed, '","')
-        inner = f"f{i}_0" if listed else "" if _closed(schema) else '[pair ("," pair)*]'
+        inner = f"f{i}_0" if listed else "" if closed_to_others(schema) else '[pair ("," pair)*]'
         calls.append(" ".join(filter(None, (literal(f"call:{name}{{"), inner, literal("}")))))
     one = f"{mark(GEMMA[0])} call {mark(GEMMA[1])}"
-    return [*rules, f"calls: {_repeated('one', several, 'S')}", f"one: {one}", f"call: {' | '.join(calls)}"]
+    return [*rules, f"calls: {repeated('one', several, 'S')}", f"one: {one}", f"call: {' | '.join(calls)}"]
 
 
 def _in_order(i: int, listed: Sequence[tuple[str, bool]], comma: str) -> list[str]:
@@ -316,17 +288,19 @@ def _in_order(i: int, listed: Sequence[tuple[str, bool]], comma: str) -> list[st
     return rules
 
 
-def _properties(schema: Any) -> list[tuple[str, bool]]:
+def properties_of(schema: Any) -> list[tuple[str, bool]]:
     """Return the names of the properties and whether they are required."""
     properties, required = schema.get("properties"), schema.get("required") or ()
     return [(name, name in required) for name in properties] if isinstance(properties, dict) else []
 
 
-def _closed(schema: Any) -> bool:
+def closed_to_others(schema: Any) -> bool:
+    """Whether an object has no properties but those that its schema names."""
     return schema.get("additionalProperties") is False
 
 
-def _repeated(one: str, several: bool, between: str, begin: str = "", end: str = "") -> str:
+def repeated(one: str, several: bool, between: str, begin: str = "", end: str = "") -> str:
+    """Return one rule, or several times it with another between, between texts."""
     listed = f"{one} ({between} {one})*" if several else one
     return " ".join(filter(None, (begin and literal(begin), listed, end and literal(end))))
 

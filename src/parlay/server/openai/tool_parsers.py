@@ -13,12 +13,12 @@ from typing import Any
 
 from parlay.server.openai import tool_grammars as rules
 from parlay.server.openai.messages import MESSAGE
-from parlay.server.openai.python_calls import python_calls, python_value
-from parlay.server.openai.tool_grammars import Tags
-from parlay.server.openai.tool_scanner import Scanner, Wait
+from parlay.server.openai.python_calls import python_calls
+from parlay.server.openai.tool_scanner import Scanner, Wait, strict
 
 Parameters = Mapping[str, Any]  # JSON schemas by function
 
+_BESIDE = ("id", "index", "tool_call_id", "type")  # that a call may have besides
 _BRACE = re.compile("{")
 _MISTRAL_HEAD = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*")
 _MISTRAL_PART = re.compile(r"\s*[\w.-]*\s*(?:\[[^{]*)?")  # what may become that
@@ -28,12 +28,16 @@ _NAME = re.compile(r"[\w-]+")
 _HEAD = 128  # characters of a name and what stands between it and a message
 
 
-def _json_call(answer: Scanner, at: int, forced: bool) -> Wait[bool]:
+def _json_call(answer: Scanner, at: int, forced: bool, marked: bool) -> Wait[bool]:
     """Take `{"name": ..., "arguments": {...}}` (other keys: "parameters", "tool_name"); return whether it is a call.
 
-    Where it was `forced`, arguments need not be an object: the function's schema has been followed.
+    Args:
+        answer: as it grows.
+        at: where the object begins.
+        forced: whether arguments need not be an object: the function's schema has been followed.
+        marked: whether a mark of calls stands before, so that a call may lack arguments.
     """
-    name, arguments, at = "", "", at + 1
+    name, arguments, bare, at = "", "", marked, at + 1
     while True:
         found = yield from answer.key((yield from answer.space(at)))
         if found is None:
@@ -43,15 +47,15 @@ def _json_call(answer: Scanner, at: int, forced: bool) -> Wait[bool]:
         if key in ("name", "tool_name") or (key in ("arguments", "parameters") and not (opens and name)):
             is_name = key in ("name", "tool_name")
             end = yield from (answer.string(at) if is_name else answer.value(at))
-            if end is None or not (is_name or opens):
+            if end is None:
                 return False
             value, at = answer.cut(at, end), end
             if is_name:
                 name = _unquoted(value)
                 if not answer.knows(name):
                     return False
-            else:
-                arguments = value
+            elif not (arguments := strict(value) if opens else _object(value)):
+                return False
             if name and arguments:
                 answer.begin(name)
                 answer.add(arguments)
@@ -64,36 +68,48 @@ def _json_call(answer: Scanner, at: int, forced: bool) -> Wait[bool]:
             end = yield from answer.value(at)
             if end is None:
                 return False
-            at = end
+            at, bare = end, bare and key in _BESIDE
         at = yield from answer.space(at)
+        if (yield from answer.char(at)) == "}" and bare and name:
+            answer.begin(name)
+            answer.add("{}")
+            break
         if (yield from answer.char(at)) != ",":
             return False
         at += 1
     answer.done = at
-    while True:  # what stands in the object besides
+    yield from _besides(answer, at)
+    return True
+
+
+def _besides(answer: Scanner, at: int) -> Wait[None]:
+    """Take what stands in a call's object behind its arguments."""
+    while True:
         at = yield from answer.space(at)
         char = yield from answer.char(at)
         if char == "}":
             answer.done = at + 1
         if char != ",":
-            return True
+            return
         found = yield from answer.key((yield from answer.space(at + 1)))
         end = None if found is None else (yield from answer.value(found[1]))
         if end is None:
-            return True
+            return
         at = end
 
 
-def json_calls(answer: Scanner, at: int, parameters: Parameters, *, forced: bool = False) -> Wait[None]:
+def json_calls(
+    answer: Scanner, at: int, parameters: Parameters, *, forced: bool = False, marked: bool = False
+) -> Wait[None]:
     """Take a call in JSON, or a list of some."""
     char = yield from answer.char(at)
     if char == "{":
-        yield from _json_call(answer, at, forced)
+        yield from _json_call(answer, at, forced, marked)
     if char != "[":
         return
     while True:
         at = yield from answer.space(at + 1)
-        if (yield from answer.char(at)) != "{" or not (yield from _json_call(answer, at, forced)):
+        if (yield from answer.char(at)) != "{" or not (yield from _json_call(answer, at, forced, marked)):
             return
         at = yield from answer.space(answer.done)
         char = yield from answer.char(at)
@@ -103,43 +119,67 @@ def json_calls(answer: Scanner, at: int, parameters: Parameters, *, forced: bool
             return
 
 
-def several(answer: Scanner, at: int, parameters: Parameters, *, between: str) -> Wait[None]:
+def several(
+    answer: Scanner, at: int, parameters: Parameters, *, between: str = "", marked: bool = False
+) -> Wait[None]:
     """Take calls in JSON, one after another with spaces and certain characters between them."""
     while True:
         at = yield from answer.space(at)
         while (yield from answer.char(at)) in tuple(between):
             at = yield from answer.space(at + 1)
         before = answer.called
-        yield from json_calls(answer, at, parameters)
+        yield from json_calls(answer, at, parameters, marked=marked)
         if answer.called == before:
             return
         at = answer.done
 
 
-def tagged(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
+def tagged(answer: Scanner, at: int, parameters: Parameters, *, tag: str = "</tool_call>") -> Wait[None]:
     """Take `{"name": ..., "arguments": ...}</tool_call>`, of which the tag may be missing."""
     before = answer.called
-    yield from several(answer, at, parameters, between="")
+    yield from several(answer, at, parameters, marked=True)
     if answer.called > before:
-        yield from _close(answer)
+        yield from close(answer, tag)
 
 
 def json_list(answer: Scanner, at: int, parameters: Parameters, *, end: str = "") -> Wait[None]:
     """Take a list of calls in JSON, or one alone, and the mark behind it."""
     before, begin = answer.called, (yield from answer.space(at))
-    yield from json_calls(answer, begin, parameters)
+    yield from json_calls(answer, begin, parameters, marked=True)
     if end and answer.called > before:
-        yield from _close(answer, end)
+        yield from close(answer, end)
+
+
+def keyed(answer: Scanner, at: int, parameters: Parameters, *, end: str) -> Wait[None]:
+    """Take `[{"NAME": {...}}]`, or one call alone, and the mark behind it."""
+    at = yield from answer.space(at)
+    listed = (yield from answer.char(at)) == "["
+    while True:
+        at = yield from answer.space(at + listed)
+        found = (yield from answer.key((yield from answer.space(at + 1)))) if answer.cut(at, at + 1) == "{" else None
+        if found is None or (yield from answer.char(found[1])) != "{" or not answer.begin(found[0]):
+            return
+        answer.done = yield from answer.give(found[1])
+        at = yield from answer.space(answer.done)
+        if (yield from answer.char(at)) != "}":
+            return
+        answer.done = at = at + 1
+        at = yield from answer.space(at)
+        if not listed or (yield from answer.char(at)) != ",":
+            break
+    if listed and (yield from answer.char(at)) == "]":
+        answer.done = at + 1
+    yield from close(answer, end)
 
 
 def headed(answer: Scanner, at: int, parameters: Parameters, *, form: rules.Headed) -> Wait[None]:
     """Take calls with marks around names and behind arguments."""
-    named = re.compile(re.escape(form.name).replace(re.escape("{}"), r"([\w.-]+)").replace(":0", r":\d+"))
+    named = re.compile(form.loose or re.escape(form.name).replace(re.escape("{}"), r"([\w.-]+)"))
     while True:
         at = yield from answer.space(at)
         if not (yield from answer.starts(form.before, at)):
             if answer.called:
-                yield from _close(answer, form.end)
+                yield from close(answer, form.end)
             return
         begin = at + len(form.before)
         at, mark = yield from answer.find((form.between[0], form.before), begin)
@@ -153,107 +193,18 @@ def headed(answer: Scanner, at: int, parameters: Parameters, *, form: rules.Head
                 answer.done = at = at + len(mark.strip())
 
 
-def _close(answer: Scanner, tag: str = "</tool_call>") -> Wait[None]:
+def close(answer: Scanner, tag: str) -> Wait[None]:
+    """Take the mark behind calls, if it stands there."""
     at = yield from answer.space(answer.done)
     if (yield from answer.starts(tag, at)):
         answer.done = at + len(tag)
-
-
-def xml(answer: Scanner, at: int, parameters: Parameters, *, tags: Tags) -> Wait[None]:
-    """Take functions between tags, such as `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
-
-    In their place there may be what Hermes writes.
-    """
-    before = answer.called
-    while True:
-        at = yield from answer.space(at)
-        if (yield from answer.starts(tags.function[0] or "{", at)) is not bool(tags.function[0]):
-            if answer.called == before:
-                yield from tagged(answer, at, parameters)
-            elif tags.end:
-                yield from _close(answer, tags.end)
-            return
-        if not (yield from _xml_call(answer, at + len(tags.function[0]), parameters, tags)):
-            return
-        if not tags.last:  # its end was taken
-            return
-        at = answer.done
-
-
-def functions(answer: Scanner, at: int, parameters: Parameters, *, tags: Tags) -> Wait[None]:
-    """Take functions of which the first one's own tag is the mark."""
-    yield from xml(answer, at - len(tags.function[0]), parameters, tags=tags)
-
-
-def _xml_call(answer: Scanner, begin: int, parameters: Parameters, tags: Tags) -> Wait[bool]:
-    """Take a function whose name begins here; return whether all of it is there."""
-    ends = ("\n", "<") if tags.function[1] == "\n" else (tags.function[1], "\n")
-    at, mark = yield from answer.find(ends, begin)
-    name = answer.cut(begin, at)
-    if mark not in (tags.function[1], *(ends if tags.function[1] == "\n" else ())) or not answer.begin(name):
-        return False
-    schema = parameters.get(name)
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    known = properties if isinstance(properties, Mapping) else {}
-    opening, last = "{", tags.last or tags.end
-    while True:
-        at, mark = yield from answer.find((tags.parameter[0], last), at)
-        answer.done = at = at + len(mark)
-        if mark != tags.parameter[0]:
-            answer.add("" if not mark else "}" if opening == ", " else "{}")
-            return bool(mark)
-        begin = at
-        at, mark = yield from answer.find((tags.parameter[1], "\n"), begin)
-        if mark != tags.parameter[1]:
-            continue
-        key, at = answer.cut(begin, at), at + len(mark)
-        if tags.value[0]:
-            at = yield from answer.space(at)
-            if not (yield from answer.starts(tags.value[0], at)):
-                continue
-            at += len(tags.value[0])
-        answer.add(f"{opening}{_dump(key)}: ")
-        opening = ", "
-        at = yield from _xml_value(answer, at, known.get(key), tags)
-
-
-def _xml_value(answer: Scanner, at: int, schema: Any, tags: Tags) -> Wait[int]:
-    """Give a value that stands as bare text, a text as it grows; return behind it."""
-    stop, line = tags.value[1], "\n" if tags.lines else ""
-    if line and (yield from answer.char(at)) == line:
-        at += 1
-    if tags.raw[0] and (yield from answer.starts(tags.raw[0], at)):
-        at, stop = at + len(tags.raw[0]), tags.raw[1] + stop
-    is_text = isinstance(schema, Mapping) and str(schema.get("type")).lower() == "string"
-    if is_text:
-        answer.add('"')
-    begin = at
-    while True:
-        place, mark = answer.first((stop,), at)
-        complete = bool(mark) or answer.ended
-        end = place
-        if line and mark and place > begin and answer.cut(place - 1, place) == line:
-            end -= 1
-        elif not complete:
-            end = min(end, answer.end - answer.overlap(line + stop))
-        if is_text:
-            answer.add(_dump(answer.cut(at, end))[1:-1])
-        at = max(at, end)
-        if complete:
-            break
-        yield
-    if is_text:
-        answer.add('"' if mark else "")
-    elif mark:
-        answer.add(_dump(_typed(answer.cut(begin, end), schema)))
-    return place + len(mark)
 
 
 def mistral(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
     """Take `[{"name": ..., "arguments": ...}]`, or `NAME[ARGS]{...}` once or several times."""
     begin = yield from answer.space(at)
     if (yield from answer.char(begin)) in ("[", "{"):
-        yield from json_calls(answer, begin, parameters)
+        yield from json_calls(answer, begin, parameters, marked=True)
         return
     while True:
         while (brace := answer.character(_BRACE, at)) is None:
@@ -320,16 +271,18 @@ def nothing(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
     yield from ()
 
 
-def _typed(value: str, schema: Any) -> Any:
-    """Return a value that stands as bare text: what it is as JSON, or else the text.
+def _object(text: str) -> str:
+    """Return the object in a value that stands in its place, as some models write it; nothing if there is none.
 
-    Where an object or a list is due, it may be in Python's notation, which some templates write.
+    That is an object's JSON in a string (vllm-project/vllm#54964), or for no arguments null or an empty string.
     """
+    inner = _unquoted(text) if text.startswith('"') else ""
+    if text == "null" or (text.startswith('"') and not text.strip('" ')):
+        return "{}"
     try:
-        return json.loads(value)
+        return inner if isinstance(json.loads(inner), dict) else ""
     except (ValueError, RecursionError):
-        due = isinstance(schema, Mapping) and str(schema.get("type")).lower() in ("object", "array")
-        return python_value(value) if due else value
+        return ""
 
 
 def _unquoted(text: str) -> str:
@@ -338,7 +291,3 @@ def _unquoted(text: str) -> str:
         return str(json.loads(text))
     except ValueError:
         return ""
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -17,6 +17,8 @@ Given = tuple[Literal["text", "name", "arguments"], str]
 _SOLID = re.compile(r"\S")
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SCALAR_END = re.compile(r"[\s,}\]]")
 
 
@@ -114,6 +116,10 @@ class Scanner:
             yield
         return self.cut(at, at + len(mark)) == mark
 
+    def behind(self, mark: str, at: int) -> bool:
+        """Whether a mark ends there that has not been given yet."""
+        return at - len(mark) >= self.done and self.cut(at - len(mark), at) == mark
+
     def starts_any(self, marks: tuple[str, ...], at: int) -> Wait[bool]:
         """Return whether one of some marks stands there."""
         for mark in marks:
@@ -178,9 +184,10 @@ class Scanner:
 
         Args:
             at: where the first bracket is.
-            give: add what is between to a call's arguments as it comes.
+            give: add what is between to a call's arguments as it comes. Line ends and the like within strings, which
+                JSON does not allow and models write nevertheless, become escapes.
         """
-        depth, given = 0, at
+        depth, given, parts = 0, at, list[str]()
         quoted = False
         while True:
             found = self.character(_IN_STRING if quoted else _STRUCTURE, at)
@@ -192,19 +199,27 @@ class Scanner:
                 at = found[0] + 2
             else:
                 at = found[0] + 1
+                if give and found[1] == '"':
+                    parts.append(self._written(given, at, quoted))
+                    given = at
                 quoted ^= found[1] == '"'
                 depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[1], 0) if not quoted else 0
             if found is not None and depth:
                 continue
             if give:
                 end = at if found is not None else self.end
-                self.add(self.cut(given, end))
+                self.add("".join([*parts, self._written(given, end, quoted)]))
                 given, self.done = end, min(at, end)
+                parts.clear()
             if found is not None:
                 return at
             if self.ended:
                 return None
             yield
+
+    def _written(self, begin: int, end: int, quoted: bool) -> str:
+        """Return what stands there, with escapes if it is within a string."""
+        return _escaped(self.cut(begin, end)) if quoted else self.cut(begin, end)
 
     def give(self, at: int) -> Wait[int]:
         """Add a value that begins here to a call's arguments, brackets as they grow; return behind it."""
@@ -228,6 +243,15 @@ class Scanner:
         except ValueError:
             return None
         return key, (yield from self.space(colon + 1))
+
+
+def strict(text: str) -> str:
+    """Return JSON with escapes for what may not stand in its strings; see `Scanner.brackets`."""
+    return _STRING.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def overlap(text: str, mark: str) -> int:
