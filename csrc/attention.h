@@ -36,16 +36,16 @@ constexpr int64_t kWorthWidening = 8;
 #define PARLAY_UNROLL _Pragma("GCC unroll 6")
 
 template <class T>
-PARLAY_INLINE void widen(const KeyBlock<T>& b, int64_t begin, int64_t end, int64_t dim, int64_t padded) {
+PARLAY_INLINE void widen(const KeyBlock<T>& b, int64_t begin, int64_t end, int64_t columns, int64_t padded) {
   for (int64_t k = begin; k < end; ++k)
-    PARLAY_ROW(column, n, dim) store(b.wide + k * padded + column, load_at(b.values + b.at[k], column, n));
+    PARLAY_ROW(column, n, columns) store(b.wide + k * padded + column, load_at(b.values + b.value_at[k], column, n));
 }
 
 // Value k of the block.
 template <class V, class T>
 PARLAY_INLINE const V* value_of(const KeyBlock<T>& b, int64_t k, int64_t padded) {
   if constexpr (sizeof(V) == sizeof(T))
-    return b.values + b.at[k];
+    return b.values + b.value_at[k];
   else
     return b.wide + k * padded;
 }
@@ -83,7 +83,7 @@ PARLAY_INLINE void add_columns(const KeyBlock<T>& b, bool fetch, int64_t column,
     if (fetch)
       for (int64_t i = 0; i < C * kLanes; i += 64 / (int64_t)sizeof(T)) {
         __builtin_prefetch(b.keys + b.ahead[k] + column + i, 0, 2);
-        __builtin_prefetch(b.values + b.ahead[k] + column + i, 0, 2);
+        __builtin_prefetch(b.values + b.value_ahead[k] + column + i, 0, 2);
       }
     const V* value = value_of<V>(b, k, stride) + column;
     PARLAY_UNROLL for (int c = 0; c < C; ++c) {
@@ -100,13 +100,17 @@ PARLAY_INLINE void add_columns(const KeyBlock<T>& b, bool fetch, int64_t column,
 
 template <class V, int R, class T>
 PARLAY_INLINE void add_values(const KeyBlock<T>& b, bool fetch, const float (*weights)[kKeys], const float* factors,
-                              int64_t begin, int64_t end, float* totals, int64_t dim, int64_t stride) {
+                              int64_t begin, int64_t end, float* totals, const Queries<T>& s) {
+  const int64_t columns = s.columns, stride = s.padded_columns;
   int64_t column = 0;
-  for (; column + kColumns * kLanes <= dim; column += kColumns * kLanes)
+  for (; column + kColumns * kLanes <= columns; column += kColumns * kLanes)
     add_columns<V, R, kColumns, false>(b, fetch, column, weights, factors, begin, end, totals, stride);
-  for (; column + kLanes <= dim; column += kLanes)
+  for (; column + kLanes <= columns; column += kLanes)
     add_columns<V, R, 1, false>(b, fetch, column, weights, factors, begin, end, totals, stride);
-  if (column < dim) add_columns<V, R, 1, true>(b, fetch, column, weights, factors, begin, end, totals, stride);
+  if (column < columns) add_columns<V, R, 1, true>(b, fetch, column, weights, factors, begin, end, totals, stride);
+  if (fetch && columns < s.dim)  // what keys have beyond the columns of values
+    for (int64_t k = begin; k < end; ++k)
+      for (int64_t d = columns; d < s.dim; d += kLine / (int64_t)sizeof(T)) __builtin_prefetch(b.keys + b.ahead[k] + d, 0, 2);
 }
 
 // Lets R queries see the keys begin..end of a block.
@@ -121,11 +125,11 @@ void see(const Queries<T>& s, int64_t query, const KeyBlock<T>& b, bool fetch, i
     for (int r = 0; r < R; ++r) soften(weights[r], begin / kLanes * kLanes, tiles * kLanes, s.cap);
   for (int r = 0; r < R; ++r)
     factors[r] = weigh(weights[r], begin, end, s.most + query + r, s.lanes + (query + r) * kLanes);
-  float* totals = s.totals + query * s.padded;
+  float* totals = s.totals + query * s.padded_columns;
   if (b.widened)
-    add_values<float, R>(b, fetch, weights, factors, begin, end, totals, s.dim, s.padded);
+    add_values<float, R>(b, fetch, weights, factors, begin, end, totals, s);
   else
-    add_values<T, R>(b, fetch, weights, factors, begin, end, totals, s.dim, s.padded);
+    add_values<T, R>(b, fetch, weights, factors, begin, end, totals, s);
 }
 
 template <class T, int R = kQueries>
@@ -145,6 +149,7 @@ struct Task {
   KeyBlock<T> block;
   Queries<T> queries;
   int64_t at[kKeys], ahead[kKeys];
+  int64_t narrow_at[kKeys], narrow_ahead[kKeys];  // of values that are not as wide as keys
   const uint8_t *key_bytes, *value_bytes;  // the cache at this kv head, where it is in bytes: `block` has rows of T
   int64_t kept_begin, kept_end;  // keys of the block, whole tiles of them, that are packed from the table
   bool fresh;                    // nothing of the block is
@@ -162,12 +167,22 @@ struct Task {
   }
   int64_t end_in(int64_t r, int64_t start) const { return end(r) < start + kKeys ? end(r) - start : kKeys; }
 
-  // Elements of a row of the cache: numbers, or bytes.
-  int64_t row_size() const { return a.cache_in_bytes ? row_bytes(a.head_dim) : a.head_dim; }
+  // Elements of a row of the cache, of so many numbers: numbers, or bytes.
+  int64_t row_size(int64_t dim) const { return a.cache_in_bytes ? row_bytes(dim) : dim; }
 
-  // Finds the keys begin..end of the block at `start` where row r sees them.
-  void locate(int64_t r, int64_t start, int64_t begin, int64_t end, int64_t* to) const {
-    const int64_t size = row_size(), block_stride = a.stored * a.block_size * size;
+  bool alike() const { return a.value_dim == a.head_dim; }
+  int64_t* value_at() { return alike() ? at : narrow_at; }
+  int64_t* value_ahead() { return alike() ? ahead : narrow_ahead; }
+
+  // Finds the keys begin..end of the block at `start` where row r sees them, and their values.
+  void locate(int64_t r, int64_t start, int64_t begin, int64_t end, int64_t* keys, int64_t* values) const {
+    locate_rows(r, start, begin, end, row_size(a.head_dim), keys);
+    if (!alike()) locate_rows(r, start, begin, end, row_size(a.value_dim), values);
+  }
+
+  // Finds rows of `size` elements.
+  void locate_rows(int64_t r, int64_t start, int64_t begin, int64_t end, int64_t size, int64_t* to) const {
+    const int64_t block_stride = a.stored * a.block_size * size;
     const int32_t* table = a.tables + a.row_request[row + r] * a.max_blocks;
     const int32_t* extra = a.extra_slots + a.extra_offsets[row + r];
     const int64_t through_table = last(r) - start < end ? last(r) - start : end;
@@ -186,16 +201,16 @@ struct Task {
 
   // Reads the keys begin..end of a cache in bytes, but for kept_begin..kept, and asks for those of the next block.
   void read_bytes(int64_t begin, int64_t end, int64_t kept) {
-    const int64_t dim = a.head_dim;
-    for (int64_t k = begin; k < end; at[k] = k * dim, ++k) {
+    const int64_t dim = a.head_dim, columns = a.value_dim;
+    for (int64_t k = begin; k < end; at[k] = k * dim, value_at()[k] = k * columns, ++k) {
       if (k >= kept_begin && k < kept) continue;
-      if (fresh)
-        for (int64_t byte = 0; byte < row_size(); byte += kLine) {
-          __builtin_prefetch(key_bytes + ahead[k] + byte, 0, 2);
-          __builtin_prefetch(value_bytes + ahead[k] + byte, 0, 2);
-        }
+      if (fresh) {
+        for (int64_t byte = 0; byte < row_bytes(dim); byte += kLine) __builtin_prefetch(key_bytes + ahead[k] + byte, 0, 2);
+        for (int64_t byte = 0; byte < row_bytes(columns); byte += kLine)
+          __builtin_prefetch(value_bytes + value_ahead()[k] + byte, 0, 2);
+      }
       read_row(key_bytes + at[k], dim, (T*)block.keys + k * dim);
-      read_row(value_bytes + at[k], dim, (T*)block.values + k * dim);
+      read_row(value_bytes + value_at()[k], columns, (T*)block.values + k * columns);
     }
   }
 
@@ -221,7 +236,7 @@ struct Task {
 
   // As locate, and packs the keys and widens the values, for `count` rows.
   void pack(int64_t r, int64_t count, int64_t start, int64_t begin, int64_t end) {
-    locate(r, start, begin, end, at);
+    locate(r, start, begin, end, at, narrow_at);
     // Rows that end in slots of their own share the tiles before these: the table is the same for all of them.
     const int64_t through_table = last(r) - start < end ? last(r) - start : end;
     const int64_t kept = through_table < kept_end ? through_table : kept_end;
@@ -238,10 +253,10 @@ struct Task {
           pack_tile(block, k, a.head_dim, queries.padded);
       }
     if constexpr (kTiled<T>) {
-      block.finite = pack_values(block, fresh, begin, end, kept_begin, kept, a.head_dim, queries.padded);
+      block.finite = pack_values(queries, block, fresh, begin, end, kept_begin, kept);
     } else {
       block.widened = sizeof(T) < 4 && count * group > kWorthWidening;
-      if (block.widened) widen(block, begin, end, a.head_dim, queries.padded);
+      if (block.widened) widen(block, begin, end, a.value_dim, queries.padded_columns);
     }
     kept_begin = (begin + kLanes - 1) / kLanes * kLanes;
     kept_end = block.finite ? through_table / kLanes * kLanes : 0;
@@ -308,14 +323,14 @@ struct Task {
 template <class T>
 struct Memory {
   char *packed, *wide, *q, *totals, *lanes, *most, *keys, *values;
-  Memory(int64_t n, int64_t padded, int64_t stride, int64_t read_dim) {
+  Memory(int64_t n, int64_t padded, int64_t stride, int64_t columns, int64_t read_dim, int64_t read_columns) {
     const int64_t packed_bytes = kKeys * padded * sizeof(T), q_bytes = (n * stride * sizeof(typename Step<T>::X) + 63) / 64 * 64;
-    const int64_t query_bytes = (n * (padded + kLanes + 1) * 4 + 63) / 64 * 64, read = kKeys * read_dim * sizeof(T);
-    packed = (char*)scratch(packed_bytes + kKeys * padded * 4 + q_bytes + query_bytes + 2 * read);
+    const int64_t query_bytes = (n * (columns + kLanes + 1) * 4 + 63) / 64 * 64, read = kKeys * read_dim * sizeof(T);
+    packed = (char*)scratch(packed_bytes + kKeys * columns * 4 + q_bytes + query_bytes + read + kKeys * read_columns * sizeof(T));
     wide = packed + packed_bytes;
-    q = wide + kKeys * padded * 4;
+    q = wide + kKeys * columns * 4;
     totals = q + q_bytes;
-    lanes = totals + n * padded * 4;
+    lanes = totals + n * columns * 4;
     most = lanes + n * kLanes * 4;
     keys = totals + query_bytes;
     values = keys + read;
@@ -324,17 +339,18 @@ struct Memory {
 
 template <class T>
 void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, int64_t kv_heads) {
-  const int64_t dim = a.head_dim, group = a.heads / a.kv_heads, n = rows * group * kv_heads;
-  const int64_t padded = (dim + 31) / 32 * 32;  // whole squares of pack_tile, whole vectors of columns
+  const int64_t dim = a.head_dim, columns = a.value_dim, group = a.heads / a.kv_heads, n = rows * group * kv_heads;
+  // Whole squares of pack_tile, whole vectors of columns.
+  const int64_t padded = (dim + 31) / 32 * 32, padded_columns = (columns + 31) / 32 * 32;
   const int64_t stride = kTiled<T> ? padded : dim;
   const bool few = rows * group <= kFew<T>;
   // A tile may reach beyond the last query.
-  const Memory<T> memory(few ? kFew<T> * kv_heads : kTiled<T> ? n + kLanes : n, padded, stride,
-                         a.cache_in_bytes ? dim : 0);
+  const Memory<T> memory(few ? kFew<T> * kv_heads : kTiled<T> ? n + kLanes : n, padded, stride, padded_columns,
+                         a.cache_in_bytes ? dim : 0, a.cache_in_bytes ? columns : 0);
   typedef typename Step<T>::X X;
   X* q = (X*)memory.q;
   float *totals = (float*)memory.totals, *lanes = (float*)memory.lanes, *most = (float*)memory.most;
-  memset((void*)totals, 0, n * padded * 4);
+  memset((void*)totals, 0, n * padded_columns * 4);
   memset((void*)lanes, 0, n * kLanes * 4);
   for (int64_t i = 0; i < n; ++i) {
     most[i] = -__builtin_inff();
@@ -345,12 +361,12 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
   }
   // A head's queries lie together, those of a row beside each other.
   const int64_t head_size = few ? kFew<T> * padded : rows * group * stride;
-  const auto place = [&](int64_t h, int64_t r) { return ((row + r) * a.heads + (kv_head + h) * group) * dim; };
+  const auto place = [&](int64_t h, int64_t r) { return (row + r) * a.heads + (kv_head + h) * group; };
   if (few) memset((void*)q, 0, kv_heads * head_size * sizeof(X));
   for (int64_t h = 0; h < kv_heads; ++h)
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t g = 0; g < group; ++g) {
-        const T* from = (const T*)a.q + place(h, r) + g * dim;
+        const T* from = (const T*)a.q + (place(h, r) + g) * dim;
         X* to = q + h * head_size;
         if (few) {
           if constexpr (kTiled<T>) lay_query(from, r * group + g, dim, to);
@@ -362,7 +378,7 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
       }
 
   const Multiplier<T> multiplier(rows * group < kLanes ? rows * group : kLanes);
-  Task<T> task{a, row, rows, group, {}, {}, {}, {}, nullptr, nullptr, 0, 0, true};
+  Task<T> task{a, row, rows, group, {}, {}, {}, {}, {}, {}, nullptr, nullptr, 0, 0, true};
   int64_t start = task.first(0), stop = task.end(0), longest = 0;
   for (int64_t r = 1; r < rows; ++r) {
     if (task.first(r) < start) start = task.first(r);
@@ -371,28 +387,30 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
   }
   for (start = start / kKeys * kKeys; start < stop; start += kKeys) {
     const int64_t left = task.last(longest) - start - kKeys;
-    task.locate(longest, start + kKeys, 0, left < kKeys ? left : kKeys, task.ahead);
+    task.locate(longest, start + kKeys, 0, left < kKeys ? left : kKeys, task.ahead, task.narrow_ahead);
     for (int64_t h = 0, i = 0; h < kv_heads; ++h, i += rows * group) {
-      const int64_t head_start = (kv_head + h) * a.stored / a.kv_heads * a.block_size * task.row_size();
+      const int64_t first_row = (kv_head + h) * a.stored / a.kv_heads * a.block_size;
+      const int64_t first_key = first_row * task.row_size(dim), first_value = first_row * task.row_size(columns);
       const T *keys = (const T*)memory.keys, *values = (const T*)memory.values;
       if (a.cache_in_bytes)
-        task.key_bytes = (const uint8_t*)a.key_cache + head_start, task.value_bytes = (const uint8_t*)a.value_cache + head_start;
+        task.key_bytes = (const uint8_t*)a.key_cache + first_key, task.value_bytes = (const uint8_t*)a.value_cache + first_value;
       else
-        keys = (const T*)a.key_cache + head_start, values = (const T*)a.value_cache + head_start;
-      task.block = {keys, values, task.at, a.cache_in_bytes ? nullptr : task.ahead, (T*)memory.packed,
-                    (float*)memory.wide, false, (T*)memory.wide, true, {}, {}};
-      task.queries = {q + h * head_size, most + i, lanes + i * kLanes, totals + i * padded, dim, padded, stride, a.scale, a.cap};
+        keys = (const T*)a.key_cache + first_key, values = (const T*)a.value_cache + first_value;
+      task.block = {keys, values, task.at, a.cache_in_bytes ? nullptr : task.ahead, task.value_at(), task.value_ahead(),
+                    (T*)memory.packed, (float*)memory.wide, false, (T*)memory.wide, true, {}, {}};
+      task.queries = {q + h * head_size, most + i, lanes + i * kLanes, totals + i * padded_columns, dim, padded, stride,
+                      columns, padded_columns, a.scale, a.cap};
       task.see_block(start);
     }
   }
 
   for (int64_t h = 0, i = 0; h < kv_heads; ++h)
     for (int64_t r = 0; r < rows; ++r) {
-      T* out = (T*)a.out + place(h, r);
-      for (int64_t g = 0; g < group; ++g, ++i, out += dim) {
+      T* out = (T*)a.out + place(h, r) * columns;
+      for (int64_t g = 0; g < group; ++g, ++i, out += columns) {
         // A row that saw nothing has totals of zero.
         const Vec weight = splat(task.end(r) > task.first(r) ? sum(load(lanes + i * kLanes)) : 1.f);
-        PARLAY_ROW(column, width, dim) store_at(out, load(totals + i * padded + column) / weight, column, width);
+        PARLAY_ROW(column, width, columns) store_at(out, load(totals + i * padded_columns + column) / weight, column, width);
       }
     }
 }

@@ -22,11 +22,12 @@ struct KeyBlock {
   const T* values;       //
   const int64_t* at;     // [64], elements from there to each key
   const int64_t* ahead;  // [64], the same of the next block, perhaps stale; null where nothing is to be fetched
+  const int64_t *value_at, *value_ahead;  // the same of values: where these are as wide as keys, the same arrays
   T* packed;             // [64 / 16, padded dim / Step::width, 16, Step::width]
-  float* wide;           // [64, padded dim], the values in float32
+  float* wide;           // [64, padded columns], the values in float32
   bool widened;
   // For tiles of the processor:
-  T* pairs;                       // [64 / 32, padded dim / 16, 16, 16, 2], values of two keys beside each other
+  T* pairs;                       // [64 / 32, padded columns / 16, 16, 16, 2], values of two keys beside each other
   bool finite;                    // whether all of these are
   const T* rows[kKeys / kLanes];  // of a few queries: where sixteen keys lie, instead of `packed`,
   int64_t apart[kKeys / kLanes];  // and how far from each other
@@ -38,8 +39,9 @@ struct Queries {
   const typename Step<T>::X* q;  // [n, stride]
   float* most;    // [n], greatest score
   float* lanes;   // [n, 16], sums of weights
-  float* totals;  // [n, padded dim], weighted sums of values
-  int64_t dim, padded, stride;
+  float* totals;  // [n, padded columns], weighted sums of values
+  int64_t dim, padded, stride;      // of queries and keys
+  int64_t columns, padded_columns;  // of values
   float scale, cap;
 };
 

@@ -50,17 +50,17 @@ struct Multiplier<bf16> : Tiles {
 constexpr int64_t kTile = kTileRows * kLanes * 2;  // elements of a tile of pairs
 
 // Asks for a key of the next block and its value: long contexts come from memory, and their blocks lie anywhere.
-PARLAY_INLINE void fetch_next(const KeyBlock<bf16>& b, int64_t k, int64_t dim) {
-  for (int64_t d = 0; d < dim; d += kLine / (int64_t)sizeof(bf16)) {
-    __builtin_prefetch(b.keys + b.ahead[k] + d, 0, 2);
-    __builtin_prefetch(b.values + b.ahead[k] + d, 0, 2);
-  }
+PARLAY_INLINE void fetch_next(const Queries<bf16>& s, const KeyBlock<bf16>& b, int64_t k) {
+  constexpr int64_t apart = kLine / (int64_t)sizeof(bf16);
+  for (int64_t d = 0; d < s.dim; d += apart) __builtin_prefetch(b.keys + b.ahead[k] + d, 0, 2);
+  for (int64_t d = 0; d < s.columns; d += apart) __builtin_prefetch(b.values + b.value_ahead[k] + d, 0, 2);
 }
 
 // Packs the values of the keys begin..end in pairs, but for those of the keys kept_begin..kept_end, which are packed;
 // what fills up the halves of the block that these lie in is zero. Returns whether all that it packed is finite.
-inline bool pack_values(const KeyBlock<bf16>& b, bool fetch, int64_t begin, int64_t end, int64_t kept_begin,
-                        int64_t kept_end, int64_t dim, int64_t padded) {
+inline bool pack_values(const Queries<bf16>& s, const KeyBlock<bf16>& b, bool fetch, int64_t begin, int64_t end,
+                        int64_t kept_begin, int64_t kept_end) {
+  const int64_t columns = s.columns, padded = s.padded_columns;
   // Words of two rows by turns: the first sixteen of both, and the others.
   const __m512i each = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i low = _mm512_or_si512(each, _mm512_slli_epi32(_mm512_add_epi32(each, _mm512_set1_epi32(32)), 16));
@@ -69,16 +69,16 @@ inline bool pack_values(const KeyBlock<bf16>& b, bool fetch, int64_t begin, int6
   for (int64_t k = begin / kTileInputs * kTileInputs; k < (end + kTileInputs - 1) / kTileInputs * kTileInputs; k += 2) {
     if (k >= kept_begin && k + 2 <= kept_end) continue;
     if (fetch && b.ahead) {
-      fetch_next(b, k, dim);
-      fetch_next(b, k + 1, dim);
+      fetch_next(s, b, k);
+      fetch_next(s, b, k + 1);
     }
     const bool first = k >= begin && k < end, second = k + 1 >= begin && k + 1 < end;
     bf16* to = b.pairs + k / kTileInputs * (padded / kLanes) * kTile + k % kTileInputs * kLanes;
     for (int64_t d = 0; d < padded; d += 2 * kLanes, to += 2 * kTile) {
-      const int64_t left = dim - d < 2 * kLanes ? dim - d : 2 * kLanes;
+      const int64_t left = columns - d < 2 * kLanes ? columns - d : 2 * kLanes;
       const __mmask32 there = left < 2 * kLanes ? ((__mmask32)1 << left) - 1 : ~(__mmask32)0;
-      const __m512i even = _mm512_maskz_loadu_epi16(first ? there : 0, b.values + (first ? b.at[k] + d : 0));
-      const __m512i odd = _mm512_maskz_loadu_epi16(second ? there : 0, b.values + (second ? b.at[k + 1] + d : 0));
+      const __m512i even = _mm512_maskz_loadu_epi16(first ? there : 0, b.values + (first ? b.value_at[k] + d : 0));
+      const __m512i odd = _mm512_maskz_loadu_epi16(second ? there : 0, b.values + (second ? b.value_at[k + 1] + d : 0));
       const __m512i larger_of = _mm512_max_epu16(_mm512_add_epi16(even, even), _mm512_add_epi16(odd, odd));
       greatest = _mm512_max_epu16(greatest, larger_of);
       _mm512_storeu_si512(to, _mm512_permutex2var_epi16(even, low, odd));
@@ -229,17 +229,17 @@ PARLAY_INLINE void gather(const Queries<bf16>& s, int64_t query, int64_t count, 
       split(weight, weights[0][r] + k, weights[1][r] + k);
     }
   }
-  const int64_t apart = s.padded / kLanes * kTile;  // two halves
-  for (int64_t column = 0; column < s.padded; column += N * kLanes) {
+  const int64_t apart = s.padded_columns / kLanes * kTile;  // two halves
+  for (int64_t column = 0; column < s.padded_columns; column += N * kLanes) {
     const bf16* pairs = b.pairs + column / kLanes * kTile;
-    const int64_t left = s.padded - column, columns = left < N * kLanes ? left : N * kLanes;
+    const int64_t left = s.padded_columns - column, columns = left < N * kLanes ? left : N * kLanes;
     if (columns == N * kLanes)
       sum_tiles<N>(weights, pairs, apart, half, halves, sums[0]);
     else
       sum_tiles<2>(weights, pairs, apart, half, halves, sums[0]);
     for (int64_t r = 0; r < count; ++r)
       for (int64_t c = 0; c < columns; c += kLanes) {
-        float* total = s.totals + (query + r) * s.padded + column + c;
+        float* total = s.totals + (query + r) * s.padded_columns + column + c;
         store(total, fma(load(total), splat(factors[r]), load(sums[r] + c)));
       }
   }

@@ -137,9 +137,11 @@ void add_layer_norm(const Tensor& residual, const Tensor& delta, const Tensor& w
   normalise_layer(delta, &residual, weight, bias, eps, out);
 }
 
+constexpr int64_t kNumbers = 32, kBytes = 34;  // of a row in bytes: so many numbers take so many
+
 // Whether a cache has rows in bytes, as cache_rows.h says; else they are `dim` numbers.
 bool in_bytes(const Tensor& cache, int64_t dim) {
-  constexpr int64_t kNumbers = 32, kBytes = 34, kMost = 1024;
+  constexpr int64_t kMost = 1024;
   if (cache.type != Type::kU8) {
     cache.expect({cache.size(0), cache.size(1), cache.size(2), dim});
     return false;
@@ -149,11 +151,14 @@ bool in_bytes(const Tensor& cache, int64_t dim) {
   return true;
 }
 
-// Likewise, of caches of equal shapes; those of numbers are of the type of `rows`.
+// Numbers of a cache's row.
+int64_t width_of(const Tensor& cache) { return cache.type == Type::kU8 ? cache.size(3) / kBytes * kNumbers : cache.size(3); }
+
+// Likewise, of caches of equal shapes but for the widths of rows; those of numbers are of the type of `rows`.
 bool in_bytes(const Tensor& keys, const Tensor& values, const Tensor& rows, int64_t dim) {
-  values.expect({keys.size(0), keys.size(1), keys.size(2), keys.size(3)});
+  values.expect({keys.size(0), keys.size(1), keys.size(2), values.size(3)});
   const bool bytes = in_bytes(keys, dim);
-  if (bytes != in_bytes(values, dim)) throw std::invalid_argument("keys are " + keys.text() + ", values " + values.text());
+  if (bytes != in_bytes(values, width_of(values))) throw std::invalid_argument("keys are " + keys.text() + ", values " + values.text());
   if (!bytes) all_bf16({&rows, &keys, &values});
   return bytes;
 }
@@ -168,12 +173,13 @@ void rotary_store(const Tensor& qkv, const Tensor& positions, const Tensor& slot
   if (q_norm.has_value() != k_norm.has_value()) throw std::invalid_argument("queries and keys have norms, or neither");
   if (q_norm) q_norm->expect({head_dim});
   if (k_norm) k_norm->expect({head_dim});
-  qkv.expect({rows, (heads + 2 * kv_heads) * head_dim});
+  const int64_t value_dim = width_of(value_cache);
+  qkv.expect({rows, (heads + kv_heads) * head_dim + kv_heads * value_dim});
   by_rows(&Table::rotary_store,
           RotaryArgs{qkv.memory(), positions.as<int32_t>({rows}), slots.as<int64_t>({rows}), cos_sin.as<float>(),
                      q_norm ? q_norm->memory() : nullptr, k_norm ? k_norm->memory() : nullptr, eps, q_out.memory(), key_cache.memory(), value_cache.memory(), heads, kv_heads, head_dim,
-                     cos_sin.size(1), block_size, bf16, bytes},
-          rows, rows * (heads + 2 * kv_heads) * head_dim / 4);
+                     value_dim, cos_sin.size(1), block_size, bf16, bytes},
+          rows, rows * ((heads + kv_heads) * head_dim + kv_heads * value_dim) / 4);
 }
 
 void latent_store(const Tensor& query, const Tensor& latent, const Tensor& norm, float eps, const Tensor& positions,
@@ -215,7 +221,7 @@ void attend(AttentionArgs a, int64_t rows) {
                             pieces(a.kv_heads, most_heads) * groups < threads))
     most_heads = pieces(most_heads, 2);
   const int64_t parts = pieces(a.kv_heads, most_heads);
-  deal_unequal(groups * parts, keys * a.heads * (a.head_dim + 32) / 48, [&](int64_t task) {
+  deal_unequal(groups * parts, keys * a.heads * ((a.head_dim + a.value_dim) / 2 + 32) / 48, [&](int64_t task) {
     const int64_t* row = &starts[task % groups];
     const int64_t part = task / groups, head = a.kv_heads * part / parts;
     table->attention(a, row[0], row[1] - row[0], head, a.kv_heads * (part + 1) / parts - head);
@@ -227,7 +233,8 @@ void attention(const Tensor& q, const Tensor& key_cache, const Tensor& value_cac
   const int64_t rows = q.size(0), heads = q.size(1), head_dim = q.size(2);
   const int64_t kv_heads = key_cache.size(1), block_size = key_cache.size(2);
   const bool bf16 = all_bf16({&q, &out}), bytes = in_bytes(key_cache, value_cache, q, head_dim);
-  out.expect({rows, heads * head_dim});
+  const int64_t value_dim = width_of(value_cache);
+  out.expect({rows, heads * value_dim});
   const AttentionArgs a = {q.memory(),
                            key_cache.memory(),
                            value_cache.memory(),
@@ -243,6 +250,7 @@ void attention(const Tensor& q, const Tensor& key_cache, const Tensor& value_cac
                            heads,
                            kv_heads,
                            head_dim,
+                           value_dim,
                            block_size,
                            kv_heads,
                            window > 0 ? window : INT64_MAX / 2,
@@ -685,23 +693,31 @@ void gumbel(uint64_t seed, int64_t position, const Tensor& out) {
 
 void copy_slots(const Tensor& src_slots, const Tensor& dst_slots, const Tensor& key_cache, const Tensor& value_cache) {
   const int64_t count = src_slots.size(0), kv_heads = key_cache.size(1), block_size = key_cache.size(2);
-  const int64_t bytes = key_cache.size(3) * key_cache.element_bytes(), head_stride = block_size * bytes;
   if (key_cache.type != Type::kU8 || value_cache.type != Type::kU8) all_bf16({&key_cache, &value_cache});
-  value_cache.expect({key_cache.size(0), kv_heads, block_size, key_cache.size(3)});
+  value_cache.expect({key_cache.size(0), kv_heads, block_size, value_cache.size(3)});
   const int64_t* from = src_slots.as<int64_t>();
   const int64_t* to = dst_slots.as<int64_t>({count});
-  char* caches[] = {static_cast<char*>(key_cache.memory()), static_cast<char*>(value_cache.memory())};
+  struct {
+    char* memory;
+    int64_t bytes;  // of a row
+  } caches[2];
+  for (int i = 0; i < 2; ++i) {
+    const Tensor& cache = i ? value_cache : key_cache;
+    caches[i] = {static_cast<char*>(cache.memory()), cache.size(3) * cache.element_bytes()};
+  }
   submit([=] {
-    char* held = static_cast<char*>(scratch(2 * count * kv_heads * bytes));
+    char* held = static_cast<char*>(scratch(count * kv_heads * (caches[0].bytes + caches[1].bytes)));
     const auto each = [&](const int64_t* slots, auto move) {
       char* hold = held;
-      for (char* cache : caches)
+      for (const auto& [cache, bytes] : caches)
         for (int64_t i = 0; i < count; ++i)
-          for (int64_t head = 0; head < kv_heads; ++head, hold += bytes)
-            move(hold, cache + (slots[i] / block_size * kv_heads + head) * head_stride + slots[i] % block_size * bytes);
+          for (int64_t head = 0; head < kv_heads; ++head, hold += bytes) {
+            const int64_t row = (slots[i] / block_size * kv_heads + head) * block_size + slots[i] % block_size;
+            move(hold, cache + row * bytes, bytes);
+          }
     };
-    each(from, [&](char* hold, const char* slot) { std::memcpy(hold, slot, bytes); });
-    each(to, [&](const char* hold, char* slot) { std::memcpy(slot, hold, bytes); });
+    each(from, [](char* hold, const char* slot, int64_t bytes) { std::memcpy(hold, slot, bytes); });
+    each(to, [](const char* hold, char* slot, int64_t bytes) { std::memcpy(slot, hold, bytes); });
   });
 }
 

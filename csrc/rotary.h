@@ -28,10 +28,10 @@ PARLAY_INLINE void rotate(const T* from, const float* cos_sin, T* to, int64_t ro
 template <class T, bool in_bytes>
 void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
   const int64_t dim = a.head_dim, rotary_dim = a.rotary_dim;
-  const int64_t row_size = in_bytes ? row_bytes(dim) : dim * (int64_t)sizeof(T);
-  const int64_t head_stride = a.block_size * row_size;  // of a cache block [kv_heads, block_size, row]
+  const auto size = [](int64_t width) { return in_bytes ? row_bytes(width) : width * (int64_t)sizeof(T); };
+  const int64_t key_size = size(dim), value_size = size(a.value_dim);
   for (int64_t row = begin; row < end; ++row) {
-    const T* qkv = (const T*)a.qkv + row * (a.heads + 2 * a.kv_heads) * dim;
+    const T* qkv = (const T*)a.qkv + row * ((a.heads + a.kv_heads) * dim + a.kv_heads * a.value_dim);
     const float* cos_sin = a.cos_sin + (int64_t)a.positions[row] * rotary_dim;
     T* q_out = (T*)a.q_out + row * a.heads * dim;
     const auto turn = [&](const T* from, T* to, const void* norm) {
@@ -42,19 +42,19 @@ void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
     if (a.slots[row] < 0) continue;
     const T* keys = qkv + a.heads * dim;
     const T* values = keys + a.kv_heads * dim;
-    const int64_t block = a.slots[row] / a.block_size;
-    const int64_t at = block * a.kv_heads * head_stride + a.slots[row] % a.block_size * row_size;
+    // A cache block is [kv_heads, block_size, row].
+    const int64_t at = a.slots[row] / a.block_size * a.kv_heads * a.block_size + a.slots[row] % a.block_size;
     for (int64_t h = 0; h < a.kv_heads; ++h) {
-      char* key = (char*)a.key_cache + at + h * head_stride;
-      char* value = (char*)a.value_cache + at + h * head_stride;
+      char* key = (char*)a.key_cache + (at + h * a.block_size) * key_size;
+      char* value = (char*)a.value_cache + (at + h * a.block_size) * value_size;
       if constexpr (in_bytes) {
         T turned[kMostDim];
         turn(keys + h * dim, turned, a.k_norm);
         write_row(turned, dim, (uint8_t*)key);
-        write_row(values + h * dim, dim, (uint8_t*)value);
+        write_row(values + h * a.value_dim, a.value_dim, (uint8_t*)value);
       } else {
         turn(keys + h * dim, (T*)key, a.k_norm);
-        memcpy(value, values + h * dim, row_size);
+        memcpy(value, values + h * a.value_dim, value_size);
       }
     }
   }

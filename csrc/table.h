@@ -70,7 +70,7 @@ struct LatentArgs {
 };
 
 struct RotaryArgs {
-  const void* qkv;
+  const void* qkv;  // [T, (heads + kv_heads) * head_dim + kv_heads * value_dim]
   const int32_t* positions;
   const int64_t* slots;
   const float* cos_sin;
@@ -80,7 +80,7 @@ struct RotaryArgs {
   void* q_out;
   void* key_cache;
   void* value_cache;
-  int64_t heads, kv_heads, head_dim, rotary_dim, block_size;
+  int64_t heads, kv_heads, head_dim, value_dim, rotary_dim, block_size;
   bool bf16, cache_in_bytes;
 };
 
@@ -96,7 +96,7 @@ struct AttentionArgs {
   const int32_t* extra_slots;
   const float* sinks;  // [heads], or null
   void* out;
-  int64_t max_blocks, heads, kv_heads, head_dim, block_size;
+  int64_t max_blocks, heads, kv_heads, head_dim, value_dim, block_size;
   int64_t stored;    // kv heads of the cache; where there are fewer, several of `kv_heads` are one
   int64_t window;    // most keys that a row sees
   float scale, cap;  // cap 0: none

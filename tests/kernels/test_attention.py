@@ -42,13 +42,13 @@ def slots_of(view: AttentionView, row: int) -> list[int]:
 def exact_attention(q: Tensor, keys: Tensor, values: Tensor, view: AttentionView) -> Tensor:
     rows, heads, dim = q.shape
     group = heads // keys.shape[1]
-    flat = [c.transpose(1, 2).reshape(-1, c.shape[1], dim).double() for c in (keys, values)]
-    out = torch.zeros(rows, heads, dim, dtype=torch.float64)
+    flat = [c.transpose(1, 2).reshape(-1, *c.shape[1::2]).double() for c in (keys, values)]
+    out = torch.zeros(rows, heads, values.shape[3], dtype=torch.float64)
     for row in range(rows):
         k, v = (f[slots_of(view, row)].repeat_interleave(group, 1) for f in flat)
         weights = (torch.einsum("hd,khd->hk", q[row].double(), k) * dim**-0.5).softmax(-1)
         out[row] = torch.einsum("hk,khd->hd", weights, v)
-    return out.view(rows, heads * dim)
+    return out.view(rows, -1)
 
 
 def mixed_view() -> AttentionView:

@@ -117,7 +117,7 @@ def test_an_independent_converter_writes_the_same_files(tmp_path: Path, name: st
 def test_what_the_cache_keeps(checkpoint: Callable[[str], Path]) -> None:
     """Layers that read an earlier one's keys and values keep none."""
     spec = cache_spec(describe_model(str(checkpoint("gemma4-inputs"))), torch.float32)
-    assert spec.heads == ((2, 16), (2, 32), (2, 16), (2, 32), (2, 0), (2, 0))
+    assert spec.heads == ((2, 16, 16), (2, 32, 32)) * 2 + ((2, 0, 0),) * 2
     assert spec.sources == (-1, -1, -1, -1, 2, 3)
     assert spec.bytes_per_token == 2 * 4 * (2 * 16 + 2 * 32) * 2
 

@@ -92,7 +92,8 @@ def work_of(
     # Each request's keys and values are read once for all its rows; a score and a sum for each key that a row sees.
     # A sequence's states are read once and stored once.
     spec = cache_spec(config, dtype)
-    per_key = 4 * spec.layers * config.num_heads * config.head_dim
+    heads = config.style.heads or (config.heads_of(0),) * spec.layers
+    per_key = sum(2 * (own.queries or config.num_heads) * (own.width + own.value_width) for own in heads)
     keys = sum(s.end + len(s.draft) for s in spans)
     seen = sum(key + 1 for s in spans for key in range(s.start, s.end + len(s.draft)))
     result["attention"] = Work(spec.bytes_per_token * keys + 2 * spec.bytes_per_slot * len(spans), per_key * seen)

@@ -264,7 +264,7 @@ class Kernels(Drawing, Protocol):
         Source: Su et al. 2021 (arXiv 2104.09864).
 
         Args:
-            qkv: T `[rows, (H + 2 KV) * D]`, queries, then keys, then values.
+            qkv: T `[rows, (H + KV) * D + KV * V]`, queries, then keys, then values, which may have another width.
             positions: int32 `[rows]`.
             slots: int64 `[rows]`; slot = block * block_size + offset. Rows of one slot have equal content; of rows
                 with a negative one nothing is stored.
@@ -272,7 +272,7 @@ class Kernels(Drawing, Protocol):
             q_out: T `[rows, H, D]`.
             key_cache: T `[num_blocks, KV, block_size, D]`, or in eight bits, uint8 `[..., row_bytes(D)]`: every 32
                 numbers of a row share a scale, as in GGUF's Q8_0.
-            value_cache: likewise.
+            value_cache: likewise, with V for D.
             q_norm: T `[D]`, weight of an `rms_norm` of each query head behind its rotation; None for none.
             k_norm: T `[D]`, likewise of key heads.
             eps: of both.
@@ -328,13 +328,13 @@ class Kernels(Drawing, Protocol):
         holds it. A row that sees no key gets zeros.
 
         Args:
-            q: T `[rows, H, D]`; D is a multiple of 8, at most 256.
+            q: T `[rows, H, D]`; D and V are multiples of 8.
             key_cache: T `[num_blocks, KV, block_size, D]`, or in eight bits, see `rotary_store`; a number is read as
                 scale * code, rounded to T.
-            value_cache: likewise.
+            value_cache: likewise, with V for D.
             view: what each row sees.
             scale: factor on the scores.
-            out: T `[rows, H * D]`.
+            out: T `[rows, H * V]`.
             window: a row sees only the last so many of the keys that its view shows; 0 is all of them.
             cap: a scaled score s becomes `cap * tanh(s / cap)`; 0 leaves it.
             sinks: float32 `[H]`, scores of a key without a value that each head sees first, beside the others; a row
@@ -639,6 +639,6 @@ class Kernels(Drawing, Protocol):
             src_slots: int64 `[n]`.
             dst_slots: int64 `[n]`, distinct.
             key_cache: T `[num_blocks, KV, block_size, D]`, or in eight bits, see `rotary_store`.
-            value_cache: likewise.
+            value_cache: likewise; rows may have another width.
         """
         ...

@@ -196,8 +196,9 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
         rows, heads, head_dim = q_out.shape
         _, kv_heads, block_size, _ = key_cache.shape
         cos, sin = cos_sin[positions.long()][:, None, :].chunk(2, dim=-1)
-        all_heads = qkv.view(rows, heads + 2 * kv_heads, head_dim)
-        turning, still = all_heads[:, : heads + kv_heads].tensor_split((cos_sin.shape[1],), dim=-1)
+        turned = (heads + kv_heads) * head_dim
+        both = qkv[:, :turned].view(rows, heads + kv_heads, head_dim)
+        turning, still = both.tensor_split((cos_sin.shape[1],), dim=-1)
         a, b = turning.float().chunk(2, dim=-1)
         rotated = torch.cat(((a * cos - b * sin).to(qkv.dtype), (b * cos + a * sin).to(qkv.dtype), still), dim=-1)
         if q_norm is not None and k_norm is not None:
@@ -208,7 +209,9 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
         stored = slots >= 0
         block, offset = slots[stored] // block_size, slots[stored] % block_size
         write_rows(key_cache, block, offset, rotated[stored, heads:])
-        write_rows(value_cache, block, offset, all_heads[stored, heads + kv_heads :])
+        if kv_heads:
+            values = qkv[stored, turned:].view(len(block), kv_heads, (qkv.shape[1] - turned) // kv_heads)
+            write_rows(value_cache, block, offset, values)
 
     def latent_store(  # noqa: D102
         self,

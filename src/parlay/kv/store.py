@@ -54,9 +54,9 @@ def allocate(
 
     if spec.heads:
         made: list[CacheLayer] = []
-        for (count, width), source in zip(spec.heads, spec.sources, strict=True):
-            own = num_blocks, count, width
-            made.append(made[source] if source >= 0 else LayerCache(rows(*own), rows(*own)))
+        for (count, *widths), source in zip(spec.heads, spec.sources, strict=True):
+            keys, values = (rows(num_blocks, count, width) for width in widths)
+            made.append(made[source] if source >= 0 else LayerCache(keys, values))
         return tuple(made)
     return tuple(map(layer, spec.pattern)) if spec.pattern else tuple(layer("keys") for _ in range(spec.layers))
 

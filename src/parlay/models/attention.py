@@ -70,7 +70,8 @@ class Attention:
         qkv: projects to queries, keys and values.
         output: projects back.
         heads: of queries, on this rank; there may be none.
-        head_dim: columns of a head.
+        head_dim: columns of a head's query and key.
+        value_dim: columns of its value.
         cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
         scale: factor on scores.
         query_cos_sin: what queries turn by, where it is not `cos_sin`.
@@ -81,12 +82,14 @@ class Attention:
         gate: projects to what the output is multiplied with, a number for each column or head.
         gate_kind: what it is multiplied with of that.
         stores: whether it has keys and values; otherwise it reads those that another layer has stored.
+        output_scale: factor on its output.
     """
 
     qkv: ColumnParallelLinear
     output: GatheredLinear | ReducedLinear
     heads: int
     head_dim: int
+    value_dim: int
     cos_sin: Tensor
     scale: float
     query_cos_sin: Tensor | None = None
@@ -97,6 +100,7 @@ class Attention:
     gate: ColumnParallelLinear | None = None
     gate_kind: Gate = "sigmoid"
     stores: bool = True
+    output_scale: float = 1.0
 
     def __call__(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> Tensor:
         """Store the rows' keys and values, then let each row attend to what its view shows it.
@@ -110,7 +114,7 @@ class Attention:
             `[rows, hidden]`.
         """
         buffers = context.buffers
-        mixed = buffers("mixed", self.heads * self.head_dim)
+        mixed = buffers("mixed", self.heads * self.value_dim)
         if self.heads or (self.norms is not None and self.norms.joint):
             qkv = self.qkv(x, buffers, "qkv")
             if self.norms is not None:
@@ -119,10 +123,13 @@ class Attention:
                 self._mix(qkv, context, cache, mixed)
                 if self.gate is not None:
                     context.kernels.multiply(mixed, self.gate(x, buffers, "output gate"), self.gate_kind)
-        return self.output(mixed, buffers, "attention")
+        out = self.output(mixed, buffers, "attention")
+        if self.output_scale != 1:
+            context.kernels.scale(out, self.output_scale)
+        return out
 
     def _mix(self, qkv: Tensor, context: ForwardContext, cache: LayerCache, mixed: Tensor) -> None:
-        """Write what this rank's heads see, `[rows, heads * head_dim]`, to `mixed`."""
+        """Write what this rank's heads see, `[rows, heads * value_dim]`, to `mixed`."""
         kernels, norms = context.kernels, self.norms
         late = (norms.query, norms.key, norms.eps) if norms is not None and norms.late else ()
         query = context.buffers("query", self.heads * self.head_dim).view(-1, self.heads, self.head_dim)

@@ -290,13 +290,14 @@ class ModelConfig:
         found: list[tuple[str, tuple[int, int], int]] = []
         for heads in dict.fromkeys(replace(one, source=min(one.source, 0)) for one in self.style.heads):
             times = sum(replace(one, source=min(one.source, 0)) == heads for one in self.style.heads)
-            q = (heads.queries or self.num_heads) * heads.width
-            stored = 0 if heads.source == 0 else 2 * heads.count * heads.width
+            count = heads.queries or self.num_heads
+            q, mixed = count * heads.width, count * heads.value_width
+            stored = 0 if heads.source == 0 else heads.count * (heads.width + heads.value_width)
             kind = f"{'shared' if heads.source == 0 else heads.count} heads of {heads.width}"
             kind += f" for {heads.queries}" if heads.queries else ""
             found += [
                 (f"qkv, {kind}", (q + stored, self.hidden_size), times),
-                (f"out, {kind}", (self.hidden_size, q), times),
+                (f"out, {kind}", (self.hidden_size, mixed), times),
             ]
         return found
 
@@ -306,7 +307,7 @@ class ModelConfig:
         if gate is None or not gate.apart:
             return []
         heads = self.style.heads or (self.heads_of(0),) * attends
-        widths = [(one.queries or self.num_heads) * (1 if gate.by_head else one.width) for one in heads]
+        widths = [(one.queries or self.num_heads) * (1 if gate.by_head else one.value_width) for one in heads]
         return [("attention gate", (width, self.hidden_size), widths.count(width)) for width in dict.fromkeys(widths)]
 
 

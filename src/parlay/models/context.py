@@ -11,7 +11,7 @@ from parlay.kernels.base import AttentionView, Kernels, StateView
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer, each `[num_blocks, kv_heads, block_size, head_dim]`."""
+    """Keys and values of one layer, each `[num_blocks, kv_heads, block_size, columns]`."""
 
     key: Tensor
     value: Tensor

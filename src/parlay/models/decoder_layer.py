@@ -29,20 +29,16 @@ class HybridMixer:
 
     Attributes:
         attention, recurrent: the two.
-        scale: factor on attention's outputs.
     """
 
     attention: Attention | LatentAttention
     recurrent: Mixer
-    scale: float
 
     def __call__(self, x: Tensor, context: ForwardContext, cache: HybridCache) -> Tensor:
         """Return `[rows, hidden]` for normalised rows `[rows, hidden]`."""
         kernels, each = context.kernels, torch.arange(len(x))
         attended = context.buffers("attended", x.shape[1])
         kernels.embed(self.attention(x, context, cache.keys), each, attended)  # both write to one buffer
-        if self.scale != 1:
-            kernels.scale(attended, self.scale)
         out = self.recurrent(x, context, cache.states)
         kernels.add_embedding(out, attended, each.int())
         return out
@@ -77,7 +73,7 @@ class DecoderLayer:
             self._mixer = made = recurrent.make(config.hidden_size, config.rms_norm_eps, read, kernels, group)
             if style.recurrent_beside:
                 attention = make_attention(config, index, read, kernels, group, tables)
-                self._mixer = HybridMixer(attention, made, style.attention_scale)
+                self._mixer = HybridMixer(attention, made)
         else:
             self._mixer = make_attention(config, index, read, kernels, group, tables)
         self._mlp: Network | MixtureOfExperts | None = None

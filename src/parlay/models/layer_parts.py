@@ -24,12 +24,12 @@ def projections(
     """Read what projects to a layer's queries, keys and values, their biases, and what projects to its gate."""
     style, heads = config.style, config.heads_of(index)
     count = config.queries_of(index)
-    q, kv = count * heads.width, heads.count * heads.width
+    q, k, v = count * heads.width, heads.count * heads.width, heads.count * heads.value_width
     # Values may be what keys are before their norm, or both another layer's.
     letters = "q" if heads.source >= 0 else "qkv" if heads.values else "qkk"
     if style.fused_qkv:
         fused = read.weight("self_attn.qkv_proj.weight")
-        weights = [fused.outputs(0, q), fused.outputs(q, q + kv), fused.outputs(q + kv, q + 2 * kv)]
+        weights = [fused.outputs(0, q), fused.outputs(q, q + k), fused.outputs(q + k, q + k + v)]
     else:
         weights = [read.weight(f"self_attn.{x}_proj.weight") for x in letters]
     gate = None
@@ -40,7 +40,7 @@ def projections(
         weights[0], gate = (whole.chosen(by_head[:, part].reshape(-1)) for part in (0, 1))
     biases = None
     if style.qkv_bias and style.fused_qkv:
-        biases = list(read("self_attn.qkv_proj.bias").tensor_split((q, q + kv)))
+        biases = list(read("self_attn.qkv_proj.bias").tensor_split((q, q + k)))
     elif style.qkv_bias:
         biases = [read(f"self_attn.{x}_proj.bias") for x in letters]
     # Whose columns turn: queries and keys, in the order that the kernels expect.
@@ -60,16 +60,14 @@ def make_attention(
     if style.latent is not None:
         return make_latent_attention(config, style.latent, read, kernels, group, tables)
     own_heads = config.heads_of(index)
-    head_dim, stores = own_heads.width, own_heads.source < 0
-    q = config.queries_of(index) * head_dim
+    head_dim, value_dim, stores = own_heads.width, own_heads.value_width, own_heads.source < 0
     weights, biases, gate = projections(config, index, read)
     # A rank has whole key heads, each with the query heads that read it.
-    group_heads = config.queries_of(index) // own_heads.count
-    shared = group_heads * head_dim
+    shared = config.queries_of(index) // own_heads.count
     by_head = style.output_gate is not None and style.output_gate.by_head
-    queries = group.bounds(q, shared)
-    begin, end = group.share(queries)
-    units = shared, head_dim, head_dim
+    bounds = group.bounds(config.queries_of(index), shared)
+    begin, end = group.share(bounds)
+    units = shared * head_dim, head_dim, value_dim
     norms = (
         _head_norms(config, read, group, stores=stores)
         if style.head_norms or style.late_norms or style.joint_norms
@@ -81,12 +79,14 @@ def make_attention(
             kernels,
             read.weight("self_attn.o_proj.weight"),
             group,
-            queries,
+            tuple(bound * value_dim for bound in bounds),
             read("self_attn.o_proj.bias") if style.output_bias else None,
         ),
-        heads=(end - begin) // head_dim,
+        heads=end - begin,
         head_dim=head_dim,
+        value_dim=value_dim,
         stores=stores,
+        output_scale=style.attention_scale,
         cos_sin=tables[0],
         query_cos_sin=tables[1],
         norms=norms,
@@ -95,9 +95,9 @@ def make_attention(
         cap=style.score_cap,
         gate=None
         if gate is None
-        else ColumnParallelLinear(kernels, [gate], group, None, [group_heads if by_head else shared]),
+        else ColumnParallelLinear(kernels, [gate], group, None, [shared * (1 if by_head else value_dim)]),
         gate_kind="softplus" if style.output_gate is not None and style.output_gate.softplus else "sigmoid",
-        sinks=read.exact("self_attn.sinks")[begin // head_dim : end // head_dim] if style.sinks else None,
+        sinks=read.exact("self_attn.sinks")[begin:end] if style.sinks and style.sinks[index] else None,
     )
 
 

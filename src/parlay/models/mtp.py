@@ -24,6 +24,7 @@ from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import Storage
 
 _WHOLE = ("layer", "join", "token_norm", "state_norm", "norm")
+_LISTED = "windows", "unrotated", "heads", "widths", "sinks"  # what a style has of each layer, beside experts
 _BESIDE = "mtp.", "model.mtp."  # names of tensors beside a text model's, in files of multimodal ones
 
 
@@ -136,7 +137,8 @@ def stacked(layers: Sequence[MTPLayer]) -> ModelConfig:
     style, experts = config.style, config.style.experts
     if experts is not None:
         experts = replace(experts, sparse=experts.sparse * count)
-    style = replace(style, windows=style.windows * count, unrotated=style.unrotated * count, experts=experts)
+    listed = {key: getattr(style, key) * count for key in _LISTED}
+    style = replace(style, experts=experts, **listed)
     return replace(config, num_layers=count, style=style)
 
 
@@ -172,7 +174,8 @@ def plan_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer:
     Raises:
         ModelError: the model has no layer that it could be like.
     """
-    if config.style.heads or config.style.layer_inputs:
+    shared = any(heads.source >= 0 or not heads.values for heads in config.style.heads)
+    if shared or config.style.layer_inputs:
         raise ModelError(f"the layers of {config.path} read what others keep; none can predict further tokens")
     return _layer(config, known.of(config.num_layers))
 
@@ -187,9 +190,8 @@ def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:
         style,
         recurrent=None,
         networks=(),
-        windows=style.windows[kept],
-        unrotated=style.unrotated[kept],
         experts=experts,
+        **{key: getattr(style, key)[kept] for key in _LISTED},
     )
     renamed: dict[str, str | Piece] = {}
     for name, own in names.inner.items():

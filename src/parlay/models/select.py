@@ -199,7 +199,8 @@ def describe_as(
         raise ConfigError(f"quantization={shown(requested)}, but {config.path} {has}; leave it out")
     if load_format not in ("auto", own) and load_format != (found := file_format(config.path)):
         raise ConfigError(f"load_format={shown(load_format)}, but {config.path} is read as {found}; leave it out")
-    widths = {config.heads_of(layer).width for layer in range(config.num_layers)}
+    heads = [config.heads_of(layer) for layer in range(config.num_layers)]
+    widths = {width for own in heads for width in (own.width, own.value_width)}
     if kv_cache_dtype == "int8" and (odd := [width for width in sorted(widths) if width % NUMBERS_PER_SCALE]):
         raise ConfigError(
             f"kv_cache_dtype='int8' needs heads of a multiple of {NUMBERS_PER_SCALE} elements, and those of "
@@ -227,7 +228,7 @@ def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) ->
         kept_heads = config.style.heads[first:last]
         shares = [group.share(group.bounds(heads.count)) for heads in kept_heads]
         heads = tuple(
-            (end - begin, own.width if own.source < 0 else 0)
+            (end - begin, *((own.width, own.value_width) if own.source < 0 else (0, 0)))
             for own, (begin, end) in zip(kept_heads, shares, strict=True)
         )
         sources = tuple(own.source - first if own.source >= 0 else -1 for own in kept_heads)

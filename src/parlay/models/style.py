@@ -116,6 +116,7 @@ class Heads:
     Attributes:
         count: of keys.
         width: columns of each head, of queries too.
+        value: columns of each head's values, where they are not as wide; 0 where they are.
         values: whether values have a projection of their own; otherwise that of keys gives them too.
         source: the layer before it whose keys and values it reads; -1 where it has its own.
         queries: heads of queries, where they are not as many as the model's config says; 0 where they are.
@@ -123,9 +124,15 @@ class Heads:
 
     count: int
     width: int
+    value: int = 0
     values: bool = True
     source: int = -1
     queries: int = 0
+
+    @property
+    def value_width(self) -> int:
+        """Columns of each head's values."""
+        return self.value or self.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +193,13 @@ class Style:
         layer_inputs: columns of a further input that each layer has of the token, see `layer_inputs`; 0 for none.
         recurrent: layers in the place of some layers' attention, or beside it.
         recurrent_beside: whether they stand beside attention: both read the same rows, and their outputs are added.
-        attention_scale: factor on attention's outputs.
+        attention_scale: factor on attention's outputs, or on its values, which is the same.
         gate_scale: factor on the gates of the feed-forward network, before its activation.
         network_scale: factor on the outputs of that.
         networks: of each layer, whether it is a feed-forward network or experts alone, and otherwise attention or a
             recurrent layer alone; empty: all layers have both.
-        sinks: each query head sees a key without a value first, whose score it has learnt.
+        sinks: of each layer, whether each query head sees a key without a value first, whose score it has learnt;
+            empty: none does.
         experts: None where all layers have one feed-forward network.
     """
 
@@ -237,7 +245,7 @@ class Style:
     gate_scale: float = 1.0
     network_scale: float = 1.0
     networks: tuple[bool, ...] = ()
-    sinks: bool = False
+    sinks: tuple[bool, ...] = ()
     experts: Experts | None = None
 
 

@@ -77,28 +77,30 @@ def attention_shapes(config: ModelConfig, index: int = 0) -> dict[str, tuple[int
     style, h, heads = config.style, config.hidden_size, config.heads_of(index)
     if style.latent is not None:
         return latent_shapes(config, style.latent)
-    q, kv = config.queries_of(index) * heads.width, heads.count * heads.width
+    count = config.queries_of(index)
+    q, k = count * heads.width, heads.count * heads.width
+    mixed, v = count * heads.value_width, heads.count * heads.value_width
     gate = style.output_gate
     queries = q if gate is None or gate.apart else 2 * q
-    widths = {"qkv_proj": q + 2 * kv} if style.fused_qkv else {"q_proj": queries, "k_proj": kv, "v_proj": kv}
+    widths = {"qkv_proj": q + k + v} if style.fused_qkv else {"q_proj": queries, "k_proj": k, "v_proj": v}
     if heads.source >= 0 or not heads.values:
-        widths = {"q_proj": queries} if heads.source >= 0 else {"q_proj": queries, "k_proj": kv}
+        widths = {"q_proj": queries} if heads.source >= 0 else {"q_proj": queries, "k_proj": k}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, width in widths.items():
         shapes[f"self_attn.{name}.weight"] = (width, h)
         if style.qkv_bias:
             shapes[f"self_attn.{name}.bias"] = (width,)
     if gate is not None and gate.apart:
-        shapes["self_attn.gate_proj.weight"] = (config.queries_of(index) if gate.by_head else q, h)
-    shapes["self_attn.o_proj.weight"] = (h, q)
+        shapes["self_attn.gate_proj.weight"] = (count if gate.by_head else mixed, h)
+    shapes["self_attn.o_proj.weight"] = (h, mixed)
     if style.output_bias:
         shapes["self_attn.o_proj.bias"] = (h,)
     if (style.head_norms or style.late_norms) and style.head_norm_weights:
         shapes |= {f"self_attn.{x}_norm.weight": (heads.width,) for x in ("q" if heads.source >= 0 else "qk")}
     if style.joint_norms:
-        shapes |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
-    if style.sinks:
-        shapes["self_attn.sinks"] = (config.queries_of(index),)
+        shapes |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (k,)}
+    if style.sinks and style.sinks[index]:
+        shapes["self_attn.sinks"] = (count,)
     return shapes
 
 

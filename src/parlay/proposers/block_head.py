@@ -88,7 +88,7 @@ class BlockHead(FeatureHead):
         head, target = self.head, self._target
         self.blocks = blocks = read_block_config(head, anchored=self.first_predicts)
         config = self._layer_config(weights)
-        sinks = f"layers.0.{SINKS}" in weights.names
+        sinks = (f"layers.0.{SINKS}" in weights.names,) * config.num_layers
         self.config = replace(config, style=replace(config.style, interleaved=blocks.interleaved, sinks=sinks))
         if not exposes_hidden_states(target.config):
             raise ModelError(
@@ -150,11 +150,11 @@ class BlockHead(FeatureHead):
         if self._mapped:
             shapes[OFFSETS] = (self._vocab,)
         for i in range(config.num_layers):
-            own = {**attention_shapes(config), **mlp_shapes(config, i)}
+            own = {**attention_shapes(config, i), **mlp_shapes(config, i)}
             own |= {f"{name}.weight": (width,) for name in norm_names(config)}
             if config.style.layer_scalars:
                 own["layer_scalar"] = (1,)
-            if config.style.sinks:
+            if config.style.sinks[i]:
                 own[SINKS] = own.pop("self_attn.sinks")
             shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
         return shapes

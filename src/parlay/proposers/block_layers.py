@@ -75,7 +75,7 @@ class BlockAttention:
             eps=config.rms_norm_eps,
             scale=width**-0.5 if style.score_scale is None else style.score_scale,
             value_scale=scale,
-            sinks=read.exact("self_attn.sinks")[begin // width : end // width] if style.sinks else None,
+            sinks=read.exact("self_attn.sinks")[begin // width : end // width] if style.sinks[0] else None,
         )
 
     def keep(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> None:

@@ -78,14 +78,14 @@ def rollout_context(config: ModelConfig, rollout: Rollout, rows: int) -> Forward
     each = torch.arange(rows // len(starts), device=starts.device).expand(len(starts), -1)
     origins = starts if rollout.keys else each
     heads = config.heads_of(0)
-    shape = torch.empty((0, heads.count, 1, heads.width))
+    keys, values = (torch.empty((0, heads.count, 1, width)) for width in (heads.width, heads.value_width))
     nothing = torch.empty(0, dtype=torch.int32)
     return ForwardContext(
         kernels=DifferentiableKernels(rollout, origins),
         positions=(origins + len(rollout.keys)).reshape(-1),
         slots=torch.arange(rows, device=starts.device),
         view=AttentionView(*(nothing,) * 6),
-        cache=(LayerCache(shape, shape),),
+        cache=(LayerCache(keys, values),),
         buffers=FreshBuffers(rows, starts.device),
     )
 
@@ -162,13 +162,13 @@ class DifferentiableKernels(ReferenceKernels):
     ) -> None:
         rows, heads, head_dim = q_out.shape
         kv_heads = key_cache.shape[1]
-        turning, v = qkv.clone().view(rows, -1, head_dim).tensor_split((heads + kv_heads,), dim=1)
-        q, k = _turn(turning, positions, cos_sin).tensor_split((heads,), dim=1)
+        turning, values = qkv.clone().tensor_split(((heads + kv_heads) * head_dim,), dim=1)
+        q, k = _turn(turning.view(rows, -1, head_dim), positions, cos_sin).tensor_split((heads,), dim=1)
         if q_norm is not None and k_norm is not None:
             q, k = _rms(q, q_norm, eps), _rms(k, k_norm, eps)
         q_out.copy_(q)
         if slots[0] >= 0:
-            self._keep(k, v)
+            self._keep(k, values.view(rows, kv_heads, -1))
 
     def latent_store(  # noqa: D102
         self,
@@ -188,11 +188,11 @@ class DifferentiableKernels(ReferenceKernels):
         self._keep(entry, entry)
 
     def _keep(self, key: Tensor, value: Tensor) -> None:
-        """Keep keys and values `[rows, groups, head_dim]`."""
+        """Keep keys and values, each `[rows, groups, columns]`."""
         self._rollout.keep(self._by_text(key), self._by_text(value))
 
     def _by_text(self, heads: Tensor) -> Tensor:
-        """Return `[texts, heads, n, head_dim]` of `[rows, heads, head_dim]`."""
+        """Return `[texts, heads, n, columns]` of `[rows, heads, columns]`."""
         return heads.view(*self._origins.shape, *heads.shape[1:]).transpose(1, 2)
 
     def attention(  # noqa: D102

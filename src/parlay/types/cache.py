@@ -70,8 +70,8 @@ class CacheSpec:
         values: whether there are values; otherwise they are the keys, as in latent attention.
         recurrent: of the recurrent layers; None where there are none.
         pattern: what every layer keeps; empty: all keep keys and values.
-        heads: of every layer, how many heads keys have and how wide they are, where that differs; a width of 0 where
-            it reads another layer's.
+        heads: of every layer, how many heads keys have, how wide they are and how wide values are, where any of that
+            differs; widths of 0 where it reads another layer's.
         sources: of every layer, the one whose keys and values it reads, or -1.
         slots: how many of its own tokens there is room for with each of the target's.
         beside: numbers of a token besides its keys and values, in all layers.
@@ -85,7 +85,7 @@ class CacheSpec:
     values: bool = True
     recurrent: RecurrentSpec | None = None
     pattern: tuple[Kept, ...] = ()
-    heads: tuple[tuple[int, int], ...] = ()
+    heads: tuple[tuple[int, int, int], ...] = ()
     sources: tuple[int, ...] = ()
     slots: int = 1
     beside: int = 0
@@ -93,9 +93,11 @@ class CacheSpec:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one of the target's tokens takes in the group."""
-        size = sum(count * self.row_bytes(width) for count, width in self.heads)
-        size = size or self.layers * self.kv_heads * self.row_bytes(self.head_dim)
-        return self.slots * ((1 + self.values) * size + self.beside * self.itemsize)
+        if self.heads:
+            size = sum(count * (self.row_bytes(key) + self.row_bytes(value)) for count, key, value in self.heads)
+        else:
+            size = (1 + self.values) * self.layers * self.kv_heads * self.row_bytes(self.head_dim)
+        return self.slots * (size + self.beside * self.itemsize)
 
     def row_bytes(self, width: int) -> int:
         """Bytes of a key or value of `width` numbers."""

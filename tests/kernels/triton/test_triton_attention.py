@@ -24,7 +24,7 @@ def moved(view: AttentionView, device: torch.device) -> AttentionView:
 def run(
     device: torch.device, q: Tensor, keys: Tensor, values: Tensor, view: AttentionView, **options: object
 ) -> Tensor:
-    out = torch.full((len(q), q.shape[1] * q.shape[2]), torch.nan, dtype=q.dtype, device=device)
+    out = torch.full((len(q), q.shape[1] * values.shape[3]), torch.nan, dtype=q.dtype, device=device)
     own = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in options.items()}
     TritonAttention().attention(
         q.to(device), keys.to(device), values.to(device), moved(view, device), q.shape[2] ** -0.5, out, **own
@@ -51,6 +51,21 @@ def test_equals_the_reference(
     found = run(device, q, keys, values, view, **options)
     tolerance = 2e-5 if dtype is torch.float32 else 2e-2
     assert torch.allclose(found.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("width", [8, 40])
+def test_values_of_another_width(device: torch.device, width: int) -> None:
+    """Each column is what it is beside others: here beside columns that fill values up, or keys."""
+    view, (keys, values) = mixed_view(), caches(1, 40, torch.float32)
+    q = random(len(view.last), 3, 40, seed=3)
+    wide, dim = run(device, q, keys, values, view), 48 - width
+    narrow_q, narrow_keys = (torch.cat((each[..., :dim], each[..., dim:] * 0), -1) for each in (q, keys))
+    if dim < 40:
+        wide = run(device, narrow_q * (40 / dim) ** 0.5, narrow_keys, values, view)
+        q, keys = (each[..., :dim].contiguous() for each in (q, keys))
+    found = run(device, q, keys, values[..., :width].contiguous(), view)
+    expected = wide.view(len(q), 3, 40)[..., :width]
+    assert torch.allclose(found.view(expected.shape), expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -57,6 +57,13 @@ def test_rotary_store(
     as_reference(kernels, device, "rotary_store", *given, *norms, 1e-5)
 
 
+@pytest.mark.parametrize("width", [8, 40])
+def test_values_of_another_width(kernels: TritonRotary, device: torch.device, width: int) -> None:
+    _, q, keys, _ = shapes(3, 2, 2, 24, torch.float32)
+    qkv, values = random(3, 4 * 24 + 2 * width), torch.full((BLOCKS, 2, BLOCK, width), 9.0)
+    as_reference(kernels, device, "rotary_store", qkv, *places(3), table(8), q, keys, values, exact=True)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norms_behind_rotation(kernels: TritonRotary, device: torch.device, dtype: torch.dtype) -> None:
     """They are `rms_norm` of what is stored without them."""

@@ -51,22 +51,27 @@ def _rotary_store(
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     TURNING: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1)
     column = tl.arange(0, BLOCK)
-    inside = column < DIM
+    turns = number < HEADS + KV_HEADS  # no value does
+    inside = column < tl.where(turns, DIM, VALUE_DIM)
     dtype: tl.constexpr = qkv.dtype.element_ty
-    head = qkv + (row * (HEADS + 2 * KV_HEADS) + number) * DIM
+    before = tl.minimum(number, HEADS + KV_HEADS)
+    head = (
+        qkv + row * ((HEADS + KV_HEADS) * DIM + KV_HEADS * VALUE_DIM) + before * DIM + (number - before) * VALUE_DIM
+    )
     value = tl.load(head + column, mask=inside, other=0.0)
     if TURNING > 0:
-        turning = column < tl.where(number < HEADS + KV_HEADS, TURNING, 0)  # no value does
+        turning = column < tl.where(turns, TURNING, 0)
         at = tl.load(positions + row).to(tl.int64)
         turned = _turned(head, cos_sin + at * TURNING, column, turning, TURNING // 2)
         value = tl.where(turning, rounded(turned, dtype).to(dtype), value)
-    if q_norm is not None and number < HEADS + KV_HEADS:
+    if q_norm is not None and turns:
         if number < HEADS:
             factor = tl.load(q_norm + column, mask=inside, other=0.0)
         else:
@@ -80,12 +85,12 @@ def _rotary_store(
         slot = tl.load(slots + row)
         if slot >= 0:
             first = slot // BLOCK_SIZE * KV_HEADS * BLOCK_SIZE + slot % BLOCK_SIZE
-            if number < HEADS + KV_HEADS:
+            if turns:
                 place = first + (number - HEADS) * BLOCK_SIZE
                 tl.store(key_cache + place * DIM + column, value, mask=inside)
             else:
                 place = first + (number - HEADS - KV_HEADS) * BLOCK_SIZE
-                tl.store(value_cache + place * DIM + column, value, mask=inside)
+                tl.store(value_cache + place * VALUE_DIM + column, value, mask=inside)
 
 
 @triton.jit(do_not_specialize_on_alignment=["query", "latent", "norm", "positions", "slots", "cos_sin", "cache"])
@@ -152,7 +157,8 @@ class TritonRotary:
             return
         if q_norm is None or k_norm is None:
             q_norm = k_norm = None
-        block = padded(dim)
+        value_dim = value_cache.shape[3]
+        block = padded(max(dim, value_dim))
         _rotary_store[rows, heads + 2 * kv_heads](
             qkv,
             positions,
@@ -168,6 +174,7 @@ class TritonRotary:
             kv_heads,
             block_size,
             dim,
+            value_dim,
             cos_sin.shape[1],
             block,
             num_warps=warps(block),

@@ -34,7 +34,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         qkv_bias=bias,
         output_bias=bias,
         windows=config.windows(lambda layer: layer % 2 == 0, default=128),
-        sinks=True,
+        sinks=(True,) * config.num_layers,
         experts=experts,
     )
     return replace(config, style=style, renamed=config.in_layers(_NAMES) | config.stacked(_stacks(experts.count)))

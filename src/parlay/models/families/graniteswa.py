@@ -29,7 +29,7 @@ def with_windows(config: ModelConfig) -> ModelConfig:
         ModelError: an option that is not served.
     """
     windows = config.windows(lambda layer: layer % 4 != 0, default=128)
-    style = replace(config.style, windows=windows, sinks=True)
+    style = replace(config.style, windows=windows, sinks=(True,) * config.num_layers)
     turning = config.flags("no_rope_layers", [1] * config.num_layers)  # which has 1 for a layer that does turn
     return with_bases(replace(config, style=style), [config.rotary.theta * turns for turns in turning])
 

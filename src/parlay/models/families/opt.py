@@ -98,6 +98,7 @@ class _OptLayer:
             output=gathered("self_attn.out_proj", queries),
             heads=(end - begin) // config.head_dim,
             head_dim=config.head_dim,
+            value_dim=config.head_dim,
             cos_sin=torch.zeros(1, 0),  # no column turns
             scale=config.head_dim**-0.5,
         )
