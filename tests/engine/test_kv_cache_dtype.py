@@ -15,11 +15,13 @@ from recurrent import asks
 from parlay import LLM, CompletionOutput, ConfigError, SamplingParams
 
 NGRAM: dict[str, Any] = {"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
-# Heads as wide as blocks of the cache: of one width and of two, sinks, latents, beside states, another library.
+# Heads as wide as blocks of the cache: of one width and of two, sinks, values of another, latents, beside states,
+# another library.
 MODELS: dict[str, dict[str, Any]] = {
     "mistral-unlimited": {},
     "gptoss": {"head_dim": 32},
     "gemma4": {"head_dim": 32, "global_head_dim": 64},
+    "mimov2flash-wide": {},
     "deepseekv2": {"kv_lora_rank": 48},
     "qwen3_5": {},
     "gemma": {"head_dim": 32},

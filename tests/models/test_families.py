@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,7 @@ ONE_EACH += ("deepseekv3", "deepseekv2", "glm4moelite")
 ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gptoss")
 ONE_EACH += ("mistral4", "exaonemoe", "youtu")
 ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads", "hunyuanmoe", "solaropen", "dots1")
+ONE_EACH += ("mimov2flash-wide",)
 
 
 @in_turn(ONE_EACH, pairs=True)
@@ -228,6 +230,16 @@ REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
         ("laguna", {"num_attention_heads_per_layer": value}, "a multiple of 2")
         for value in (4, [4, 4], [4, 3, 4], [4, 0, 4])
     ),
+    ("mimov2flash", {"v_head_dim": 12}, "v_head_dim is a multiple of 8"),
+    ("mimov2flash", {"swa_num_key_value_heads": 3}, "3 heads of values"),
+    *(
+        ("mimov2flash", {key: value}, key)
+        for key, value in (
+            *(("swa_v_head_dim", 8), ("swa_num_attention_heads", 8), ("add_full_attention_sink_bias", True)),
+            *(("scoring_func", "softmax"), ("n_shared_experts", 1), ("attention_value_scale", "half")),
+            ("hybrid_layer_pattern", [0, 1]),
+        )
+    ),
     ("laguna", {"mlp_layer_types": ["dense", "wide", "dense"]}, "must list sparse or dense for each of 3 layers"),
     ("lfm3", {"layer_types": ["conv"]}, "must list conv, full_attention or sliding_attention for each of 6 layers"),
     ("lfm3", {"conv_L_cache": 9}, "conv_L_cache"),
@@ -248,6 +260,21 @@ def test_refusals_name_the_key(
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(ModelError, match=word):
         describe_model(str(tmp_path))
+
+
+def test_a_mimo_as_it_was_released(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """Its authors' code has other keys, which the library has not; their window leaves a token itself out."""
+    config = json.loads((checkpoint("mimov2flash") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = describe_model(str(tmp_path))
+    for key in ("layer_types", "mlp_layer_types", "rope_parameters", "sliding_window", "rms_norm_eps"):
+        del config[key]
+    config |= {"hybrid_layer_pattern": [0, 1, 1, 0], "moe_layer_freq": [0, 1, 1, 1], "sliding_window_size": 12}
+    config |= {"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.334, "layernorm_epsilon": 1e-5}
+    config |= {"swa_num_key_value_heads": 2, "swa_head_dim": 24, "swa_v_head_dim": 16, "swa_num_attention_heads": 4}
+    config |= {"add_swa_attention_sink_bias": True, "routed_scaling_factor": None, "topk_method": "noaux_tc"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert replace(describe_model(str(tmp_path)), raw=expected.raw) == expected
 
 
 def test_older_names_of_rotary_keys(tmp_path: Path) -> None:

@@ -408,6 +408,7 @@ def test_an_independent_converter_writes_the_same(tmp_path: Path, name: str) -> 
         pytest.param("deepseekv3", 1, marks=pytest.mark.soak),
         ("qwen3_5", 3),
         ("deepseekv3", 3),
+        ("mimov2flash", 3),
     ],
 )
 def test_written_layers_for_further_tokens(tmp_path: Path, name: str, layers: int) -> None:

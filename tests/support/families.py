@@ -114,6 +114,18 @@ LAGUNA: dict[str, Any] = {
     "shared_expert_intermediate_size": 48,
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
 }
+MIMO: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "v_head_dim": 16,
+    "sliding_window": 13,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+}
 LFM3: dict[str, Any] = {"num_hidden_layers": 6, "sliding_window": 13, "norm_eps": 1e-5, "tie_word_embeddings": True}
 
 # name: (transformers' prefix of class names, changes)
@@ -441,6 +453,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "sliding_window": 9,
             **rope("yarn", factor=8.0, original_max_position_embeddings=64, truncate=False),
+        },
+    ),
+    "mimov2flash": ("MiMoV2Flash", MIMO),
+    "mimov2flash-wide": (  # values as wide as blocks of an int8 cache, and a factor on experts
+        "MiMoV2Flash",
+        {
+            **MIMO,
+            "head_dim": 96,
+            "v_head_dim": 32,
+            "n_group": 3,
+            "topk_group": 2,
+            "attention_bias": True,
+            "attention_value_scale": None,
+            "routed_scaling_factor": 1.5,
         },
     ),
     "olmo2": ("Olmo2", {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}),

@@ -90,6 +90,8 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "laguna": {},
     "laguna-heads": {},
     "laguna-columns": {"mlp_layer_types": None},
+    "mimov2flash": {},
+    "mimov2flash-wide": {"attention_bias": False, "routed_scaling_factor": 1.0},
 }
 # Those with recurrent layers, and Gemma 4; llama.cpp has one width of keys and values in linear attention.
 _ALIKE = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}

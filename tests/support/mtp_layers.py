@@ -47,6 +47,15 @@ MIMO = {
     "norm.weight": "model.mtp_layers.{1}.final_layernorm.weight",
     "block.": "model.mtp_layers.{1}.",
 }
+MIMO2 = {
+    "enorm.weight": "model.mtp.layers.{1}.enorm.weight",
+    "hnorm.weight": "model.mtp.layers.{1}.hnorm.weight",
+    "eh_proj.weight": "model.mtp.layers.{1}.eh_proj.weight",
+    "post_norm.weight": "model.mtp.layers.{1}.final_layernorm.weight",
+    "mtp_block.post_attention_layernorm.": "model.mtp.layers.{1}.pre_mlp_layernorm.",
+    "mtp_block.self_attn.sinks": "model.mtp.layers.{1}.self_attn.attention_sink_bias",
+    "mtp_block.": "model.mtp.layers.{1}.",
+}
 # By families of `families.FAMILIES`: the names, and what the config says of the layer.
 MODELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "qwen3_5": (QWEN, {"mtp_num_hidden_layers": 1}),
@@ -61,6 +70,7 @@ MODELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "nemotronh-latents": (NEMOTRON, {"num_nextn_predict_layers": 1}),
     "mellum": (DEEPSEEK, {"num_nextn_predict_layers": 1}),
     "ernie4_5_moe": (ERNIE, {"num_nextn_predict_layers": 1}),
+    "mimov2flash": (MIMO2, {}),
     "qwen2": (MIMO, {"num_nextn_predict_layers": 1, "architectures": ["MiMoForCausalLM"], "model_type": "mimo"}),
 }
 
@@ -71,7 +81,8 @@ def transformers_layers(model: Any, count: int = 1) -> Any:
 
     config = model.config
     config.num_mtp_layers = count
-    for key, kind in ("mtp_layer_types", "full_attention"), ("mtp_mlp_layer_types", "sparse"):
+    kinds = ("sliding_attention", "dense") if "MiMoV2" in type(model).__name__ else ("full_attention", "sparse")
+    for key, kind in zip(("mtp_layer_types", "mtp_mlp_layer_types"), kinds, strict=True):
         if getattr(config, key, None) is None:
             setattr(config, key, [kind] * count)
     if getattr(config, "mlp_only_layers", None):
@@ -89,7 +100,7 @@ def load(path: Path) -> Any:
     import transformers
 
     architecture = json.loads((path / "config.json").read_text())["architectures"][0]
-    architecture = architecture.replace("MiMo", "Qwen2")  # which it is
+    architecture = architecture.replace("MiMoFor", "Qwen2For")  # which it is
     return getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32).eval()
 
 
@@ -109,7 +120,8 @@ def write_mtp(path: Path, name: str, *, layers: int = 1, seed: int = 0, **more: 
             part = next(part for part in names if own.startswith(part))
             renamed = own.replace(part, names[part].format(model.config.num_hidden_layers + place, place), 1)
             shared = tensors.get(renamed)  # by all such layers
-            tensor.copy_(shared if shared is not None else draw if tensor.dim() > 1 else tensor + draw)
+            begun = tensor if tensor.dim() == 1 and not own.endswith("sinks") else 0  # sinks begin as anything
+            tensor.copy_(shared if shared is not None else begun + draw)
             tensors |= _experts(renamed, tensor) if alone and ".experts." in own else {renamed: tensor.clone()}
         kept |= {f"{place}.{own}": tensor.clone() for own, tensor in state.items()}
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
@@ -248,7 +260,7 @@ class Reference:
     def __init__(self, path: Path) -> None:
         """Load a checkpoint that `write_mtp` has written."""
         self.model = load(path)
-        self.unnormed = "MiMo" in (path / "config.json").read_text()
+        self.unnormed = "MiMoFor" in (path / "config.json").read_text()
         kept = load_file(_kept(path))
         self.layers = _layers_of(self.model, len({name.split(".")[0] for name in kept}))
         for place, layer in enumerate(self.layers):

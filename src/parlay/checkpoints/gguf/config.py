@@ -46,7 +46,8 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             raise ModelError(f"{path} lacks the tensor 'token_embd.weight'")
         queries = _queries(file, name, family)
         varied = _varied(file, name) if family.varied else {}
-        sizes = _sizes(file, name, varied | ({"num_attention_heads": queries[0]} if queries else {}))
+        far, near = _by_window(file, name, family)
+        sizes = _sizes(file, name, varied | far | ({"num_attention_heads": queries[0]} if queries else {}))
         heads = sizes["num_attention_heads"]
         context, layers = sizes.pop("max_position_embeddings"), sizes.pop("num_hidden_layers")
         sizes["vocab_size"] = embedding.shape[0]
@@ -55,11 +56,16 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         if family.latent:
             sizes |= _latent(file, name)
             head_dim = sizes["head_dim"]
-        elif not varied and size_of(file, f"{name}.attention.value_length", head_dim) != head_dim:
-            raise ModelError(f"{path}: heads whose values are not as wide as their keys are not served")
-        options = _options(file, name, family, head_dim)
+        elif not varied and (value := size_of(file, f"{name}.attention.value_length", head_dim)) != head_dim:
+            if not family.value_width:
+                raise ModelError(
+                    f"{path}: {name} with heads whose values are not as wide as their keys is not served"
+                )
+            near[family.value_width] = value
+        options = _options(file, name, family, head_dim) | near
         further = file.integer(f"{name}.nextn_predict_layers", 0)
         layers -= further if further < layers else 0  # an assistant has no others
+        options |= _of_layers(file, family, options.get("layer_types"), layers)
         if family.recurrent:
             options |= _recurrent(file, name, family, layers)
         if family.wide_layers:
@@ -126,6 +132,34 @@ def _queries(file: GGUFFile, name: str, family: Family) -> list[int]:
     if len(found) != size_of(file, f"{name}.block_count") or not all(isinstance(count, int) for count in found):
         raise ModelError(f"{file.path}: {key} must list a number of heads for each layer")
     return [int(count) for count in found]
+
+
+def _by_window(file: GGUFFile, name: str, family: Family) -> tuple[dict[str, int], dict[str, int]]:
+    """Return sizes that files list by layer: of layers without a window, by the keys of all models, and with one."""
+    far, near = dict[str, int](), dict[str, int]()
+    for part, hf in family.near.items():
+        key = f"{name}.{part}"
+        values = file.numbers(key) or [file.integer(key)]
+        windows = file.numbers(f"{name}.attention.sliding_window_pattern") or [0] * len(values)
+        values *= len(windows) if len(values) == 1 else 1
+        for found, own, kind in (far, SIZES[part], False), (near, hf, True):
+            kinds = zip(values, windows, strict=False)
+            counts = {int(value) for value, window in kinds if bool(window) == kind} or {int(values[0])}
+            if len(counts) != 1 or len(values) != len(windows):
+                raise ModelError(f"{file.path}: {key} differs among layers that have a window, or among others")
+            found[own] = counts.pop()
+    return far, near
+
+
+def _of_layers(file: GGUFFile, family: Family, kinds: list[str] | None, layers: int) -> dict[str, list[str]]:
+    """Return the kinds of a model's own layers and of those for further tokens, and which have experts."""
+    found = {}
+    if kinds is not None and len(kinds) > layers:
+        found = {"layer_types": kinds[:layers], "mtp_layer_types": kinds[layers:]}
+    if family.sparse:
+        each = (f"blk.{i}.ffn_gate_inp.weight" in file.tensors for i in range(layers))
+        found[family.sparse] = ["sparse" if experts else "dense" for experts in each]
+    return found
 
 
 def _of_attention(file: GGUFFile, family: Family, queries: list[int], heads: int) -> dict[str, Any]:

@@ -209,6 +209,29 @@ FAMILIES = {
         gating="gating",
         near_rotary=True,
     ),
+    "mimo2": Family(
+        "MiMoV2FlashForCausalLM",
+        {"layer_output_norm": "nextn.shared_head_norm"},
+        options=_WINDOW
+        | mixture(
+            "n_routed_experts",
+            feed_forward_length="moe_intermediate_size",
+            group_count="n_group",
+            group_used_count="topk_group",
+        )
+        | {
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+            "attention.value_scale": "attention_value_scale",
+            "nextn_predict_layers": "num_nextn_predict_layers",
+        },
+        fixed={"n_group": 1, "topk_group": 1, "attention_value_scale": None},
+        partial=True,
+        listed=True,
+        near_rotary=True,
+        value_width="v_head_dim",
+        near={"attention.head_count_kv": "swa_num_key_value_heads"},
+        sparse="mlp_layer_types",
+    ),
     "granite_swa": Family(
         "GraniteSWAForCausalLM",
         interleaved=True,

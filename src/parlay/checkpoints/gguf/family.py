@@ -54,6 +54,9 @@ class Family:
         gating: config key of whether the gate on attention's output is by head, which the tensor's shape says.
         near_rotary: layers with a window have a rotary embedding of their own, which has a key for each number.
         query_scale: config key of a factor on queries, which files have as the weights of their norms.
+        value_width: config key of how wide values are, where they may be narrower than keys.
+        near: config keys by the metadata's that list a size by layer: those of what layers with a window have.
+        sparse: config key of a list of which layers have experts, which their tensors say.
     """
 
     architecture: str
@@ -88,6 +91,9 @@ class Family:
     gating: str = ""
     near_rotary: bool = False
     query_scale: str = ""
+    value_width: str = ""
+    near: dict[str, str] = field(default_factory=dict)
+    sparse: str = ""
 
     def offset(self, name: str) -> float:
         """Return what was added to a tensor: to the weights of norms, but not of those of recurrent layers."""

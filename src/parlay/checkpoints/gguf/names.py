@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from parlay.checkpoints.gguf.family import Family
 from parlay.checkpoints.gguf.header import TensorInfo
 
 MAX_EXPERTS = 1 << 10  # a layer; twice what any model has
+Heads = Callable[[int], tuple[int, int, int]]  # rows of a layer's queries, keys and values
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _INNER = {
@@ -59,10 +61,11 @@ class Place:
     rows: tuple[int, int] | None = None
 
 
-def names_of(stored: TensorInfo, family: Family, heads: tuple[int, int]) -> dict[str, Place]:
+def names_of(stored: TensorInfo, family: Family, heads: Heads) -> dict[str, Place]:
     """Return the decoder's name of a tensor, or of each one that it holds, and where it is.
 
-    An unknown one keeps its own name, and is a leftover to the loader.
+    An unknown one keeps its own name, and is a leftover to the loader. `heads` returns how many rows a layer's
+    queries, keys and values have.
     """
     if (whole := re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.(.+)", stored.name)) and whole[2] in family.whole:
         return {f"model.layers.{whole[1]}.{family.whole[whole[2]]}": Place(stored.name)}
@@ -83,10 +86,9 @@ def names_of(stored: TensorInfo, family: Family, heads: tuple[int, int]) -> dict
         names = [f"{prefix}{_EXPERTS[part].format(e)}.{kind}" for e in range(stored.shape[0])]
         return {name: Place(stored.name, e) for e, name in enumerate(names)}
     # What llama.cpp's converter puts behind one another with --fuse-qkv and --fuse-gate-up-exps.
-    q, kv = heads
-    if part == "attn_qkv" and part not in family.inner and stored.shape[0] == q + 2 * kv:
-        found = {}
-        for letter, begin, end in ("q", 0, q), ("k", q, q + kv), ("v", q + kv, q + 2 * kv):
+    if part == "attn_qkv" and part not in family.inner and stored.shape[0] == sum(heads(int(index))):
+        found, ends = {}, list(accumulate(heads(int(index))))
+        for letter, begin, end in zip("qkv", (0, *ends), ends, strict=False):
             found[f"{prefix}self_attn.{letter}_proj.{kind}"] = Place(stored.name, None, (begin, end))
         return found
     if part == "ffn_gate_up_exps" and len(stored.shape) == dimensions and stored.shape[0] <= MAX_EXPERTS:
@@ -121,7 +123,8 @@ def file_name(name: str, family: Family) -> tuple[str, int | None]:
         if family.joined_experts and part != "down":
             number, part = 2 * number + (part == "up"), "gate_up"
         return f"blk.{index}.ffn_{part}_exps.{kind}", number
-    part = inner if inner.startswith("nextn.") else _turned(_INNER | family.inner)[inner]
+    own = _turned(_INNER | family.inner)
+    part = own[inner] if inner in own or not inner.startswith("nextn.") else inner
     return f"blk.{index}.{part}.{kind}", None
 
 

@@ -7,6 +7,7 @@ rotary rows are interleaved, Gemma's norms are stored plus one, experts are stac
 from __future__ import annotations
 
 import math
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ class GGUFWeights:
         self._file = GGUFModel(path)
         self._name, self._family = family_of(self._file)
         self._names: dict[str, Place] = {}
-        heads = (0, 0) if self._family.varied or self._family.queries else _heads_of(self._file, self._name)
+        heads = cache(partial(_heads_of, self._file, self._name))
         for stored in self._file.tensors.values():
             if stored.name not in ROTARY:
                 self._names |= names_of(stored, self._family, heads)
@@ -154,11 +155,17 @@ class GGUFWeights:
         return None
 
 
-def _heads_of(file: GGUFFile, name: str) -> tuple[int, int]:
-    """Return how many rows queries have, and keys and values each."""
-    heads = size_of(file, f"{name}.attention.head_count")
+def _heads_of(file: GGUFFile, name: str, layer: int) -> tuple[int, int, int]:
+    """Return how many rows a layer's queries, keys and values have."""
+
+    def count(key: str, default: int | None = None) -> int:
+        values = file.numbers(key) if file.is_array(key) else ()
+        return int(values[layer]) if layer < len(values) else file.integer(key, default)
+
+    heads = count(f"{name}.attention.head_count")
+    groups = count(f"{name}.attention.head_count_kv", heads)
     width = size_of(file, f"{name}.attention.key_length", size_of(file, f"{name}.embedding_length") // max(heads, 1))
-    return heads * width, size_of(file, f"{name}.attention.head_count_kv", heads) * width
+    return heads * width, groups * width, groups * size_of(file, f"{name}.attention.value_length", width)
 
 
 def in_pairs(tensor: Tensor, heads: int) -> Tensor:

@@ -82,7 +82,7 @@ def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: T
     if further and not has_further(family):
         logger.warning("%s: its layer for further tokens is left out; files of %s have no place for it", path, name)
         further = ()
-    keys, factors = _described(config, name, further=len(further))
+    keys, factors = _described(config, name, [layer.config for layer in further])
     keys["general.file_type"] = encode(_FILE_TYPES[form])
     if form in MADE:
         keys["general.quantization_version"] = encode(2)
@@ -105,7 +105,9 @@ def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: T
     return Written(output, size, bits)
 
 
-def _described(config: ModelConfig, name: str, *, further: int) -> tuple[dict[str, bytes], dict[str, Tensor]]:
+def _described(
+    config: ModelConfig, name: str, further: Sequence[ModelConfig]
+) -> tuple[dict[str, bytes], dict[str, Tensor]]:
     """Return the metadata of a model's file, and the tensors that scale rotary frequencies."""
     if config.path.is_file():
         with GGUFModel(config.path) as file:
@@ -115,7 +117,7 @@ def _described(config: ModelConfig, name: str, *, further: int) -> tuple[dict[st
     general["general.name"] = _name(config.path.resolve())
     told = {
         **general,
-        **metadata(config, further=further),
+        **metadata(config, further),
         **vocabulary(config.path, name, config.vocab_size, config.eos_token_ids, config.raw),
     }
     return {key: encode(value) for key, value in told.items()}, rotary_factors(config)

@@ -6,6 +6,7 @@ Source: ggml's `docs/gguf.md` for the keys.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,15 +44,15 @@ def family_to_write(config: ModelConfig) -> tuple[str, Family]:
     return found
 
 
-def metadata(config: ModelConfig, *, further: int = 0) -> dict[str, Value]:
-    """Return the keys that describe a model's shape; `further` is how many layers for further tokens it has.
+def metadata(config: ModelConfig, further: Sequence[ModelConfig] = ()) -> dict[str, Value]:
+    """Return the keys that describe a model's shape; `further` has the layers for further tokens that come with it.
 
     Raises:
         ModelError: files do not have its architecture, or llama.cpp would compute something else.
     """
     name, family = family_to_write(config)
     config = as_filed(config, family)
-    values = _values(config, further)
+    values = _values(config, len(further))
     supposed = "norm_topk_prob" in family.options.values() and family.fixed.get("norm_topk_prob", True)
     if values["norm_topk_prob"] is False and supposed:
         raise ModelError(f"{config.path}: norm_topk_prob=false cannot be written; who reads such files supposes true")
@@ -59,12 +60,14 @@ def metadata(config: ModelConfig, *, further: int = 0) -> dict[str, Value]:
     given = {key: values.get(hf) for key, hf in keys.items()}
     found = {key: value for key, value in given.items() if value not in (None, family.fixed.get(keys[key]))}
     if family.listed and config.style.windows:
-        found["attention.sliding_window_pattern"] = [window > 0 for window in config.style.windows]
+        more = further if family.near else ()  # in files that tell kinds of layers apart by this list
+        windows = config.style.windows + tuple(max(layer.style.windows) for layer in more)
+        found["attention.sliding_window_pattern"] = [window > 0 for window in windows]
     if config.style.experts and (config.style.experts.sigmoid or family.latent):
         found["expert_gating_func"] = 1 + config.style.experts.sigmoid  # softmax or sigmoid
     if name == "phi3" and not config.style.windows:
         found["attention.sliding_window"] = 0  # which says that there is none
-    found["attention.value_length"] = config.head_dim
+    found["attention.value_length"] = config.heads_of(0).value_width
     if (latent := config.style.latent) is not None:
         found["attention.value_length"] = latent.rank
         found["attention.key_length_mla"] = latent.query
@@ -84,16 +87,19 @@ def _sections(config: ModelConfig, usual: tuple[int, ...]) -> list[int]:
     return [*sections, 0, 0, 0, 0][:4]
 
 
-def _by_layer(config: ModelConfig, family: Family, further: int) -> dict[str, Value]:
+def _by_layer(config: ModelConfig, family: Family, further: Sequence[ModelConfig]) -> dict[str, Value]:
     """Return what differs from layer to layer, and the sizes of recurrent layers."""
     style, recurrent = config.style, config.style.recurrent
     if style.heads and family.varied:
         return _by_kind(config)
     if recurrent is None:
-        listed = [heads.queries or config.num_heads for heads in style.heads]
+        each = [(layer, i) for layer in (config, *further) for i in range(layer.num_layers)]
+        counts = {
+            "attention.head_count": [layer.queries_of(i) for layer, i in each],
+            "attention.head_count_kv": [layer.heads_of(i).count for layer, i in each],
+        }
         near, found = style.local_rotary, dict[str, Value]()
-        if len({*listed}) > 1:
-            found["attention.head_count"] = listed
+        found |= {key: listed for key, listed in counts.items() if style.heads and len({*listed}) > 1}
         if family.near_rotary and near is not None and any(style.windows):
             found |= {"rope.freq_base_swa": near.theta, "rope.dimension_count_swa": turning(config, near)}
         return found
@@ -102,7 +108,7 @@ def _by_layer(config: ModelConfig, family: Family, further: int) -> dict[str, Va
     found = {**recurrent.sizes()}
     attends = [
         not scans and not (style.networks and style.networks[i]) for i, scans in enumerate(recurrent.layers)
-    ] + [True] * further
+    ] + [True] * len(further)
     if family.recurrent and family.marks == "attention.head_count_kv":
         found[family.marks] = [config.num_kv_heads * each for each in attends]
     elif family.recurrent:
@@ -114,7 +120,9 @@ def _by_layer(config: ModelConfig, family: Family, further: int) -> dict[str, Va
                 f"{config.path} has layers that are a feed-forward network alone beside others that are experts, "
                 "which a GGUF file cannot hold; serve the model as it is"
             )
-        found["feed_forward_length"] = [config.intermediate_size * each for each in (*sparse, *([True] * further))]
+        found["feed_forward_length"] = [
+            config.intermediate_size * each for each in (*sparse, *([True] * len(further)))
+        ]
     return found
 
 
@@ -188,6 +196,7 @@ def _values(config: ModelConfig, further: int) -> dict[str, Any]:
         "num_experts_per_tok": experts.chosen if experts else None,
         "moe_intermediate_size": experts.width if experts else None,
         "norm_topk_prob": experts.normalise if experts else None,
+        "attention_value_scale": style.attention_scale if style.attention_scale != 1 else None,
         "q_lora_rank": (style.latent.query_rank or None) if style.latent else None,
         "kv_lora_rank": style.latent.rank if style.latent else None,
         "llama_4_scaling_beta": config.rotary.query_growth or None,

@@ -97,7 +97,7 @@ SPECS = {
 }
 
 
-@crossed(name=("qwen3_5", "qwen3_5moe", "glm4moelite", "mellum", "qwen2"), spec=tuple(SPECS))
+@crossed(name=("qwen3_5", "qwen3_5moe", "glm4moelite", "mellum", "qwen2", "mimov2flash"), spec=tuple(SPECS))
 def test_same_tokens(model: Callable[[str], Path], name: str, spec: str) -> None:
     given: dict[str, Any] = {"max_tokens": 14, "logprobs": 1, "ignore_eos": True}
     asks = [

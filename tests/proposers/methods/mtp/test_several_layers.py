@@ -42,8 +42,9 @@ BLOCKS, SIZE, LENGTH = 24, 8, 5
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 FIXED: dict[str, Any] = {"method": "mtp", "lengths": "fixed", "num_speculative_tokens": LENGTH}
 TREE: dict[str, Any] = FIXED | {"tree": {"width": 2, "depth": 5}, "num_speculative_tokens": 18}
-# With a projection for each and for all, experts, latent attention, a recurrent target, another order and state.
-SEVERAL = {"glm4moe": 3, "deepseekv3": 2, "qwen3_5": 3, "qwen2": 3, "ernie4_5_moe": 2}
+# With a projection for each and for all, experts, latent attention, a recurrent target, another order and state,
+# values narrower than keys in windows.
+SEVERAL = {"glm4moe": 3, "deepseekv3": 2, "qwen3_5": 3, "qwen2": 3, "ernie4_5_moe": 2, "mimov2flash": 3}
 
 
 @pytest.fixture(scope="module")
