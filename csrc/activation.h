@@ -79,15 +79,18 @@ PARLAY_INLINE Vec factor(const Vec& up) {
     return up;
 }
 
-template <class T, class Activation>
+// Limits keep NaN, as the second operand of `smaller` and `larger` does.
+template <class T, class Activation, bool limited>
 void activate_mul(const ActivationArgs& a, int64_t begin, int64_t end) {
+  const Vec most = splat(a.limit), least = splat(-a.limit);
   for (int64_t row = begin; row < end; ++row) {
     const T* gate = (const T*)a.gate_up + row * 2 * a.width;
     const T* up = gate + a.width;
     T* out = (T*)a.out + row * a.width;
     const auto multiply = [&](int64_t first, int64_t n) __attribute__((always_inline)) {
-      const Vec active = rounded<T>(Activation::of(load_at(gate, first, n)));
-      store_at(out, active * factor<T, Activation>(load_at(up, first, n)), first, n);
+      Vec active = rounded<T>(Activation::of(load_at(gate, first, n))), other = factor<T, Activation>(load_at(up, first, n));
+      if constexpr (limited) active = rounded<T>(smaller(most, active)), other = rounded<T>(larger(least, smaller(most, other)));
+      store_at(out, active * other, first, n);
     };
     const int64_t whole = a.width / kLanes * kLanes;
     for (int64_t first = 0; first < whole; first += kLanes) multiply(first, kLanes);
@@ -97,7 +100,10 @@ void activate_mul(const ActivationArgs& a, int64_t begin, int64_t end) {
 
 template <class Activation>
 void activate_mul(const ActivationArgs& a, int64_t begin, int64_t end) {
-  a.bf16 ? activate_mul<bf16, Activation>(a, begin, end) : activate_mul<float, Activation>(a, begin, end);
+  if (a.limit > 0)
+    a.bf16 ? activate_mul<bf16, Activation, true>(a, begin, end) : activate_mul<float, Activation, true>(a, begin, end);
+  else
+    a.bf16 ? activate_mul<bf16, Activation, false>(a, begin, end) : activate_mul<float, Activation, false>(a, begin, end);
 }
 
 void act_mul(const ActivationArgs& a, int64_t begin, int64_t end) {

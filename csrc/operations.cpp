@@ -372,11 +372,12 @@ void gated_norm(const Tensor& x, const Tensor& gate, const Tensor& weight, int64
           rows, rows * width * 2);
 }
 
-void act_mul(const Tensor& gate_up, Activation activation, const Tensor& out) {
+void act_mul(const Tensor& gate_up, Activation activation, const Tensor& out, float limit) {
   const int64_t rows = out.size(0), width = out.size(1);
   const bool bf16 = all_bf16({&gate_up, &out});
   gate_up.expect({rows, 2 * width});
-  by_rows(&Table::act_mul, ActivationArgs{gate_up.memory(), out.memory(), width, activation, bf16}, rows, rows * width);
+  by_rows(&Table::act_mul, ActivationArgs{gate_up.memory(), out.memory(), width, activation, limit, bf16}, rows,
+          rows * width);
 }
 
 // The operations on single elements of x `[rows, width]`, which `kernel` names.
@@ -761,7 +762,7 @@ void bind_operations(nb::module_& m) {
                   arg("kept_gates"), arg("out"))
       .def_static("gated_norm", &gated_norm, arg("x"), arg("gate"), arg("weight"), arg("group"), arg("eps"),
                   arg("gate_first"), arg("out"))
-      .def_static("act_mul", &act_mul, arg("gate_up"), arg("activation"), arg("out"))
+      .def_static("act_mul", &act_mul, arg("gate_up"), arg("activation"), arg("out"), arg("limit") = 0.f)
       .def_static("activate", &activate, arg("x"), arg("activation"))
       .def_static("add_bias", &add_bias, arg("x"), arg("bias"))
       .def_static("add_embedding", &add_embedding, arg("x"), arg("weight"), arg("index"))

@@ -111,6 +111,7 @@ struct ActivationArgs {
   void* out;
   int64_t width;
   Activation activation;
+  float limit;  // 0: none
   bool bf16;
 };
 

@@ -375,6 +375,20 @@ FAULTS = [
         "if False:",
     ),
     Fault(
+        "networks without the limits of their layer",
+        "tests/models/test_families.py",
+        "src/parlay/models/layer_parts.py",
+        "return of.limits[index] if of.limits else 0.0",
+        "return 0.0",
+    ),
+    Fault(
+        "a layer for further tokens that reads what the one before it normed for its output layer",
+        "tests/proposers/methods/mtp/test_several_layers.py",
+        "src/parlay/models/families/step3p5.py",
+        "late_norm=True,",
+        "late_norm=False,",
+    ),
+    Fault(
         "values lie in the cache as far apart as keys",
         "tests/kernels/test_value_widths.py",
         "csrc/attention.h",

@@ -47,7 +47,12 @@ def models(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         name: write_family(root / name, name, **changes) if changes else checkpoint(name)
         for name, changes in MADE.items()
     }
-    for name in ("gemma2", "gemma3"):  # whose norms lie in files plus one, which has to be exact here
+    for name in (
+        "gemma2",
+        "gemma3",
+        "step3p5",
+        "step3p5-alike",
+    ):  # whose norms lie in files plus one, which has to be exact here
         weights = load_file(found[name] / "model.safetensors")
         exact = {n: t + 1 - 1 if n.endswith("norm.weight") else t for n, t in weights.items()}
         save_file(exact, found[name] / "model.safetensors", metadata={"format": "pt"})

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 FAMILIES = (
     *("gemma3", "gptoss", "gemma2", "gemma4-inputs", "glm4moelite", "glm4moe", "qwen3moe"),
     *("qwen3_5", "qwen3next", "kimilinear", "granite4-h-experts", "falconh1", "nemotronh-experts", "lfm2"),
-    *("graniteswa", "afmoe", "laguna-heads", "lfm3", "mimov2flash"),
+    *("graniteswa", "afmoe", "laguna-heads", "lfm3", "mimov2flash", "step3p5"),
 )
 CLEAR = 1e-2  # difference of the two highest logits beyond which sums in another order choose the same
 

@@ -289,6 +289,22 @@ def test_squared_relu(kernels: Kernels, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_limits(kernels: Kernels, dtype: torch.dtype, activation: Activation) -> None:
+    """Those of both factors of what an activation gives: each is the nearest number within, and NaN stays."""
+    limit, gate_up = 0.7, random(5, 90, dtype=dtype, spread=2)
+    one = torch.ones(5, 45, dtype=dtype)
+    gate_up[4, 3], gate_up[3, 50] = torch.nan, torch.nan
+    alone, out = torch.empty_like(one), torch.empty_like(one)
+    kernels.act_mul(torch.cat((gate_up[:, :45], one), 1), activation, alone)
+    kernels.act_mul(gate_up, activation, out, limit)
+    factors = alone.clamp(max=limit), gate_up[:, 45:].clamp(-limit, limit)
+    assert torch.equal(out.nan_to_num(9), (factors[0] * factors[1]).nan_to_num(9))
+    assert out.isnan().sum() == 2
+    assert (factors[0] != alone).sum() > 20
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_clamped_swiglu(kernels: Kernels, dtype: torch.dtype) -> None:
     gate, up = random(5, 100, dtype=dtype, spread=6), random(5, 100, dtype=dtype, seed=1, spread=6)
     out = torch.empty_like(gate)

@@ -163,7 +163,7 @@ ONE_EACH += ("deepseekv3", "deepseekv2", "glm4moelite")
 ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gptoss")
 ONE_EACH += ("mistral4", "exaonemoe", "youtu")
 ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads", "hunyuanmoe", "solaropen", "dots1")
-ONE_EACH += ("mimov2flash-wide",)
+ONE_EACH += ("mimov2flash-wide", "step3p5")
 
 
 @in_turn(ONE_EACH, pairs=True)
@@ -230,6 +230,12 @@ REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
         ("laguna", {"num_attention_heads_per_layer": value}, "a multiple of 2")
         for value in (4, [4, 4], [4, 3, 4], [4, 0, 4])
     ),
+    ("step3p5", {"num_sliding_attention_heads": 5}, "num_sliding_attention_heads must be a multiple of 2"),
+    ("step3p5", {"attention_other_setting": {"head_dim": 24}}, "head_dim"),
+    ("step3p5", {"mlp_layer_types": None, "moe_layers_enum": "3 to 5"}, "moe_layers_enum must list layers"),
+    *(("step3p5", {"swiglu_limits": value}, "swiglu_limits") for value in (0.5, [0.5], [0.5, -1, 0, 0], ["a"] * 4)),
+    *(("step3p5", {key: True}, key) for key in ("attention_bias", "mlp_bias")),
+    ("step3p5", {"use_head_wise_attn_gate": False}, "use_head_wise_attn_gate"),
     ("mimov2flash", {"v_head_dim": 12}, "v_head_dim is a multiple of 8"),
     ("mimov2flash", {"swa_num_key_value_heads": 3}, "3 heads of values"),
     *(
@@ -260,6 +266,30 @@ def test_refusals_name_the_key(
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(ModelError, match=word):
         describe_model(str(tmp_path))
+
+
+def test_a_step_as_it_was_released(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """Its authors' keys, which the library turns into its own; lists go on for layers that predict further tokens."""
+    config = json.loads((checkpoint("step3p5") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = describe_model(str(tmp_path))
+    near = ["sliding_attention"] * 2
+    scaling = dict(config["rope_parameters"]["full_attention"])
+    del scaling["rope_theta"], scaling["partial_rotary_factor"]
+    for key in ("rope_parameters", "mlp_layer_types", "num_sliding_attention_heads", "per_layer_config"):
+        del config[key]
+    for own, key in (("num_key_value_heads", "num_attention_groups"), ("n_routed_experts", "moe_num_experts")):
+        config[key] = config.pop(own)
+    config |= {"moe_top_k": config.pop("num_experts_per_tok"), "share_expert_dims": config.pop("share_expert_dim")}
+    config |= {"num_nextn_predict_layers": 2, "layer_types": config["layer_types"] + near, "moe_layers_enum": "2,3"}
+    config |= {key: config[key] + [0.0, 0.0] for key in ("swiglu_limits", "swiglu_limits_shared")}
+    config |= {"rope_theta": [5000.0, 500.0, 500.0, 5000.0, 500.0, 500.0], "rope_scaling": scaling}
+    config |= {"partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 1.0, 1.0], "yarn_only_types": ["full_attention"]}
+    config["attention_other_setting"] = {"num_attention_heads": 6, "num_attention_groups": 2, "head_dim": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = describe_model(str(tmp_path))
+    assert found.raw["mtp_layer_types"] == near
+    assert replace(found, raw=expected.raw) == expected
 
 
 def test_a_mimo_as_it_was_released(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

@@ -409,6 +409,7 @@ def test_an_independent_converter_writes_the_same(tmp_path: Path, name: str) -> 
         ("qwen3_5", 3),
         ("deepseekv3", 3),
         ("mimov2flash", 3),
+        ("step3p5", 3),
     ],
 )
 def test_written_layers_for_further_tokens(tmp_path: Path, name: str, layers: int) -> None:

@@ -13,10 +13,11 @@ from families import write_family
 from gguf_files import ARCHES, add_keys, finish, tokenizer_keys
 from mtp_layers import write_mtp
 from pieces import logits_of
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import ModelError
+from parlay.models.rotary import llama3_divisors
 from parlay.models.select import describe_model, mtp_layers
 
 NEXT = 3  # layers for further tokens
@@ -30,8 +31,16 @@ NEWER = {
 }
 
 
-def convert(model: Path, path: Path, arch: str, keys: dict[str, Any], *, fused: bool) -> Path:
-    """Write a file; `fused` puts each layer's queries, keys and values behind one another."""
+def convert(
+    model: Path,
+    path: Path,
+    arch: str,
+    keys: dict[str, Any],
+    *,
+    fused: bool = False,
+    more: dict[str, Tensor] | None = None,
+) -> Path:
+    """Write a file with `more` tensors; `fused` puts each layer's queries, keys and values behind one another."""
     config = json.loads((model / "config.json").read_text())
     layers, stacks = config["num_hidden_layers"], dict[str, list[Tensor]]()
     table = gguf.get_tensor_name_map(ARCHES[arch], layers + NEXT)
@@ -55,6 +64,7 @@ def convert(model: Path, path: Path, arch: str, keys: dict[str, Any], *, fused: 
         own = own.replace("sink_bias", "sink_bias.weight").replace(
             "e_score_correction_bias", "e_score_correction.bias"
         )
+        own = own.replace("router_bias", "router_bias.bias").replace(".transformer.", ".").replace(".output", ".head")
         own = re.sub(r"experts\.\d+", "experts", own)
         if fused and (letter := re.search(r"self_attn\.([qkv])_proj", own)):
             own = own.replace(letter[0], "self_attn.qkv_proj")
@@ -62,11 +72,13 @@ def convert(model: Path, path: Path, arch: str, keys: dict[str, Any], *, fused: 
             r"model\.layers\.(\d+)\.(.+)\.weight", lambda found: f"blk.{found[1]}.{NEWER.get(found[2])}.weight", own
         )
         known = table.get_name(own, try_suffixes=(".weight", ".bias")) or newer
-        stacks.setdefault(known, []).append(named[name])
+        stacks.setdefault(known, []).append(named[name] + (arch == "step35" and own.endswith("norm.weight")))
     for name, tensors in stacks.items():
         joined = torch.cat([tensors[i] for i in (1, 0, 2)] if "attn_qkv" in name else tensors)
         whole = joined if len(tensors) == 1 or "attn_qkv" in name else torch.stack(tensors)
         writer.add_tensor(name, np.ascontiguousarray(whole.float().numpy()))
+    for name, tensor in (more or {}).items():
+        writer.add_tensor(name, tensor.numpy())
     finish(writer)
     return path
 
@@ -101,6 +113,11 @@ def test_mimo(tmp_path: Path, *, fused: bool) -> None:
         expected = logits_of(model, dtype)
         assert expected.std() > 0.1
         assert torch.equal(logits_of(file, dtype), expected)
+    assert_same_layers(file, model)
+
+
+def assert_same_layers(file: Path, model: Path) -> None:
+    """For further tokens."""
     ours, theirs = (mtp_layers(describe_model(str(path))) for path in (file, model))
     for found, known in zip(ours, theirs, strict=True):
         assert found.config.style == known.config.style
@@ -111,7 +128,43 @@ def test_mimo(tmp_path: Path, *, fused: bool) -> None:
                 assert torch.equal(read.read(own), given.read(name)), name
 
 
-KEYS = "join", "token_norm", "state_norm", "norm"
+KEYS = "join", "token_norm", "state_norm", "norm", "head"
+
+
+def test_step(tmp_path: Path) -> None:
+    """Norms plus one, and frequencies' divisors of the layers without a window, where half of the columns turn."""
+    model = write_mtp(tmp_path / "model", "step3p5", layers=NEXT, calm=0.3)
+    weights = load_file(model / "model.safetensors")
+    exact = {name: t + 1 - 1 if name.endswith("norm.weight") else t for name, t in weights.items()}
+    save_file(exact, model / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    near = [kind == "sliding_attention" for kind in config["layer_types"]] + [True] * NEXT
+    rotary = config["rope_parameters"]
+    keys = {
+        "block_count": len(near),
+        "nextn_predict_layers": NEXT,
+        "attention.head_count": [(4, 6)[window] for window in near],
+        "attention.head_count_kv": [2] * len(near),
+        "attention.sliding_window_pattern": near,
+        "attention.value_length": 16,
+        "expert_count": config["n_routed_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["share_expert_dim"],
+        "expert_weights_scale": config["moe_router_scaling_factor"],
+        "leading_dense_block_count": 2,
+        "swiglu_clamp_exp": [float(each or 0) for each in config["swiglu_limits"]] + [0.0] * NEXT,
+        "swiglu_clamp_shexp": config["swiglu_limits_shared"] + [0.0] * NEXT,
+        "rope.freq_base": rotary["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": rotary["sliding_attention"]["rope_theta"],
+    }
+    divisors = torch.cat((llama3_divisors(describe_model(str(model)).rotary, 8), torch.ones(4)))
+    file = convert(model, tmp_path / "model.gguf", "step35", keys, more={"rope_freqs.weight": divisors})
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = logits_of(model, dtype)
+        assert expected.std() > 0.1
+        assert torch.equal(logits_of(file, dtype), expected)
+    assert_same_layers(file, model)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ class Careless(ReferenceKernels):
         total = torch.from_numpy(squares.cumsum(axis=1) if len(x) > 3 else squares[:, ::-1].cumsum(axis=1))[:, -1:]
         out.copy_((values / (total / x.shape[1] + eps).sqrt()).to(x.dtype) * weight)
 
-    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:
+    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor, limit: float = 0.0) -> None:
         gate, up = gate_up.float().chunk(2, dim=-1)
         sigmoid = 1 / (1 + (-gate).exp()) if len(out) > 3 else 0.5 + 0.5 * (gate / 2).tanh()
         out.copy_((gate * sigmoid).to(out.dtype) * up.to(out.dtype))

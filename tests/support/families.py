@@ -1,11 +1,13 @@
 """Small random checkpoints of every family, made with the transformers library."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkpoints import EOS, VOCAB, write_byte_tokenizer
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 # What they have in common; a family adds to it or overrides.
@@ -125,6 +127,33 @@ MIMO: dict[str, Any] = {
     "n_routed_experts": 9,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 40,
+}
+STEP: dict[str, Any] = {
+    "pad_token_id": 1,
+    "num_hidden_layers": 4,
+    "num_sliding_attention_heads": 6,
+    "sliding_window": 13,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "share_expert_dim": 56,
+    "moe_router_scaling_factor": 1.7,
+    "swiglu_limits": [None, 0.0, 0.5, 0.25],
+    "swiglu_limits_shared": [0.0, 0.4, 0.3, 0.0],
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "llama3",
+            "rope_theta": 5000.0,
+            "partial_rotary_factor": 0.5,
+            "factor": 2.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 32.0,
+            "original_max_position_embeddings": 64,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+    },
 }
 LFM3: dict[str, Any] = {"num_hidden_layers": 6, "sliding_window": 13, "norm_eps": 1e-5, "tie_word_embeddings": True}
 
@@ -453,6 +482,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "sliding_window": 9,
             **rope("yarn", factor=8.0, original_max_position_embeddings=64, truncate=False),
+        },
+    ),
+    "step3p5": ("Step3p5", STEP),
+    "step3p5-alike": (
+        "Step3p5",
+        {
+            **STEP,
+            "num_sliding_attention_heads": None,
+            "swiglu_limits": None,
+            "query_pre_attn_scalar": 20,
+            "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 900.0} for kind in STEP["layer_types"]},
         },
     ),
     "mimov2flash": ("MiMoV2Flash", MIMO),
@@ -832,10 +872,13 @@ def write_family(
     prefix, changes = (FAMILIES | OTHERS)[name]
     suffix = "TextConfig" if prefix == "Gemma3" else "Config"
     values = {k: v for k, v in {**SMALL, **changes, **more}.items() if v is not None or k not in ("head_dim",)}
-    config = getattr(transformers, prefix + suffix)(**values)
     torch.manual_seed(0)
-    suffix = "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
-    model = getattr(transformers, prefix.removesuffix("Text") + suffix)(config).float()
+    if prefix == "Step3p5":
+        model = transformers.Step3p7ForConditionalGeneration(step_config(values)).float()
+    else:
+        config = getattr(transformers, prefix + suffix)(**values)
+        suffix = "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
+        model = getattr(transformers, prefix.removesuffix("Text") + suffix)(config).float()
     generator = torch.Generator().manual_seed(seed)
     disturbance = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
@@ -853,8 +896,29 @@ def write_family(
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer += 0.3 * torch.randn(buffer.shape, generator=generator)
     model.save_pretrained(path)
+    if prefix == "Step3p5":
+        leave_text(path)
     write_byte_tokenizer(path, VOCAB)
     return path
+
+
+def step_config(text: dict[str, Any]) -> Any:
+    """Return the config of a Step-3.7, outside of which the library has no text model of Step."""
+    import transformers
+
+    vision = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14, "mlp_ratio": 1.0}
+    text = {key: value for key, value in text.items() if key not in ("architectures", "model_type")}
+    return transformers.Step3p7Config(text_config=copy.deepcopy(text), vision_config=vision)
+
+
+def leave_text(path: Path) -> None:
+    """Make a Step-3.5 of a Step-3.7: its text model alone, as that was released."""
+    weights = load_file(path / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if "vi" not in name.split(".")[0]}
+    save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text())["text_config"]
+    config |= {"architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", "dtype": "float32"}
+    (path / "config.json").write_text(json.dumps(config))
 
 
 def _fill(
@@ -876,8 +940,12 @@ def reference(path: Path, tokens: list[int]) -> Tensor:
     import transformers
 
     kind: Any = transformers.AutoModelForCausalLM
+    own: dict[str, Any] = {}
+    text = json.loads((path / "config.json").read_text())
+    if text.get("model_type") == "step3p5":
+        kind, own = transformers.Step3p7ForConditionalGeneration, {"config": step_config(text)}
     if json.loads((path / "config.json").read_text()).get("model_type") == "mistral4":  # which it does not know
         kind = transformers.Mistral4ForCausalLM
-    model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager", **own)
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0]

@@ -90,6 +90,8 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "laguna": {},
     "laguna-heads": {},
     "laguna-columns": {"mlp_layer_types": None},
+    "step3p5": {},
+    "step3p5-alike": {"query_pre_attn_scalar": 16},
     "mimov2flash": {},
     "mimov2flash-wide": {"attention_bias": False, "routed_scaling_factor": 1.0},
 }

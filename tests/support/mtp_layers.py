@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from families import write_family
+from families import step_config, write_family
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -56,6 +56,14 @@ MIMO2 = {
     "mtp_block.self_attn.sinks": "model.mtp.layers.{1}.self_attn.attention_sink_bias",
     "mtp_block.": "model.mtp.layers.{1}.",
 }
+STEP = {
+    "enorm.weight": "model.layers.{}.enorm.weight",
+    "hnorm.weight": "model.layers.{}.hnorm.weight",
+    "eh_proj.weight": "model.layers.{}.eh_proj.weight",
+    "norm.weight": "model.layers.{}.transformer.shared_head.norm.weight",
+    "head.weight": "model.layers.{}.transformer.shared_head.output.weight",
+    "block.": "model.layers.{}.",
+}
 # By families of `families.FAMILIES`: the names, and what the config says of the layer.
 MODELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "qwen3_5": (QWEN, {"mtp_num_hidden_layers": 1}),
@@ -71,6 +79,7 @@ MODELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "mellum": (DEEPSEEK, {"num_nextn_predict_layers": 1}),
     "ernie4_5_moe": (ERNIE, {"num_nextn_predict_layers": 1}),
     "mimov2flash": (MIMO2, {}),
+    "step3p5": (STEP, {"num_nextn_predict_layers": 1, "mtp_layer_types": ["sliding_attention"]}),
     "qwen2": (MIMO, {"num_nextn_predict_layers": 1, "architectures": ["MiMoForCausalLM"], "model_type": "mimo"}),
 }
 
@@ -99,7 +108,11 @@ def load(path: Path) -> Any:
     """Return transformers' model of a checkpoint."""
     import transformers
 
-    architecture = json.loads((path / "config.json").read_text())["architectures"][0]
+    config = json.loads((path / "config.json").read_text())
+    architecture = config["architectures"][0]
+    if architecture.startswith("Step"):
+        kind, own = transformers.Step3p7ForConditionalGeneration, step_config(config)
+        return kind.from_pretrained(path, config=own, dtype=torch.float32, attn_implementation="eager").eval()
     architecture = architecture.replace("MiMoFor", "Qwen2For")  # which it is
     return getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32).eval()
 
@@ -118,7 +131,8 @@ def write_mtp(path: Path, name: str, *, layers: int = 1, seed: int = 0, **more: 
             spread = 1.5 * tensor.shape[-1] ** -0.5 if tensor.dim() > 1 else 0.2
             draw = spread * torch.randn(tensor.shape, generator=generator)
             part = next(part for part in names if own.startswith(part))
-            renamed = own.replace(part, names[part].format(model.config.num_hidden_layers + place, place), 1)
+            before = model.config.get_text_config().num_hidden_layers
+            renamed = own.replace(part, names[part].format(before + place, place), 1)
             shared = tensors.get(renamed)  # by all such layers
             begun = tensor if tensor.dim() == 1 and not own.endswith("sinks") else 0  # sinks begin as anything
             tensor.copy_(shared if shared is not None else begun + draw)
@@ -204,6 +218,42 @@ class ByFormula(torch.nn.Module):
         return out
 
 
+class OfStep(torch.nn.Module):
+    """Step's, with output layers of their own, whose norm is not for the layer that comes next.
+
+    Source: vLLM's `step3p5_mtp.py` and llama.cpp's `step35.cpp`, around transformers' layer.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        from transformers.models.step3p7.modeling_step3p7 import Step3p7DecoderLayer
+
+        body = model.get_decoder()
+        config, norm = copy.deepcopy(body.config), type(body.norm)
+        config.swiglu_limits = config.swiglu_limits_shared = None
+        config.mlp_layer_types = ["dense"] * config.num_hidden_layers
+        width, self._window = config.hidden_size, config.sliding_window
+        self.enorm, self.hnorm, self.norm = (norm(width, eps=config.rms_norm_eps) for _ in range(3))
+        self.eh_proj = torch.nn.Linear(2 * width, width, bias=False)
+        self.head = torch.nn.Linear(width, config.vocab_size, bias=False)
+        self.block = Step3p7DecoderLayer(config, config.layer_types.index("sliding_attention"))
+        self._body = [body]
+        self.float().eval()
+
+    def forward(self, ids: Tensor, hidden: Tensor) -> Tensor:
+        body, each = self._body[0], torch.arange(ids.shape[1])
+        x = self.eh_proj(torch.cat((self.enorm(body.embed_tokens(ids)), self.hnorm(hidden)), dim=-1))
+        ago = each[:, None] - each
+        hidden_keys = torch.where((ago < 0) | (ago >= self._window), -torch.inf, 0.0)[None, None]
+        turned = body.rotary_emb(x, each[None], "sliding_attention")
+        out: Tensor = self.block(x, attention_mask=hidden_keys, position_embeddings=turned, position_ids=each[None])
+        return out
+
+    def score(self, state: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(state))
+        return out
+
+
 class OfMany(torch.nn.Module):
     """Everyone else's: one of transformers' such layers."""
 
@@ -230,6 +280,8 @@ def _layers_of(model: Any, count: int) -> list[Any]:
         return [ByFormula(model) for _ in range(count)]
     if "NemotronH" in kind:
         return [OfTwoBlocks(model)]
+    if kind.startswith("Step"):
+        return [OfStep(model) for _ in range(count)]
     whole = transformers_layers(model, count)
     return [OfMany(whole, place) for place in range(count)]
 
@@ -260,7 +312,8 @@ class Reference:
     def __init__(self, path: Path) -> None:
         """Load a checkpoint that `write_mtp` has written."""
         self.model = load(path)
-        self.unnormed = "MiMoFor" in (path / "config.json").read_text()
+        config = (path / "config.json").read_text()
+        self.unnormed = "MiMoFor" in config or "Step3" in config
         kept = load_file(_kept(path))
         self.layers = _layers_of(self.model, len({name.split(".")[0] for name in kept}))
         for place, layer in enumerate(self.layers):
@@ -277,7 +330,8 @@ class Reference:
             hidden = hidden if step == 0 else out if step == place else torch.cat((hidden, out[:, -1:]), dim=1)
             out = self.layers[place](torch.tensor([text[place + 1 :]]), hidden)
             states.append(out[0, -1])
-            logits.append(self.model.lm_head(out[0, -1]))
+            score = getattr(self.layers[place], "score", self.model.lm_head)
+            logits.append(score(out[0, -1]))
             text.append(choose(logits[-1], len(text)))
         return Drafted(text[len(tokens) :], torch.stack(logits), torch.stack(states), first[0])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from checkpoints import VOCAB, write_byte_tokenizer
-from families import FAMILIES, LATENT, SMALL, growing, rope
+from families import FAMILIES, LATENT, SMALL, STEP, growing, rope
 from pieces import random_tokens
 
 SEES: dict[str, Any] = {
@@ -46,6 +46,13 @@ GLIMMER_SEES = {
 GLM_TURNS = rope("default", mrope_section=[2, 1, 1], partial_rotary_factor=0.5)
 # name: (transformers' prefix of class names, text config, vision config, further keys, the text model's class)
 TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    "step3p7": (
+        "Step3p7",
+        STEP,
+        {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14, "mlp_ratio": 1.0},
+        {},
+        "Step3p5ForCausalLM",
+    ),
     "gemma3": (
         "Gemma3",
         {"model_type": "gemma3_text", "query_pre_attn_scalar": 20, "sliding_window": 13, "tie_word_embeddings": True},

@@ -473,7 +473,7 @@ class Kernels(Drawing, Protocol):
         """
         ...
 
-    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:
+    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor, limit: float = 0.0) -> None:
         """`out = rounded(rounded(activation(gate)) * up)`.
 
         "silu" is `x / (1 + e^-x)`; "gelu" is `x Phi(x)` with the normal distribution function Phi; "gelu_tanh" is
@@ -488,6 +488,7 @@ class Kernels(Drawing, Protocol):
             gate_up: T `[rows, 2 I]`, gate, then up.
             activation: which function.
             out: T `[rows, I]`.
+            limit: what `activation(gate)` is at most, and `up` too, which is at least `-limit`; 0 is none.
         """
         ...
 

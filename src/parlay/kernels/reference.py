@@ -281,14 +281,19 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
             mixed = (weights[..., None] * values).sum(axis=-2) / total
             out[row] = torch.from_numpy(mixed).reshape(-1).to(out.dtype)
 
-    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:  # noqa: D102
+    def act_mul(  # noqa: D102
+        self, gate_up: Tensor, activation: Activation, out: Tensor, limit: float = 0.0
+    ) -> None:
         gate, up = gate_up.chunk(2, dim=-1)
         values = gate.float().contiguous().numpy()
         with np.errstate(over="ignore", invalid="ignore"):
             active = _ACTIVATIONS[activation](values)
         if activation == "clamped_swiglu":
             up = up.clamp(-float(_LIMIT), float(_LIMIT)) + 1
-        out.copy_(torch.from_numpy(active).to(out.dtype) * up)
+        factor = torch.from_numpy(active).to(out.dtype)
+        if limit > 0:
+            factor, up = factor.clamp(max=limit), up.clamp(-limit, limit)
+        out.copy_(factor * up)
 
     def activate(self, x: Tensor, activation: Activation) -> None:  # noqa: D102
         with np.errstate(over="ignore", invalid="ignore"):

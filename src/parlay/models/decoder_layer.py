@@ -80,7 +80,7 @@ class DecoderLayer:
         if networks and not networks[index]:
             pass
         elif style.experts and style.experts.sparse[index] and not style.experts.beside:
-            self._mlp = make_experts(config, style.experts, read, kernels, group)
+            self._mlp = make_experts(config, style.experts, read, kernels, group, index)
         else:
             self._mlp = make_mlp(config, read, kernels, group, index)
         beside = style.experts is not None and style.experts.beside and style.experts.sparse[index]

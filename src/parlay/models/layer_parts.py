@@ -12,7 +12,7 @@ from parlay.models.layers import ColumnParallelLinear, SplitLinear, whole_linear
 from parlay.models.moe import ExpertBiases, ExpertsBeside, MixtureOfExperts
 from parlay.models.networks import GatedMLP, Network, PlainMLP, ScaledMLP
 from parlay.models.rotary import RotaryTables, halves
-from parlay.models.style import Experts
+from parlay.models.style import Experts, Style
 from parlay.models.tensor_shapes import BESIDE_NORMS, SELECTION_BIAS, expert_shapes, latent_projections
 from parlay.parallel.group import Group
 from parlay.weights.weight import Weight
@@ -133,13 +133,17 @@ def _head_norms(config: ModelConfig, read: TensorReader, group: Group, *, stores
 
 def make_mlp(config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group, index: int = 0) -> Network:
     """Read the feed-forward network of layer `index`."""
-    return make_network(config, read, kernels, group, "mlp", config.network_width(index))
+    return make_network(config, read, kernels, group, "mlp", config.network_width(index), _limit(config.style, index))
+
+
+def _limit(of: Style | Experts, index: int) -> float:
+    return of.limits[index] if of.limits else 0.0
 
 
 def make_network(
-    config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group, prefix: str, inner: int
+    config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group, prefix: str, inner: int, limit: float
 ) -> Network:
-    """Read the feed-forward network under `prefix`, which is `inner` wide."""
+    """Read the feed-forward network under `prefix`, which is `inner` wide; `limit` is its `Kernels.act_mul`'s."""
     style = config.style
     parts = ("gate", "up") if style.gated else ("up",)
 
@@ -168,20 +172,23 @@ def make_network(
     if style.gate_scale != 1 or style.network_scale != 1:
         scales = style.gate_scale, style.network_scale
         return ScaledMLP(first(slice(0, 1)), first(slice(1, 2)), down, style.activation, *scales)
-    return (GatedMLP if style.gated else PlainMLP)(first(), down, style.activation)
+    if style.gated:
+        return GatedMLP(first(), down, style.activation, limit)
+    return PlainMLP(first(), down, style.activation)
 
 
 def make_experts(
-    config: ModelConfig, experts: Experts, read: TensorReader, kernels: Kernels, group: Group
+    config: ModelConfig, experts: Experts, read: TensorReader, kernels: Kernels, group: Group, index: int = 0
 ) -> MixtureOfExperts:
-    """Read a layer's router and experts."""
+    """Read the router and the experts of layer `index`."""
     numbers = range(experts.count)
     *gates, up, down = (
         [read.weight(f"mlp.experts.{e}.{name}.weight") for e in numbers] for name in expert_shapes(config, experts)
     )
     shared = shared_gate = biases = None
     if experts.shared:
-        shared = make_network(config, read, kernels, group, "mlp.shared_expert", experts.shared)
+        limit = _limit(config.style, index)
+        shared = make_network(config, read, kernels, group, "mlp.shared_expert", experts.shared, limit)
     if experts.shared_gate:
         shared_gate = Weight.of(read("mlp.shared_expert.gate.weight")[None])
     if experts.biases:
@@ -214,6 +221,7 @@ def make_experts(
         shared_gate=shared_gate,
         scales=read.exact("router.per_expert_scale") if experts.beside else None,
         latent=(latent[0], latent[1]) if latent else None,
+        limit=_limit(experts, index),
     )
 
 

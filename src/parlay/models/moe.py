@@ -51,6 +51,7 @@ class MixtureOfExperts:
         shared_gate: Weight | None = None,
         scales: Tensor | None = None,
         latent: tuple[SplitLinear, SplitLinear] | None = None,
+        limit: float = 0.0,
     ) -> None:
         """Pack this rank's share of every expert: a step of few rows would leave ranks with whole ones idle.
 
@@ -69,6 +70,7 @@ class MixtureOfExperts:
             scales: float32 `[experts]`, see `Kernels.route`.
             latent: what projects to the experts' inputs, and what projects their sum back; `hidden` above is then the
                 width between.
+            limit: of experts with gates, see `Kernels.act_mul`.
         """
         hidden, width = down[0].shape
         self._group, self._widths, self._outputs = group, group.output_bounds(width), group.output_bounds(hidden)
@@ -86,7 +88,7 @@ class MixtureOfExperts:
             gate_up = torch.cat([each[:, slice(*inner)] for each in (biases.gate, biases.up)], dim=1)
             self._biases = biases.router, gate_up, biases.down[:, slice(*outer)].contiguous()
         self._experts, self._selection_bias, self._activation = experts, selection_bias, activation
-        self._scales = scales
+        self._scales, self._limit = scales, limit
         self._shared, self._latent, self._width = shared, latent, hidden
         self._shared_gate = None if shared_gate is None else kernels.pack_head(shared_gate)
 
@@ -158,7 +160,7 @@ class MixtureOfExperts:
             if self._biases is not None:
                 kernels.add_embedding(first, self._biases[1], experts)
             if self._parts == 2:
-                kernels.act_mul(first, self._activation, product)
+                kernels.act_mul(first, self._activation, product, self._limit)
             else:
                 kernels.activate(product, self._activation)
         return self._whole(product, self._widths, "expert product", buffers)

@@ -23,7 +23,7 @@ from parlay.models.tensor_shapes import weight_shapes
 from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import Storage
 
-_WHOLE = ("layer", "join", "token_norm", "state_norm", "norm")
+_WHOLE = ("layer", "join", "token_norm", "state_norm", "norm", "head")
 _LISTED = "windows", "unrotated", "heads", "widths", "sinks"  # what a style has of each layer, beside experts
 _BESIDE = "mtp.", "model.mtp."  # names of tensors beside a text model's, in files of multimodal ones
 
@@ -39,12 +39,14 @@ class MTPNames:
         join: the projection.
         token_norm, state_norm: norms of what it reads.
         norm: that of what the layer computes.
+        head: its own output layer, where files have it; empty where it is the model's in any case.
         inner: what the files call tensors in the layer, where it is not as in the model's own layers; `{}` in these
             stands for the number of each expert.
         window: whether it is like a layer with a window, if the model has windows and its config does not say.
         dense: whether it has a feed-forward network, if the model has experts.
         state_first: whether the projection reads the state before the embedding.
-        unnormed: whether the state that it reads is the model's before its final norm; its own is normed in any case.
+        unnormed: whether the state that it reads is the model's before its final norm.
+        late_norm: whether that of what it computes is for the output layer alone: another layer reads what is before.
     """
 
     layer: str
@@ -52,11 +54,13 @@ class MTPNames:
     token_norm: str
     state_norm: str
     norm: str
+    head: str = ""
     inner: Mapping[str, str] = field(default_factory=dict)
     window: bool = False
     dense: bool = False
     state_first: bool = False
     unnormed: bool = False
+    late_norm: bool = False
 
     def of(self, layers: int, place: int = 0, before: str = "") -> "MTPNames":
         """Return the names of such a layer of a model.
@@ -66,7 +70,8 @@ class MTPNames:
             place: which of several it is.
             before: what some exporters put before names.
         """
-        return self.called({key: before + getattr(self, key).format(layers + place, place) for key in _WHOLE})
+        known = {key: getattr(self, key) for key in _WHOLE}
+        return self.called({key: name and before + name.format(layers + place, place) for key, name in known.items()})
 
     def called(self, names: Mapping[str, str]) -> "MTPNames":
         """Return the same layer by other names."""
@@ -95,6 +100,7 @@ _GGUF = {
     "token_norm": _NEXT + "nextn.enorm.weight",
     "state_norm": _NEXT + "nextn.hnorm.weight",
     "norm": _NEXT + "nextn.shared_head_norm.weight",
+    "head": _NEXT + "nextn.shared_head_head.weight",
 }
 
 
@@ -120,7 +126,8 @@ class MTPLayer:
         every, first = weight_shapes(self.config), _NEXT.format(0)
         own = {name.replace(first, names.layer): shape for name, shape in every.items() if name.startswith(first)}
         norms = names.token_norm, names.state_norm, names.norm
-        return {**own, **dict.fromkeys(norms, (hidden,)), names.join: (hidden, 2 * hidden)}
+        head = {names.head: (self.config.vocab_size, hidden)} if names.head else {}
+        return {**own, **dict.fromkeys(norms, (hidden,)), names.join: (hidden, 2 * hidden), **head}
 
     def open(self, storage: Storage, on_read: OnRead = ignore) -> Checkpoint:
         """Open the files that have it; matrices are given as `storage` says.
@@ -151,7 +158,7 @@ def find_mtp(config: ModelConfig, known: MTPNames) -> tuple[MTPLayer, ...]:
     with _open(config) as weights:
         found = set(weights.names)
     if config.path.is_file():
-        known = replace(known.called(_GGUF), inner={})
+        known = replace(known.called({**_GGUF, "head": known.head and _GGUF["head"]}), inner={})
     prefixes = ("", "model.")
     before = next((before for before in prefixes if known.of(config.num_layers, 0, before).join in found), None)
     if before is None:
@@ -163,6 +170,7 @@ def find_mtp(config: ModelConfig, known: MTPNames) -> tuple[MTPLayer, ...]:
         if names == every[-1] or names.join not in found or not own:
             break
         every.append(names)
+    every = [names if names.head in found else replace(names, head="") for names in every]
     layers = [_layer(config, names) for names in every]
     renamed = {name: own for layer in layers for name, own in layer.renamed.items()}
     return tuple(replace(layer, renamed=renamed) for layer in layers)
@@ -177,6 +185,11 @@ def plan_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer:
     shared = any(heads.source >= 0 or not heads.values for heads in config.style.heads)
     if shared or config.style.layer_inputs:
         raise ModelError(f"the layers of {config.path} read what others keep; none can predict further tokens")
+    if known.late_norm:
+        raise ModelError(
+            f"the layers for further tokens of {config.path} read states before the norm of their output layers, for "
+            "which none is trained; train a head of another kind"
+        )
     return _layer(config, known.of(config.num_layers))
 
 
@@ -185,11 +198,12 @@ def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:
     style, kept, prefix = config.style, slice(index, index + 1), f"model.layers.{index}."
     experts = None if names.dense else style.experts
     if experts is not None:
-        experts = replace(experts, sparse=(True,))
+        experts = replace(experts, sparse=(True,), limits=())
     style = replace(
         style,
         recurrent=None,
         networks=(),
+        limits=(),
         experts=experts,
         **{key: getattr(style, key)[kept] for key in _LISTED},
     )

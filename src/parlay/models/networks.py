@@ -11,11 +11,12 @@ from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLi
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """`down(activation(gate(x)) * up(x))`."""
+    """`down(activation(gate(x)) * up(x))`; both factors may have a limit, see `Kernels.act_mul`."""
 
     gate_up: ColumnParallelLinear
     down: GatheredLinear | ReducedLinear
     activation: Activation = "silu"
+    limit: float = 0.0
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Return `[rows, hidden]` for `x` of `[rows, hidden]`."""
@@ -23,7 +24,7 @@ class GatedMLP:
         gate_up = self.gate_up(x, buffers, "gate_up")
         product = buffers("product", gate_up.shape[1] // 2)
         if gate_up.shape[1]:
-            context.kernels.act_mul(gate_up, self.activation, product)
+            context.kernels.act_mul(gate_up, self.activation, product, self.limit)
         return self.down(product, buffers, "mlp")
 
 

@@ -64,6 +64,7 @@ class Experts:
         biases: the router and the experts have biases.
         latent: columns of what experts read and give, between two projections; 0 where that is the hidden state.
         beside: they are added to the layer's feed-forward network instead of replacing it, see `ExpertsBeside`.
+        limits: of each layer, the limit of `Kernels.act_mul` in its experts, 0 for none; empty: none has one.
     """
 
     count: int
@@ -81,6 +82,7 @@ class Experts:
     biases: bool = False
     latent: int = 0
     beside: bool = False
+    limits: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +191,8 @@ class Style:
         latent: of latent attention, in place of heads of keys and values; None is grouped-query attention.
         heads: of each layer, where they differ from layer to layer.
         widths: of each layer's feed-forward network, where they differ.
+        limits: of each layer, the limit of `Kernels.act_mul` in its feed-forward network and the expert that all rows
+            go to, 0 for none; empty: none has one.
         layer_scalars: what a layer leaves is multiplied with a number of its own.
         layer_inputs: columns of a further input that each layer has of the token, see `layer_inputs`; 0 for none.
         recurrent: layers in the place of some layers' attention, or beside it.
@@ -237,6 +241,7 @@ class Style:
     latent: Latent | None = None
     heads: tuple[Heads, ...] = ()
     widths: tuple[int, ...] = ()
+    limits: tuple[float, ...] = ()
     layer_scalars: bool = False
     layer_inputs: int = 0
     recurrent: RecurrentLayers | None = None

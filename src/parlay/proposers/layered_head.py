@@ -116,8 +116,13 @@ class LayeredHead(FeatureHead):
             view = replace(inputs.view, first=self._firsts[layer, :rows])
             self._continue(replace(inputs, view=view), state, layer)
 
+    def logits_by(self, layer: int, state: Tensor) -> Tensor:
+        """Return logits of the states that a layer has predicted; here the same for all layers."""
+        return self.logits(state)
+
     def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
-        return self.logits(self._states[min(level, self.depth - 1), :rows])
+        layer = min(level, self.depth - 1)
+        return self.logits_by(layer, self._states[layer, :rows])
 
 
 def _before(batch: Batch, block_size: int) -> Tensor:

@@ -211,11 +211,16 @@ class DifferentiableKernels(ReferenceKernels):
         seen = self._rollout.attend(query, self._origins, scale, window, cap, sinks)
         out.copy_(seen.transpose(1, 2).reshape(out.shape))
 
-    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:  # noqa: D102
+    def act_mul(  # noqa: D102
+        self, gate_up: Tensor, activation: Activation, out: Tensor, limit: float = 0.0
+    ) -> None:
         gate, up = gate_up.clone().chunk(2, dim=-1)
         if activation == "clamped_swiglu":
             up = up.clamp(-_LIMIT, _LIMIT) + 1
-        out.copy_(_ACTIVATIONS[activation](gate) * up)
+        gate = _ACTIVATIONS[activation](gate)
+        if limit > 0:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        out.copy_(gate * up)
 
     def activate(self, x: Tensor, activation: Activation) -> None:  # noqa: D102
         x.copy_(_ACTIVATIONS[activation](x.clone()))

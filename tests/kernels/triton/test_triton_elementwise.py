@@ -118,6 +118,7 @@ def test_activations(
         x = random(rows, 2 * width, dtype=dtype, spread=4)
         out = torch.full((rows, width), torch.nan, dtype=dtype)
         as_reference(kernels, device, "act_mul", x, activation, out, exact=activation.startswith("relu"))
+        as_reference(kernels, device, "act_mul", x, activation, out, 0.7, exact=activation.startswith("relu"))
         negative = -x.abs()  # an only number is to change
         as_reference(kernels, device, "activate", negative, activation, exact=activation.startswith("relu"))
 

@@ -139,12 +139,12 @@ def _by_window(file: GGUFFile, name: str, family: Family) -> tuple[dict[str, int
     far, near = dict[str, int](), dict[str, int]()
     for part, hf in family.near.items():
         key = f"{name}.{part}"
-        values = file.numbers(key) or [file.integer(key)]
+        values = file.numbers(key) if file.is_array(key) else [file.integer(key)]
         windows = file.numbers(f"{name}.attention.sliding_window_pattern") or [0] * len(values)
         values *= len(windows) if len(values) == 1 else 1
         for found, own, kind in (far, SIZES[part], False), (near, hf, True):
             kinds = zip(values, windows, strict=False)
-            counts = {int(value) for value, window in kinds if bool(window) == kind} or {int(values[0])}
+            counts = {int(value) for value, window in kinds if bool(window) == kind} or {*map(int, values[:1])}
             if len(counts) != 1 or len(values) != len(windows):
                 raise ModelError(f"{file.path}: {key} differs among layers that have a window, or among others")
             found[own] = counts.pop()

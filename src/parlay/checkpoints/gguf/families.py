@@ -7,9 +7,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from parlay.checkpoints.gguf.family import DEEPSEEK_MOE, GRANITE, LAST_NORM, Family, mixture
+from parlay.checkpoints.gguf.family import (
+    DEEPSEEK_MOE,
+    GATE,
+    GRANITE,
+    LAST_NORM,
+    WINDOW,
+    WINDOWS,
+    Family,
+    mixture,
+)
 from parlay.checkpoints.gguf.hybrid_families import HYBRIDS
 from parlay.checkpoints.gguf.reader import GGUFFile
+from parlay.checkpoints.gguf.window_families import WINDOWED
 from parlay.errors import ModelError
 
 _LAST_NORMS = LAST_NORM | {"post_ffw_norm": "post_feedforward_layernorm"}
@@ -18,21 +28,18 @@ _GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_GATE = {"attn_gate": "self_attn.gate_proj"}
-_WINDOW = {"attention.sliding_window": "sliding_window"}
 _SOFTCAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
 _GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 
-_GEMMA4 = _WINDOW | {
+_GEMMA4 = WINDOW | {
     "embedding_length_per_layer_input": "hidden_size_per_layer_input",
     "final_logit_softcapping": "final_logit_softcapping",
 }
 _FIXED4 = {"hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0}
 _SCALAR = {"layer_output_scale.weight": "layer_scalar"}
-_WINDOWS = _WINDOW | {"attention.sliding_window_pattern": "sliding_window_pattern"}
 _QWEN_MOE = mixture(feed_forward_length="moe_intermediate_size", weights_norm="norm_topk_prob")
 
 FAMILIES = {
@@ -104,7 +111,7 @@ FAMILIES = {
     ),
     "dots1": Family(
         "Dots1ForCausalLM",
-        options=DEEPSEEK_MOE | _WINDOW,
+        options=DEEPSEEK_MOE | WINDOW,
         fixed={"n_group": 1, "topk_group": 1, "sliding_window": None},
     ),
     "deepseek2": Family(
@@ -129,7 +136,7 @@ FAMILIES = {
     "arcee": Family("ArceeForCausalLM", interleaved=True),
     "cohere2": Family(
         "Cohere2ForCausalLM",
-        options=_WINDOW | {"logit_scale": "logit_scale"},
+        options=WINDOW | {"logit_scale": "logit_scale"},
         layer_norms=True,
     ),
     "hunyuan-dense": Family("HunYuanDenseV1ForCausalLM"),
@@ -147,13 +154,13 @@ FAMILIES = {
     "exaone4": Family(
         "Exaone4ForCausalLM",
         _LAST_NORMS,
-        options=_WINDOWS,
+        options=WINDOWS,
         fixed={"sliding_window": None},
         listed=True,
     ),
     "exaone-moe": Family(
         "ExaoneMoeForCausalLM",
-        options=_WINDOWS
+        options=WINDOWS
         | mixture(
             feed_forward_length="moe_intermediate_size",
             shared_count="num_shared_experts",
@@ -170,15 +177,15 @@ FAMILIES = {
     "mellum": Family(
         "MellumForCausalLM",
         options=mixture("num_local_experts", feed_forward_length="moe_intermediate_size")
-        | _WINDOWS
+        | WINDOWS
         | {"rope.freq_base_swa": "rope_local_base_freq"},
         fixed={"sliding_window": None},
         listed=True,
     ),
     "afmoe": Family(
         "AfmoeForCausalLM",
-        _GEMMA | _GATE,
-        options=_WINDOW
+        _GEMMA | GATE,
+        options=WINDOW
         | mixture(
             feed_forward_length="moe_intermediate_size",
             shared_count="num_shared_experts",
@@ -192,59 +199,19 @@ FAMILIES = {
         fixed={"sliding_window": None, "mup_enabled": True},
         listed=True,
     ),
-    "laguna": Family(
-        "LagunaForCausalLM",
-        _GATE,
-        options=_WINDOWS
-        | mixture(
-            feed_forward_length="moe_intermediate_size",
-            shared_feed_forward_length="shared_expert_intermediate_size",
-            weights_scale="moe_routed_scaling_factor",
-        )
-        | {"leading_dense_block_count": "num_dense_layers"},
-        fixed={"sliding_window": None, "sliding_window_pattern": 4},
-        partial=True,
-        listed=True,
-        queries="num_attention_heads_per_layer",
-        gating="gating",
-        near_rotary=True,
-    ),
-    "mimo2": Family(
-        "MiMoV2FlashForCausalLM",
-        {"layer_output_norm": "nextn.shared_head_norm"},
-        options=_WINDOW
-        | mixture(
-            "n_routed_experts",
-            feed_forward_length="moe_intermediate_size",
-            group_count="n_group",
-            group_used_count="topk_group",
-        )
-        | {
-            "attention.sliding_window_pattern": "sliding_window_pattern",
-            "attention.value_scale": "attention_value_scale",
-            "nextn_predict_layers": "num_nextn_predict_layers",
-        },
-        fixed={"n_group": 1, "topk_group": 1, "attention_value_scale": None},
-        partial=True,
-        listed=True,
-        near_rotary=True,
-        value_width="v_head_dim",
-        near={"attention.head_count_kv": "swa_num_key_value_heads"},
-        sparse="mlp_layer_types",
-    ),
     "granite_swa": Family(
         "GraniteSWAForCausalLM",
         interleaved=True,
-        options=GRANITE | _WINDOWS | {"attention.rope_pattern": "no_rope_layers"},
+        options=GRANITE | WINDOWS | {"attention.rope_pattern": "no_rope_layers"},
         listed=True,
     ),
     "muse-glimmer": Family(
         "MuseGlimmerForCausalLM",
-        _GEMMA | _GATE,
+        _GEMMA | GATE,
         interleaved=True,
         norm_offset=1.0,
         final_offset=False,
-        options=_WINDOWS | {"final_logit_softcapping": "final_logit_softcapping", "logit_scale": "output_multiplier"},
+        options=WINDOWS | {"final_logit_softcapping": "final_logit_softcapping", "logit_scale": "output_multiplier"},
         listed=True,
         query_scale="qk_scale_factor",
         written=False,
@@ -252,14 +219,14 @@ FAMILIES = {
     "gpt-oss": Family(
         "GptOssForCausalLM",
         LAST_NORM,
-        options=mixture("num_local_experts", feed_forward_length="intermediate_size") | _WINDOWS,
+        options=mixture("num_local_experts", feed_forward_length="intermediate_size") | WINDOWS,
         listed=True,
         scaling={"truncate": False},
     ),
     "phi3": Family(
         "Phi3ForCausalLM",
         {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-        options=_WINDOW,
+        options=WINDOW,
         partial=True,
     ),
     "gemma4": Family(
@@ -304,7 +271,7 @@ FAMILIES = {
         "Gemma2ForCausalLM",
         _GEMMA,
         norm_offset=1.0,
-        options=_WINDOW | _SOFTCAPS,
+        options=WINDOW | _SOFTCAPS,
         fixed=_GELU,
         wide_layers=46,
     ),
@@ -312,7 +279,7 @@ FAMILIES = {
         "Gemma3ForCausalLM",
         _GEMMA,
         norm_offset=1.0,
-        options=_WINDOW
+        options=WINDOW
         | {
             "rope.freq_base_swa": "rope_local_base_freq",
             "attention.sliding_window_pattern": "sliding_window_pattern",
@@ -327,6 +294,7 @@ FAMILIES = {
         },
         wide_layers=62,
     ),
+    **WINDOWED,
     **HYBRIDS,
 }
 _SOFTMAX = 1  # a router's, among the values of `expert_gating_func`
@@ -336,8 +304,8 @@ DRAFTER = "dflash"
 DRAFTERS = {DRAFTER: Family("DFlashDraftModel", partial=True)}
 
 # More under names that others have too; they are known by what they have beside.
-_OLMO3 = Family("Olmo3ForCausalLM", _LAST_NORMS, options=_WINDOWS, listed=True)
-_MISTRAL = Family("MistralForCausalLM", interleaved=True, options=_WINDOW)
+_OLMO3 = Family("Olmo3ForCausalLM", _LAST_NORMS, options=WINDOWS, listed=True)
+_MISTRAL = Family("MistralForCausalLM", interleaved=True, options=WINDOW)
 _GRANITE_MOE_SWA = Family(
     "GraniteMoeSWAForCausalLM",
     {"ffn_up_shexp": "mlp.shared_expert.gate_up_proj"},
@@ -347,7 +315,7 @@ _GRANITE_MOE_SWA = Family(
     listed=True,
     written=False,
 )
-_MIXTRAL = Family("MixtralForCausalLM", interleaved=True, options=_WINDOW | mixture("num_local_experts"))
+_MIXTRAL = Family("MixtralForCausalLM", interleaved=True, options=WINDOW | mixture("num_local_experts"))
 
 
 def family_for(architecture: str, *, recurrent: bool = False, experts: bool = False) -> tuple[str, Family] | None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+GATE = {"attn_gate": "self_attn.gate_proj"}
+WINDOW = {"attention.sliding_window": "sliding_window"}
+WINDOWS = WINDOW | {"attention.sliding_window_pattern": "sliding_window_pattern"}
 LAST_NORM = {"post_attention_norm": "post_attention_layernorm"}  # in place of `ffn_norm`
 GRANITE = {
     "attention.scale": "attention_multiplier",
@@ -56,6 +59,7 @@ class Family:
         query_scale: config key of a factor on queries, which files have as the weights of their norms.
         value_width: config key of how wide values are, where they may be narrower than keys.
         near: config keys by the metadata's that list a size by layer: those of what layers with a window have.
+        halved: of the columns that files count, half turn in layers without a window.
         sparse: config key of a list of which layers have experts, which their tensors say.
     """
 
@@ -93,6 +97,7 @@ class Family:
     query_scale: str = ""
     value_width: str = ""
     near: dict[str, str] = field(default_factory=dict)
+    halved: bool = False
     sparse: str = ""
 
     def offset(self, name: str) -> float:

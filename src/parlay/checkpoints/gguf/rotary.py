@@ -4,6 +4,7 @@ Source: ggml's `docs/gguf.md` for the keys.
 """
 
 import math
+from itertools import product
 from typing import Any
 
 from parlay.checkpoints.gguf.families import size_of
@@ -28,7 +29,8 @@ def rotary_keys(file: GGUFFile, name: str, family: Family, head_dim: int) -> dic
         return keys
     whole = keys.pop("rope_scaling", {"rope_type": "default"})
     base, partial = keys.pop("rope_theta"), keys.pop("partial_rotary_factor", 1.0)
-    turning = size_of(file, f"{name}.rope.dimension_count_swa", round(partial * head_dim))
+    rotated = size_of(file, f"{name}.rope.dimension_count", head_dim)
+    turning = size_of(file, f"{name}.rope.dimension_count_swa", rotated)
     near = {
         "rope_theta": file.number(f"{name}.rope.freq_base_swa", base),
         "partial_rotary_factor": turning / head_dim,
@@ -47,7 +49,7 @@ def read_rotary_keys(file: GGUFFile, name: str, family: Family, head_dim: int) -
     if not 0 < theta < math.inf:
         raise ModelError(f"{file.path}: {name}.rope.freq_base must be above 0 and finite, not {theta}")
     found: dict[str, Any] = {"rope_theta": theta}
-    rotated = size_of(file, f"{name}.rope.dimension_count", head_dim)
+    rotated = size_of(file, f"{name}.rope.dimension_count", head_dim) // (2 if family.halved else 1)
     if family.partial:  # said even where it is all of them, as some classes suppose otherwise
         found["partial_rotary_factor"] = rotated / head_dim
     elif rotated != head_dim:
@@ -57,7 +59,7 @@ def read_rotary_keys(file: GGUFFile, name: str, family: Family, head_dim: int) -
     kind = file.text(f"{name}.rope.scaling.type", "linear" if factor else "none")
     scaling: dict[str, Any] = {}
     if "rope_freqs.weight" in file.tensors:
-        scaling = _llama3(file, theta, head_dim)
+        scaling = _llama3(file, theta, rotated)
     elif "rope_factors_long.weight" in file.tensors:
         # The scale on cosines and sines that files hold beside follows from the lengths.
         original = f"{name}.rope.scaling.original_context_length"
@@ -85,27 +87,31 @@ def read_rotary_keys(file: GGUFFile, name: str, family: Family, head_dim: int) -
 
 
 def _factors(file: GGUFFile, name: str, rotated: int) -> list[float]:
-    """Return by how much each rotary frequency is divided."""
+    """Return by how much each rotary frequency is divided; beyond those that turn may be ones, of other layers."""
     stored = file.tensors.get(name)
-    if stored is None or stored.shape != (rotated // 2,):
+    if stored is None or len(stored.shape) != 1 or stored.shape[0] < rotated // 2:
         raise ModelError(f"{file.path}: tensor {name!r} must have {rotated // 2} elements")
     # As decimals, like float32 numbers of the metadata.
-    factors = [float(str(x)) for x in file.read(name).numpy()]
+    whole = [float(str(x)) for x in file.read(name).numpy()]
+    factors = whole[: rotated // 2]
+    if not set(whole[len(factors) :]) <= {1.0}:
+        raise ModelError(f"{file.path}: tensor {name!r} must have {rotated // 2} elements")
     if not all(0 < x < math.inf for x in factors):
         raise ModelError(f"{file.path}: tensor {name!r} must hold numbers above 0")
     return factors
 
 
-def _llama3(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
+def _llama3(file: GGUFFile, theta: float, rotated: int) -> dict[str, Any]:
     """Return the parameters of Llama 3.1's scaling; a file holds only what they make of the frequencies.
 
-    Two of them never vary, the factor is the largest divisor, and of the original lengths a power of two fits.
+    One of them never varies, another is 4 but in Step-3.5, the factor is the largest divisor, and of the original
+    lengths a power of two fits.
     """
-    divisors = _factors(file, "rope_freqs.weight", head_dim)
-    factor, low, high = max(divisors), 1.0, 4.0
-    for original in (8192, *(2**i for i in range(4, 21))):
+    divisors = _factors(file, "rope_freqs.weight", rotated)
+    factor, low = max(divisors), 1.0
+    for high, original in product((4.0, 32.0), (8192, *(2**i for i in range(4, 21)))):
         for index, divisor in enumerate(divisors):
-            turns = original * theta ** (-2 * index / head_dim) / (2 * math.pi)
+            turns = original * theta ** (-2 * index / rotated) / (2 * math.pi)
             blend = min(max((turns - low) / (high - low), 0.0), 1.0)
             if not math.isclose(divisor * (blend + (1 - blend) / factor), 1.0, rel_tol=1e-4):
                 break

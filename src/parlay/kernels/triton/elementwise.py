@@ -113,7 +113,7 @@ def _gather(out, weight, index, WIDTH: tl.constexpr, ADD: tl.constexpr, BLOCK: t
 
 
 @triton.jit(do_not_specialize_on_alignment=["gate_up", "out"])
-def _act_mul(gate_up, out, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _act_mul(gate_up, out, limit, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row, column, inside = _place(WIDTH, BLOCK)
     dtype: tl.constexpr = out.dtype.element_ty
     gate = gate_up + row * (2 * WIDTH) + column
@@ -122,6 +122,10 @@ def _act_mul(gate_up, out, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.co
     if KIND == "clamped_swiglu":
         up = tl.where(up > 7.0, 7.0, up)
         up = rounded(tl.where(up < -7.0, -7.0, up) + 1.0, dtype)
+    if limit > 0:
+        active = rounded(tl.where(active > limit, limit, active), dtype)
+        up = tl.where(up > limit, limit, up)
+        up = rounded(tl.where(up < -limit, -limit, up), dtype)
     tl.store(out + row * WIDTH + column, rounded(active * up, dtype).to(dtype), mask=inside)
 
 
@@ -192,8 +196,10 @@ class TritonElementwise:
     def embed(self, weight: Tensor, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
         _by_pieces(_gather, *out.shape, out, weight, tokens, ADD=False)
 
-    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:  # noqa: D102
-        _by_pieces(_act_mul, *out.shape, gate_up, out, KIND=activation)
+    def act_mul(  # noqa: D102
+        self, gate_up: Tensor, activation: Activation, out: Tensor, limit: float = 0.0
+    ) -> None:
+        _by_pieces(_act_mul, *out.shape, gate_up, out, float(limit), KIND=activation)
 
     def activate(self, x: Tensor, activation: Activation) -> None:  # noqa: D102
         _by_pieces(_in_place, *x.shape, x, None, 0.0, KIND=activation)

@@ -78,6 +78,7 @@ def further_origins(number: int, layer: MTPLayer, family: Family) -> dict[str, T
         "hnorm": names.state_norm,
         "shared_head_norm": names.norm,
     }
+    extra |= {"shared_head_head": names.head} if names.head else {}
     return found | {f"{prefix}nextn.{part}.weight": TensorOrigin(name=own) for part, own in extra.items()}
 
 

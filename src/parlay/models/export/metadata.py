@@ -78,6 +78,8 @@ def metadata(config: ModelConfig, further: Sequence[ModelConfig] = ()) -> dict[s
     if family.sections:  # of positions in images
         found["rope.dimension_sections"] = _sections(config, family.sections)
     found |= _rotary(config) | _by_layer(config, family, further)
+    if family.halved:
+        found["rope.dimension_count"] = 2 * turning(config, config.rotary)
     return {f"{name}.{key}": value for key, value in found.items()}
 
 
@@ -165,7 +167,10 @@ def rotary_factors(config: ModelConfig) -> dict[str, Tensor]:
         still = torch.arange(width // 2) >= int(rotary.partial * width // 2)
         return {"rope_freqs.weight": torch.ones(width // 2).masked_fill(still, 1e30)}
     if rotary.kind == "llama3":
-        return {"rope_freqs.weight": llama3_divisors(rotary, config.head_dim)}
+        own, near = turning(config, rotary), config.style.local_rotary
+        divisors = llama3_divisors(rotary, own)
+        others = turning(config, near) - own if near is not None else 0  # which no layer with a window divides
+        return {"rope_freqs.weight": torch.cat((divisors, torch.ones(max(others, 0) // 2)))}
     return {}
 
 
@@ -196,6 +201,7 @@ def _values(config: ModelConfig, further: int) -> dict[str, Any]:
         "num_experts_per_tok": experts.chosen if experts else None,
         "moe_intermediate_size": experts.width if experts else None,
         "norm_topk_prob": experts.normalise if experts else None,
+        "swiglu_limits_shared": [*style.limits, *[0.0] * further] if style.limits else None,
         "attention_value_scale": style.attention_scale if style.attention_scale != 1 else None,
         "q_lora_rank": (style.latent.query_rank or None) if style.latent else None,
         "kv_lora_rank": style.latent.rank if style.latent else None,
@@ -203,7 +209,7 @@ def _values(config: ModelConfig, further: int) -> dict[str, Any]:
         "rope_finetuned": not style.unrotated,
         "no_rope_layers": [not still for still in style.unrotated] or None,
         "shared_intermediate_size": config.intermediate_size,  # of experts see below
-        **(_mixture(experts) if experts else _without_experts(config)),
+        **(_mixture(experts, further) if experts else _without_experts(config)),
     }
 
 
@@ -216,9 +222,9 @@ def _without_experts(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _mixture(experts: Experts) -> dict[str, Any]:
-    """Return what only some mixtures have."""
-    shared = experts.shared or None
+def _mixture(experts: Experts, further: int) -> dict[str, Any]:
+    """Return what only some mixtures have, beside so many layers for further tokens."""
+    shared, limits = experts.shared or None, experts.limits
     dense = next((i for i, sparse in enumerate(experts.sparse) if sparse), len(experts.sparse))
     return {
         "moe_num_experts": experts.count,
@@ -240,6 +246,10 @@ def _mixture(experts: Experts) -> dict[str, Any]:
         "route_scale": experts.factor,
         "route_norm": experts.normalise,
         "moe_routed_scaling_factor": experts.factor,
+        "moe_router_scaling_factor": experts.factor,
+        "norm_expert_weight": experts.normalise,
+        "share_expert_dim": shared,
+        "swiglu_limits": [*limits, *[0.0] * further] if limits else None,
         "top_k_experts": experts.chosen,
         "moe_shared_expert_intermediate_size": shared,
         "moe_latent_size": experts.latent or None,

@@ -73,10 +73,10 @@ def test_drafts_are_those_of_transformers(
     """Its class reads the target's states and its own, of a text and along a chain; logits within 1e-4."""
     head = loaded(model(name))
     scored: list[Tensor] = []
-    score = head.logits
+    score = head.logits_by
     if not recorded:
         monkeypatch.setattr(head._expander.recorder, "_usable", False)
-        monkeypatch.setattr(head, "logits", lambda state: scored.append(score(state).clone()) or scored[-1])
+        monkeypatch.setattr(head, "logits_by", lambda *given: scored.append(score(*given).clone()) or scored[-1])
     for seed in range(2):
         *before, newest = random_tokens(30 + 22 * seed, seed)
         chain, logits, _, hidden = drafted(name, (*before, newest))
@@ -97,7 +97,9 @@ SPECS = {
 }
 
 
-@crossed(name=("qwen3_5", "qwen3_5moe", "glm4moelite", "mellum", "qwen2", "mimov2flash"), spec=tuple(SPECS))
+@crossed(
+    name=("qwen3_5", "qwen3_5moe", "glm4moelite", "mellum", "qwen2", "mimov2flash", "step3p5"), spec=tuple(SPECS)
+)
 def test_same_tokens(model: Callable[[str], Path], name: str, spec: str) -> None:
     given: dict[str, Any] = {"max_tokens": 14, "logprobs": 1, "ignore_eos": True}
     asks = [

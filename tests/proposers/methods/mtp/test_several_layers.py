@@ -43,8 +43,8 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 FIXED: dict[str, Any] = {"method": "mtp", "lengths": "fixed", "num_speculative_tokens": LENGTH}
 TREE: dict[str, Any] = FIXED | {"tree": {"width": 2, "depth": 5}, "num_speculative_tokens": 18}
 # With a projection for each and for all, experts, latent attention, a recurrent target, another order and state,
-# values narrower than keys in windows.
-SEVERAL = {"glm4moe": 3, "deepseekv3": 2, "qwen3_5": 3, "qwen2": 3, "ernie4_5_moe": 2, "mimov2flash": 3}
+# values narrower than keys in windows, output layers of their own.
+SEVERAL = {"glm4moe": 3, "deepseekv3": 2, "qwen3_5": 3, "qwen2": 3, "ernie4_5_moe": 2, "mimov2flash": 3, "step3p5": 3}
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +116,13 @@ def test_drafts_are_those_of_transformers(
     head = Proposer(Options(), TargetInfo(target.config, torch.float32, 256))
     head.load(Runtime(kernels, BLOCKS, SIZE, 256, target, (), StateRoom(2, 2)))
     assert head.depth == len(reference.layers) == SEVERAL[name]
-    scored: list[Tensor] = []
+    scored: list[tuple[int, Tensor]] = []
+    score = head.logits_by
     if not recorded:
         monkeypatch.setattr(head._expander.recorder, "_usable", False)
-        score = head.logits
-        monkeypatch.setattr(head, "logits", lambda state: (scored.append(state.clone()), score(state))[1])
+        monkeypatch.setattr(
+            head, "logits_by", lambda layer, state: (scored.append((layer, state.clone())), score(layer, state))[1]
+        )
     for length, budget in (head.depth, 2), (67, LENGTH):
         *before, newest = random_tokens(length, length)
         expected = reference.draft((*before, newest), budget)
@@ -132,9 +134,9 @@ def test_drafts_are_those_of_transformers(
         (proposal,) = head.propose([span], [Verdict((newest,))], hidden, hidden[None] if head.taps else None)
         assert list(proposal.draft.tokens) == expected.tokens
         if not recorded:
-            states = torch.cat(scored)
+            states, logits = torch.cat([state for _, state in scored]), [score(*each).clone() for each in scored]
             torch.testing.assert_close(states, expected.states, **CLOSE)
-            torch.testing.assert_close(score(states), expected.logits, **CLOSE)
+            torch.testing.assert_close(torch.cat(logits), expected.logits, **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "deepseekv3"])

@@ -41,7 +41,7 @@ class FurtherLayer:
         """
         names, self._place = layer.names, place
         self._token_at, self._state_at = (1, 0) if names.state_first else (0, 1)
-        self._norm = norm_of(layer.config)
+        self._norm, self._late = norm_of(layer.config), names.late_norm
         self._join = SplitLinear(kernels, weights.read_weight(names.join, dtype), group)
         self._token_norm, self._state_norm, self._last_norm = (
             weights.read(name, dtype) for name in (names.token_norm, names.state_norm, names.norm)
@@ -64,4 +64,13 @@ class FurtherLayer:
         residual = context.buffers("residual", width)
         self._join(joined, residual)
         delta = self._body(residual, None, context, context.cache[self._place])
-        self._norm(kernels, residual, delta, self._last_norm, state)
+        if self._late:
+            each = torch.arange(len(state))
+            kernels.embed(residual, each, state)
+            kernels.add_embedding(state, delta, each.int())
+        else:
+            self._norm(kernels, residual, delta, self._last_norm, state)
+
+    def normalise(self, kernels: Kernels, state: Tensor, out: Tensor) -> None:
+        """Write to `out` what an output layer reads of states that are not normed yet; both are `[rows, hidden]`."""
+        self._norm(kernels, state, None, self._last_norm, out)

@@ -14,13 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.loader import Checkpoint
-from parlay.errors import ModelError
+from parlay.errors import ConfigError, ModelError
 from parlay.models.context import ForwardContext
 from parlay.models.heads import HeadConfig
+from parlay.models.layers import OutputLayer
 from parlay.models.mtp import MTPLayer, stacked
 from parlay.models.rotary import layer_tables
 from parlay.models.select import mtp_layers
@@ -55,7 +57,7 @@ class Proposer(LayeredHead):
     source = "mtp"
     default_length = 3
     runs_ends = True
-    output: DraftOutput
+    output: DraftOutput | None
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._draft_vocab_size = options.draft_vocab_size
@@ -96,16 +98,29 @@ class Proposer(LayeredHead):
 
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         _check(self._layers, weights)
-        self.output = DraftOutput(self._target, self._layers[0].config, self._draft_vocab_size)
+        self.output = None
+        if not all(layer.names.head for layer in self._layers):
+            self.output = DraftOutput(self._target, self._layers[0].config, self._draft_vocab_size)
+        elif self._draft_vocab_size is not None:
+            raise ConfigError(
+                f"the layers for further tokens of {self._target.config.path} have output layers of their own, which "
+                "draft all tokens; leave draft_vocab_size out"
+            )
         own = sum(weights.size(layer.shapes(), self._target.dtype) for layer in self._layers)
-        self.weight_bytes = own + self.output.bytes
+        self.weight_bytes = own + (self.output.bytes if self.output is not None else 0)
         self.weight_bytes += MOST_ROWS * 4 * self._target.config.vocab_size  # logits
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group, config = self._target.dtype, runtime.kernels, runtime.group, self.config
         self._embedding = TargetEmbedding(runtime.target, group)
-        self.output.load(runtime)
-        self.ids, self.recordable = self.output.ids, self.output.recordable
+        if self.output is not None:
+            self.output.load(runtime)
+            self.ids, self.recordable = self.output.ids, self.output.recordable
+        elif not group.rank:  # rank 0 alone drafts
+            heads = [weights.read_weight(layer.names.head, dtype) for layer in self._layers]
+            self._heads = [OutputLayer(kernels, head) for head in heads]
+            self._logits = torch.zeros((MOST_ROWS, self._target.config.vocab_size))
+        self._normed = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
         tables = layer_tables(config, self._target.max_model_len)
         self._further = [
             FurtherLayer(layer, weights, dtype, own, kernels, group, place)
@@ -118,8 +133,19 @@ class Proposer(LayeredHead):
         self._embedding(tokens, pair[0])
         self._further[layer](pair, state, context)
 
+    def logits_by(self, layer: int, state: Tensor) -> Tensor:
+        """Return logits by a layer's own output layer, or the target's, of states that may be yet to be normed."""
+        if self._layers[layer].names.late_norm:
+            normed = self._normed[: len(state)]
+            self._further[layer].normalise(self._kernels, state, normed)
+            state = normed
+        if self.output is None:
+            return self._heads[layer](state, self._logits[: len(state)])
+        return self.logits(state)
+
     def logits(self, state: Tensor) -> Tensor:
         """Return the target's logits, of the tokens that are drafted; the state is normed already."""
+        assert self.output is not None
         return self.output(state)
 
 

@@ -1,0 +1,75 @@
+"""Architectures of GGUF files whose layers with a window have heads or rotary embeddings of their own.
+
+Source: llama.cpp's converters.
+"""
+
+from parlay.checkpoints.gguf.family import GATE, WINDOW, WINDOWS, Family, mixture
+
+WINDOWED = {
+    "laguna": Family(
+        "LagunaForCausalLM",
+        GATE,
+        options=WINDOWS
+        | mixture(
+            feed_forward_length="moe_intermediate_size",
+            shared_feed_forward_length="shared_expert_intermediate_size",
+            weights_scale="moe_routed_scaling_factor",
+        )
+        | {"leading_dense_block_count": "num_dense_layers"},
+        fixed={"sliding_window": None, "sliding_window_pattern": 4},
+        partial=True,
+        listed=True,
+        queries="num_attention_heads_per_layer",
+        gating="gating",
+        near_rotary=True,
+    ),
+    "mimo2": Family(
+        "MiMoV2FlashForCausalLM",
+        {"layer_output_norm": "nextn.shared_head_norm"},
+        options=WINDOW
+        | mixture(
+            "n_routed_experts",
+            feed_forward_length="moe_intermediate_size",
+            group_count="n_group",
+            group_used_count="topk_group",
+        )
+        | {
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+            "attention.value_scale": "attention_value_scale",
+            "nextn_predict_layers": "num_nextn_predict_layers",
+        },
+        fixed={"n_group": 1, "topk_group": 1, "attention_value_scale": None},
+        partial=True,
+        listed=True,
+        near_rotary=True,
+        value_width="v_head_dim",
+        near={"attention.head_count_kv": "swa_num_key_value_heads"},
+        sparse="mlp_layer_types",
+    ),
+    "step35": Family(
+        "Step3p5ForCausalLM",
+        GATE,
+        norm_offset=1.0,
+        options=WINDOWS
+        | mixture(
+            "n_routed_experts",
+            feed_forward_length="moe_intermediate_size",
+            shared_feed_forward_length="share_expert_dim",
+            weights_scale="moe_router_scaling_factor",
+            weights_norm="norm_expert_weight",
+        )
+        | {
+            "leading_dense_block_count": "first_k_dense_replace",
+            "swiglu_clamp_exp": "swiglu_limits",
+            "swiglu_clamp_shexp": "swiglu_limits_shared",
+            "nextn_predict_layers": "num_nextn_predict_layers",
+        },
+        fixed={"sliding_window": None},
+        partial=True,
+        listed=True,
+        near_rotary=True,
+        near={"attention.head_count": "num_sliding_attention_heads"},
+        halved=True,
+        sparse="mlp_layer_types",
+    ),
+}
