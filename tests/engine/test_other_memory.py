@@ -8,6 +8,7 @@ import torch
 from asking import accepted, assert_same, run, with_params
 from conftest import MakeLLM, Pair, guesses_on_random_texts, proposer_options
 from families import write_family
+from mtp_layers import write_mtp
 from recurrent import asks
 from tagged_device import CROSSINGS, TaggedKernels
 from towers import TOWERS, write_tower
@@ -95,6 +96,15 @@ def test_a_draft_model_of_another_vocabulary(
     assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
     assert accepted([one.outputs[0] for one in found]) > 0
     assert LONGEST[-1] == 2 * 128  # the draft model may have twice as many tokens
+
+
+def test_output_layers_of_further_layers(on_device: dict[str, Any], tmp_path: Path) -> None:
+    path = str(write_mtp(tmp_path / "model", "step3p5", layers=2, calm=0.3))
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128}
+    spec = {"method": "mtp", "lengths": "fixed", "num_speculative_tokens": 3}
+    expected = LLM(path, speculative_config=None, **options).generate(PROMPTS, PARAMS)
+    found = LLM(path, speculative_config=spec, **options, **on_device).generate(PROMPTS, PARAMS)
+    assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "granite4-h", "lfm2", "lfm3", "laguna-heads", "muse_glimmer"])
