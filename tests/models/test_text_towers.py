@@ -132,6 +132,17 @@ def test_a_text_model_that_names_its_class(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
+def test_a_text_model_of_no_type(tmp_path: Path) -> None:
+    """Transformers leaves the inner type of Step-3.7's config out of account."""
+    write_tower(tmp_path, "step3p7")
+    known, file = describe_model(str(tmp_path)), tmp_path / "config.json"
+    raw = json.loads(file.read_text())
+    del raw["text_config"]["model_type"]
+    file.write_text(json.dumps(raw))
+    found = describe_model(str(tmp_path))
+    assert (found.architecture, found.style) == (known.architecture, known.style)
+
+
 def test_speculation_changes_no_token(tmp_path: Path) -> None:
     write_tower(tmp_path, "gemma3")
     params = [SamplingParams(temperature=t, seed=3, max_tokens=24, logprobs=1, ignore_eos=True) for t in (0.0, 0.8)]

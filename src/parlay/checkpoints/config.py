@@ -43,6 +43,7 @@ _TEXT_MODELS = {
     "qwen3_vl_moe_text": _TextModel("Qwen3MoeForCausalLM", {"norm_topk_prob": True}),
     "qwen3_5_text": _TextModel("Qwen3_5ForCausalLM"),
     "qwen3_5_moe_text": _TextModel("Qwen3_5MoeForCausalLM"),
+    "step3p7": _TextModel("Step3p5ForCausalLM"),
 }
 
 
