@@ -61,6 +61,18 @@ struct Relu2 {  // max(x, 0)^2
   }
 };
 
+struct Xielu {  // p x^2 + b x above 0, elsewhere n (e^min(x, e) - 1 - x) + b x, of the numbers p, n, b and e
+  PARLAY_INLINE static Vec of(const Vec& x, const float* numbers) {
+    // e^m - 1 is 2 t / (1 - t) with t = tanh(m / 2), which loses no digit near 0.
+    const Vec t = tanh(splat(0.5f) * smaller(x, splat(numbers[3])));
+    const Vec below = splat(numbers[1]) * ((t + t) / (splat(1.f) - t) - x);
+    const Vec above = splat(numbers[0]) * x * x;
+    Vec r;
+    PARLAY_EACH r.p[i] = x.p[i] > 0 ? above.p[i] : below.p[i];
+    return r + splat(numbers[2]) * x;
+  }
+};
+
 constexpr float kSwigluLimit = 7.f;
 
 struct ClampedSwiglu {  // x / (1 + e^(-1.702 x)) of x, at most the limit; the factor beside it lies between both limits

@@ -157,8 +157,9 @@ struct Task {
   int64_t last(int64_t r) const { return a.last[row + r]; }
   int64_t end(int64_t r) const { return last(r) + a.extra_offsets[row + r + 1] - a.extra_offsets[row + r]; }
   int64_t first(int64_t r) const {
-    const int64_t first = a.first[row + r], in_window = end(r) - a.window;
-    return first > in_window ? first : in_window;
+    const int64_t first = a.first[row + r];
+    const int64_t near = a.chunk ? (end(r) - 1) / a.chunk * a.chunk : end(r) - a.window;
+    return first > near ? first : near;
   }
 
   // The part of the block at `start` that a row sees; empty where end_in <= begin_in.

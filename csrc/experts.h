@@ -57,7 +57,7 @@ void route(const RouteArgs& a, int64_t begin, int64_t end) {
       lanes = lanes + (n == kLanes ? power : load_some(powers + first, (int)n));
     }
     float total = a.sigmoid ? 1 : sum(lanes);
-    if (a.sigmoid || a.bias)
+    if (a.bias || (a.sigmoid && a.groups > 1))  // sigmoids of high scores are alike
       for (int64_t e = 0; e < a.experts; ++e) {
         const float value = powers[e] / total + (a.bias ? a.bias[e] : 0);
         choice[e] = value == value ? value : -kInf;

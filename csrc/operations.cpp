@@ -202,7 +202,7 @@ void attend(AttentionArgs a, int64_t rows) {
   // A kv head whose queries are many counts as several where threads would have nothing to do.
   while (rows * a.kv_heads < threads && a.heads / a.kv_heads % 2 == 0) a.kv_heads *= 2;
   int64_t keys = a.extra_offsets[rows];
-  for (int64_t row = 0; row < rows; ++row) keys += std::min<int64_t>(a.last[row] - a.first[row], a.window);
+  for (int64_t row = 0; row < rows; ++row) keys += std::min<int64_t>(a.last[row] - a.first[row], a.chunk ? a.chunk : a.window);
   // Adjacent rows of one request share their reading of keys, and few rows take several kv heads, whose keys lie
   // beside each other; as far as every thread still has a task. Halving leaves tasks of equal size.
   const int64_t group = a.heads / a.kv_heads;
@@ -229,7 +229,7 @@ void attend(AttentionArgs a, int64_t rows) {
 }
 
 void attention(const Tensor& q, const Tensor& key_cache, const Tensor& value_cache, const View& view, float scale,
-               const Tensor& out, int64_t window, float cap, const std::optional<Tensor>& sinks) {
+               const Tensor& out, int64_t window, float cap, const std::optional<Tensor>& sinks, int64_t chunk) {
   const int64_t rows = q.size(0), heads = q.size(1), head_dim = q.size(2);
   const int64_t kv_heads = key_cache.size(1), block_size = key_cache.size(2);
   const bool bf16 = all_bf16({&q, &out}), bytes = in_bytes(key_cache, value_cache, q, head_dim);
@@ -254,6 +254,7 @@ void attention(const Tensor& q, const Tensor& key_cache, const Tensor& value_cac
                            block_size,
                            kv_heads,
                            window > 0 ? window : INT64_MAX / 2,
+                           chunk,
                            scale,
                            cap,
                            bf16,
@@ -332,7 +333,7 @@ RecurrenceArgs recurrence_of(const Tensor& x, const Tensor& gates, const Tensor&
 
 void gated_delta(const Tensor& x, const Tensor& gates, const Tensor& rate, const Tensor& step_bias, int64_t groups,
                  bool tiled, const States& states, const Tensor& stored, const Tensor& kept, const Tensor& kept_gates,
-                 const Tensor& out, const std::optional<Tensor>& channels) {
+                 const Tensor& out, const std::optional<Tensor>& channels, float write_scale) {
   RecurrenceArgs a = recurrence_of(x, gates, rate, step_bias, states, stored, kept, kept_gates, out, channels);
   x.expect({x.size(0), 2 * groups * a.keys + a.heads * a.values});
   gates.expect({x.size(0), channels ? a.heads : 2 * a.heads});
@@ -340,7 +341,7 @@ void gated_delta(const Tensor& x, const Tensor& gates, const Tensor& rate, const
   a.groups = groups, a.tiled = tiled, a.delta = true;
   a.query_at = 0, a.key_at = groups * a.keys, a.value_at = 2 * groups * a.keys;
   a.query_scale = 1.f / std::sqrt(static_cast<float>(a.keys));
-  a.least_step = 0, a.most_step = INFINITY;
+  a.write_scale = write_scale, a.least_step = 0, a.most_step = INFINITY;
   submit([=, sequences = states.sequences.size(0), rows = x.size(0)] { recur(a, sequences, rows); });
 }
 
@@ -407,6 +408,12 @@ void scale(const Tensor& x, float factor) { pointwise(&Table::scale, x, nullptr,
 void soft_cap(const Tensor& x, float cap) {
   x.as<float>();
   pointwise(&Table::soft_cap, x, nullptr, nullptr, cap);
+}
+
+void xielu(const Tensor& x, const Tensor& numbers) {
+  const int64_t rows = x.size(0), width = x.size(1);
+  by_rows(&Table::xielu, PointwiseArgs{x.memory(), numbers.as<float>({4}), nullptr, width, 0, kSilu, all_bf16({&x})},
+          rows, rows * width);
 }
 
 void route(const Tensor& scores, const Tensor& experts, const Tensor& weights, bool normalise, bool sigmoid,
@@ -750,13 +757,14 @@ void bind_operations(nb::module_& m) {
                   arg("q_out"), arg("key_cache"), arg("value_cache"), arg("q_norm") = none, arg("k_norm") = none,
                   arg("eps") = 0.0)
       .def_static("attention", &attention, arg("q"), arg("key_cache"), arg("value_cache"), arg("view"), arg("scale"),
-                  arg("out"), arg("window") = 0, arg("cap") = 0.0, arg("sinks") = none)
+                  arg("out"), arg("window") = 0, arg("cap") = 0.0, arg("sinks") = none,
+                  arg("chunk") = 0)
       .def_static("multiply", &multiply_rows, arg("x"), arg("other"), arg("gate") = "plain")
       .def_static("causal_conv", &causal_conv, arg("x"), arg("weight"), arg("bias").none(), arg("silu"),
                   arg("states"), arg("tails"), arg("kept"), arg("out"))
       .def_static("gated_delta", &gated_delta, arg("x"), arg("gates"), arg("rate"), arg("step_bias"), arg("groups"),
                   arg("tiled"), arg("states"), arg("stored"), arg("kept"), arg("kept_gates"), arg("out"),
-                  arg("channels") = none)
+                  arg("channels") = none, arg("write_scale") = 1.0)
       .def_static("state_space", &state_space, arg("x"), arg("gates"), arg("rate"), arg("step_bias"), arg("skip"),
                   arg("groups"), arg("least_step"), arg("most_step"), arg("states"), arg("stored"), arg("kept"),
                   arg("kept_gates"), arg("out"))
@@ -768,6 +776,7 @@ void bind_operations(nb::module_& m) {
       .def_static("add_embedding", &add_embedding, arg("x"), arg("weight"), arg("index"))
       .def_static("scale", &scale, arg("x"), arg("factor"))
       .def_static("soft_cap", &soft_cap, arg("x"), arg("cap"))
+      .def_static("xielu", &xielu, arg("x"), arg("numbers"))
       .def_static("route", &route, arg("scores"), arg("experts"), arg("weights"), arg("normalise"),
                   arg("sigmoid") = false, arg("bias") = none, arg("groups") = 1, arg("kept_groups") = 1,
                   arg("factor") = 1.0, arg("scales") = none)

@@ -146,14 +146,14 @@ struct Gates {
       writes[i] = to_number(gates[head]);
     }
     if (a.channels) {
-      store(write, sigmoid(load(writes)));
+      store(write, splat(a.write_scale) * sigmoid(load(writes)));
       return;
     }
     const Vec free = softplus(load(steps) + splat(a.step_bias[head]));
     // The last term keeps what is not a number.
     const Vec step = smaller(larger(free, splat(a.least_step)), splat(a.most_step)) + free * splat(0.f);
     store(decay, exp(splat(a.rate[head]) * step));
-    store(write, a.delta ? sigmoid(load(writes)) : step);
+    store(write, a.delta ? splat(a.write_scale) * sigmoid(load(writes)) : step);
   }
 };
 

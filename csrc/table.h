@@ -99,6 +99,7 @@ struct AttentionArgs {
   int64_t max_blocks, heads, kv_heads, head_dim, value_dim, block_size;
   int64_t stored;    // kv heads of the cache; where there are fewer, several of `kv_heads` are one
   int64_t window;    // most keys that a row sees
+  int64_t chunk;     // or it sees those from a multiple of this on; 0: none
   float scale, cap;  // cap 0: none
   bool bf16, cache_in_bytes;
 };
@@ -117,7 +118,7 @@ struct ActivationArgs {
 
 struct PointwiseArgs {  // x is read and written
   void* x;              // [T, width]
-  const void* other;    // a bias [width], or embeddings [n, width]
+  const void* other;    // a bias [width], embeddings [n, width], or the four numbers of xielu, float
   const int32_t* index;
   int64_t width;
   float factor;  // of scale, or the cap
@@ -184,7 +185,7 @@ struct RecurrenceArgs {
   void* out;  // [T, heads * values]
   int64_t heads, groups, keys, values, width, gates_width, query_at, key_at, value_at;
   int64_t pieces;  // of a head's columns, that are one task
-  float query_scale, least_step, most_step;
+  float query_scale, write_scale, least_step, most_step;
   bool delta, tiled, bf16;  // tiled: head h reads group h % groups, otherwise neighbours share one
 };
 
@@ -366,6 +367,7 @@ struct BranchArgs {
   KERNEL(add_embedding, PointwiseArgs)                                                                                 \
   KERNEL(scale, PointwiseArgs)                                                                                         \
   KERNEL(soft_cap, PointwiseArgs)                                                                                      \
+  KERNEL(xielu, PointwiseArgs)                                                                                         \
   KERNEL(route, RouteArgs)                                                                                             \
   KERNEL(mix_experts, MixArgs)                                                                                         \
   KERNEL(multiply, MultiplyArgs)                                                                                       \

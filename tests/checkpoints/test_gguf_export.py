@@ -60,7 +60,7 @@ def models(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
 
 
 # What the package does not have; and of variants, an independent converter writes the same.
-UNKNOWN = ("mellum", "laguna", "graniteswa", *VARIANTS, *EXTRA)
+UNKNOWN = ("mellum", "laguna", "graniteswa", "hyv3", "cohere2moe", *VARIANTS, *EXTRA)
 
 
 def assert_known(name: str, file: Path) -> None:
@@ -108,6 +108,39 @@ def test_logits_of_what_is_converted(models: dict[str, Path], name: str, tmp_pat
     expected, found = logits_of(model), logits_of(file)
     assert expected.std() > 0.1
     torch.testing.assert_close(found, expected, atol=0.02 if "falcon" in name else 1e-4, rtol=0)
+
+
+def test_numbers_of_layers_are_among_the_metadata(models: dict[str, Path], tmp_path: Path) -> None:
+    """And go along from file to file; a file may have one for all layers, but no list of another length."""
+    file = export(models["apertus"], tmp_path / "model.gguf", "f16").path
+    weights, fields = load_file(models["apertus"] / "model.safetensors"), GGUFReader(file).fields
+    keys = gguf.Keys.xIELU.ALPHA_P, gguf.Keys.xIELU.ALPHA_N, gguf.Keys.xIELU.BETA, gguf.Keys.xIELU.EPS
+    for key in keys:
+        own = (weights[f"model.layers.{i}.mlp.act_fn.{key.split('.')[1]}"].item() for i in range(3))
+        assert fields[key].contents() == list(own)
+    again = export(file, tmp_path / "again.gguf", "f16").path
+    assert torch.equal(logits_of(again), logits_of(file))
+    name = "model.layers.2.mlp.act_fn.beta"
+    for values, found in ((0.25, 0.25), ([0.1, 0.2], None)):
+        written = rewritten(file, tmp_path / "other.gguf", {gguf.Keys.xIELU.BETA: values})
+        if found is None:
+            with pytest.raises(ModelError, match=r"xielu\.beta must list a number for each of 3 layers"):
+                Checkpoint(written)
+        else:
+            with Checkpoint(written) as read:
+                assert read.read(name).item() == found
+
+
+def rewritten(file: Path, path: Path, changes: dict[str, Any]) -> Path:
+    """Write a file again with other values of some keys."""
+    with GGUFFile(file) as source:
+        metadata = source.verbatim() | {key: writer.encode(value) for key, value in changes.items()}
+        entries = [writer.Entry(one.name, one.kind, one.shape) for one in source.tensors.values()]
+        data = [bytes(source.raw(one.name)[0]) for one in source.tensors.values()]
+    path.write_bytes(
+        writer.header(metadata, entries) + b"".join(one + bytes(writer.padding(len(one))) for one in data)
+    )
+    return path
 
 
 def test_blocks_move_with_their_columns(models: dict[str, Path], tmp_path: Path) -> None:

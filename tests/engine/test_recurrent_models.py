@@ -73,7 +73,7 @@ def test_what_other_engines_get_wrong(
 HOW = {"plain": None, "ngram": NGRAM, "suffix": SUFFIX, "union": UNION}
 
 
-@crossed(name=FAMILIES, how=tuple(HOW))
+@crossed(name=(*FAMILIES, "olmohybrid"), how=tuple(HOW))
 def test_same_tokens(model: Callable[[str], Path], name: str, how: str) -> None:
     """In chunks and in company, then from the cache, then preempted at every third step."""
     llm = engine(model(name), speculative_config=HOW[how], max_num_batched_tokens=24, block_size=8)

@@ -233,12 +233,13 @@ def test_rotary_of_some_columns(
         assert same_bits(keys[..., :turning], alone[1])
 
 
-def windowed(view: AttentionView, window: int) -> AttentionView:
+def windowed(view: AttentionView, window: int, chunk: int = 0) -> AttentionView:
     """The same view, cut by hand: everything that a row still sees becomes an extra slot or lies in the table."""
     first, last, offsets, extra = [], [], [0], []
     for row in range(len(view.first)):
         own = view.extra_slots[view.extra_offsets[row] : view.extra_offsets[row + 1]].tolist()
-        begin = max(int(view.first[row]), int(view.last[row]) + len(own) - window)
+        end = int(view.last[row]) + len(own)
+        begin = max(int(view.first[row]), (end - 1) // chunk * chunk if chunk else end - window)
         lost = max(begin - int(view.last[row]), 0)
         first.append(begin)
         last.append(int(view.last[row]) + lost)
@@ -248,8 +249,8 @@ def windowed(view: AttentionView, window: int) -> AttentionView:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [1, 2, 3, 20, 64, 1000])
-def test_a_window_is_a_view_cut_short(kernels: Kernels, dtype: torch.dtype, window: int) -> None:
+@pytest.mark.parametrize(("window", "chunk"), [*((n, 0) for n in (1, 2, 3, 20, 64, 1000)), (0, 1), (0, 16), (0, 33)])
+def test_a_window_or_chunk_is_a_view_cut_short(kernels: Kernels, dtype: torch.dtype, window: int, chunk: int) -> None:
     q, (keys, values) = random(6, 8, 32, dtype=dtype), caches(2, 32, dtype)
     tables = torch.randperm(24, generator=torch.Generator().manual_seed(7)).view(2, 12).int()
     view = AttentionView(
@@ -261,9 +262,10 @@ def test_a_window_is_a_view_cut_short(kernels: Kernels, dtype: torch.dtype, wind
         ints(11, 200, 30, 31, 95, 17),
     )
     out = torch.full((6, 256), torch.nan, dtype=dtype)
-    kernels.attention(q, keys, values, view, 32**-0.5, out, window)
-    assert same_bits(out, attend(kernels, q, keys, values, windowed(view, window)))
-    assert len(slots_of(windowed(view, window), 1)) == min(window, 100)
+    kernels.attention(q, keys, values, view, 32**-0.5, out, window, chunk=chunk)
+    cut = windowed(view, window, chunk)
+    assert same_bits(out, attend(kernels, q, keys, values, cut))
+    assert len(slots_of(cut, 1)) == ((100 - 1) % chunk + 1 if chunk else min(window, 100))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -302,6 +304,24 @@ def test_limits(kernels: Kernels, dtype: torch.dtype, activation: Activation) ->
     assert torch.equal(out.nan_to_num(9), (factors[0] * factors[1]).nan_to_num(9))
     assert out.isnan().sum() == 2
     assert (factors[0] != alone).sum() > 20
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_xielu_is_transformers(kernels: Kernels, dtype: torch.dtype) -> None:
+    from transformers.activations import XIELUActivation
+
+    theirs = XIELUActivation(0.9, 0.7, 0.4, -0.05, dtype=torch.float64)
+    p, n = torch.nn.functional.softplus(theirs.alpha_p).item(), torch.nn.functional.softplus(theirs.alpha_n).item()
+    numbers = torch.tensor([p, 0.4 + n, 0.4, -0.05])
+    near, far = torch.logspace(-20, 0, 201), torch.linspace(0, 100, 402)
+    x = torch.cat((near, far, -near, -far))[None].to(dtype)
+    with torch.no_grad():
+        exact = theirs(x.double())
+    assert close(in_place(lambda y: kernels.xielu(y, numbers), x), exact, 6)
+    odd = in_place(lambda y: kernels.xielu(y, numbers), torch.tensor([[torch.inf, torch.nan, 0.0]], dtype=dtype))[0]
+    assert odd[0] == torch.inf
+    assert odd[1].isnan()
+    assert abs(odd[2] - (0.4 + n) * torch.expm1(torch.tensor(-0.05))) < 1e-3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -349,6 +369,13 @@ def test_routes_by_shares(
     assert ids.tolist() == order.tolist()
     exact = shares.gather(1, order)
     torch.testing.assert_close(weights.double(), 2.5 * exact / exact.sum(1, keepdim=True), atol=1e-6, rtol=1e-6)
+
+
+def test_high_scores_whose_sigmoids_are_alike(kernels: Kernels) -> None:
+    ids, weights = torch.empty(1, 2, dtype=torch.int32), torch.empty(1, 2)
+    kernels.route(torch.tensor([[20.0, 25.0, 30.0, 19.0]]), ids, weights, False, True)
+    assert ids.tolist() == [[2, 1]]
+    assert weights.tolist() == [[1.0, 1.0]]
 
 
 def test_groups_that_do_not_fit(native: Kernels) -> None:

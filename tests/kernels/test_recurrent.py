@@ -86,7 +86,7 @@ def layer(kernels: Kernels, name: str, dtype: torch.dtype) -> Layer:
             b, each = g.split((HEADS, HEADS * KEYS), dim=1)
             kernels.gated_delta(mixed, b.contiguous(), rate, wide_bias, GROUPS, False, *where, each.contiguous())
         elif name == "tiled":
-            kernels.gated_delta(mixed, torch.cat((g, g), dim=1), rate, step_bias, GROUPS, True, *where)
+            kernels.gated_delta(mixed, torch.cat((g, g), dim=1), rate, step_bias, GROUPS, True, *where, None, 2.0)
         else:
             kernels.state_space(mixed, g, rate, step_bias, skip, GROUPS, 0.01, 1.5, *where)
         return out
@@ -127,19 +127,22 @@ def test_gated_delta_is_right(kernels: Kernels) -> None:
     rate, bias = -random(HEADS, seed=2).abs(), random(HEADS, seed=3)
     own, out = memory(torch.float32, x.shape[1], 2 * HEADS), torch.full((9, HEADS * VALUES), torch.nan)
     states = chain(9)
-    kernels.gated_delta(x, gates, rate, bias, GROUPS, False, states, own.stored, own.kept, own.gates, out)
-    for h in range(HEADS):
-        g, state = h // (HEADS // GROUPS), torch.zeros(KEYS, VALUES, dtype=torch.float64)
-        for t in range(9):
-            row = x[t].double()
-            q, k = (row[p * GROUPS * KEYS + g * KEYS :][:KEYS] for p in range(2))
-            q, k = (each / (each.square().sum() + 1e-6).sqrt() for each in (q, k))
-            v = row[2 * GROUPS * KEYS + h * VALUES :][:VALUES]
-            step = torch.nn.functional.softplus(gates[t, HEADS + h].double() + bias[h].double())
-            beta, decay = gates[t, h].double().sigmoid(), (rate[h].double() * step).exp()
-            state = decay * (state - beta * torch.outer(k, k @ state)) + beta * torch.outer(k, v)
-            exact = (q @ state) / KEYS**0.5
-            torch.testing.assert_close(out[t, h * VALUES :][:VALUES].double(), exact, atol=1e-5, rtol=1e-4)
+    for write_scale in (1.0, 2.0):
+        kernels.gated_delta(
+            x, gates, rate, bias, GROUPS, False, states, own.stored, own.kept, own.gates, out, None, write_scale
+        )
+        for h in range(HEADS):
+            g, state = h // (HEADS // GROUPS), torch.zeros(KEYS, VALUES, dtype=torch.float64)
+            for t in range(9):
+                row = x[t].double()
+                q, k = (row[p * GROUPS * KEYS + g * KEYS :][:KEYS] for p in range(2))
+                q, k = (each / (each.square().sum() + 1e-6).sqrt() for each in (q, k))
+                v = row[2 * GROUPS * KEYS + h * VALUES :][:VALUES]
+                step = torch.nn.functional.softplus(gates[t, HEADS + h].double() + bias[h].double())
+                beta, decay = write_scale * gates[t, h].double().sigmoid(), (rate[h].double() * step).exp()
+                state = decay * (state - beta * torch.outer(k, k @ state)) + beta * torch.outer(k, v)
+                exact = (q @ state) / KEYS**0.5
+                torch.testing.assert_close(out[t, h * VALUES :][:VALUES].double(), exact, atol=1e-5, rtol=1e-4)
 
 
 def test_gated_delta_with_a_decay_for_each_channel_is_right(kernels: Kernels) -> None:
@@ -150,7 +153,7 @@ def test_gated_delta_with_a_decay_for_each_channel_is_right(kernels: Kernels) ->
     rate, bias = -random(HEADS, seed=2).abs(), random(HEADS * KEYS, seed=3)
     own, out = memory(torch.float32, x.shape[1], HEADS + HEADS * KEYS), torch.full((9, HEADS * VALUES), torch.nan)
     where = chain(9), own.stored, own.kept, own.gates, out
-    kernels.gated_delta(x, gates, rate, bias, GROUPS, False, *where, channels)
+    kernels.gated_delta(x, gates, rate, bias, GROUPS, False, *where, channels, 2.0)
     for h in range(HEADS):
         g, state = h // (HEADS // GROUPS), torch.zeros(KEYS, VALUES, dtype=torch.float64)
         for t in range(9):
@@ -160,7 +163,7 @@ def test_gated_delta_with_a_decay_for_each_channel_is_right(kernels: Kernels) ->
             v = row[2 * GROUPS * KEYS + h * VALUES :][:VALUES]
             logits = channels[t, h * KEYS :][:KEYS].double() + bias[h * KEYS :][:KEYS].double()
             state = (rate[h].double() * torch.nn.functional.softplus(logits)).exp()[:, None] * state
-            state = state + gates[t, h].double().sigmoid() * torch.outer(k, v - k @ state)
+            state = state + 2 * gates[t, h].double().sigmoid() * torch.outer(k, v - k @ state)
             torch.testing.assert_close(
                 out[t, h * VALUES :][:VALUES].double(), (q @ state) / KEYS**0.5, atol=1e-5, rtol=1e-4
             )

@@ -162,6 +162,7 @@ ONE_EACH += ("olmo3", "olmoe", "minimaxm2", "arcee", "hunyuan", "cohere2")
 ONE_EACH += ("deepseekv3", "deepseekv2", "glm4moelite")
 ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gptoss")
 ONE_EACH += ("mistral4", "exaonemoe", "youtu")
+ONE_EACH += ("apertus", "hyv3", "cohere2moe", "llama4")
 ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads", "hunyuanmoe", "solaropen", "dots1")
 ONE_EACH += ("mimov2flash-wide", "step3p5")
 
@@ -251,6 +252,21 @@ REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("lfm3", {"conv_L_cache": 9}, "conv_L_cache"),
     ("hunyuanmoe", {"moe_topk": [3, 2, 3]}, "the same in all of 3 layers"),
     ("hunyuanmoe", {"use_cla": True}, "use_cla"),
+    ("apertus", {"hidden_act": "silu"}, "hidden_act"),
+    ("hyv3", {"mlp_layer_types": ["dense", "sparse"]}, "must list dense or sparse for each of 3 layers"),
+    ("hyv3", {"route_norm": False}, "route_norm"),
+    (
+        "olmohybrid",
+        {"layer_types": ["linear_attention"] * 3},
+        "for each of 4 layers",
+    ),
+    ("olmohybrid", {"linear_key_head_dim": 12}, "heads of linear attention of 12"),
+    ("llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok"),
+    ("llama4", {"layer_types": ["sliding_attention"] * 4}, "must list chunked_attention or full_attention"),
+    ("llama4", {"moe_layers": 3}, "moe_layers must list numbers of layers"),
+    ("llama4", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+    ("cohere2moe", {"expert_selection_fn": "sinkhorn"}, "expert_selection_fn must be softmax or sigmoid"),
+    ("cohere2moe", {"shared_expert_combination_strategy": "product"}, "shared_expert_combination_strategy"),
     ("dots1", {"max_window_layers": "all", "layer_types": None}, "max_window_layers"),
     ("hunyuanmoe", {"moe_intermediate_size": [32, 32, 32]}, "moe_intermediate_size"),
 )

@@ -108,6 +108,24 @@ TRINITY: dict[str, Any] = {
     "moe_intermediate_size": 40,
     "route_scale": 1.7,
 }
+SCOUT: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "intermediate_size": 40,
+    "intermediate_size_mlp": 112,
+    "num_local_experts": 5,
+    "floor_scale": 7,
+    "attn_scale": 0.4,
+}
+NORTH: dict[str, Any] = {
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "sliding_window": 9,
+    "logit_scale": 0.25,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "tie_word_embeddings": True,
+}
 LAGUNA: dict[str, Any] = {
     "sliding_window": 13,
     "num_experts": 7,
@@ -536,7 +554,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             **rope("default", partial_rotary_factor=0.5),
         },
     ),
+    "hyv3": (
+        "HYV3",
+        {
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "num_shared_experts": 2,
+            "router_scaling_factor": 1.7,
+        },
+    ),
     "arcee": ("Arcee", {"mlp_bias": True, "head_dim": 24}),
+    "apertus": ("Apertus", {"head_dim": None, "attention_bias": True}),
     "hunyuan": ("HunYuanDenseV1", {"head_dim": 32}),
     "hunyuan-alpha": ("HunYuanDenseV1", rope("dynamic", factor=1.0, alpha=50.0)),
     "cohere2": (
@@ -548,6 +577,60 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
             "tie_word_embeddings": True,
         },
+    ),
+    "llama4": (  # as Scout, but for its step
+        "Llama4Text",
+        {
+            **SCOUT,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 13,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 16.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "llama4-plain": (  # as Maverick
+        "Llama4Text",
+        {
+            **SCOUT,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+            "no_rope_layer_interval": 2,
+            "attention_chunk_size": 32,
+        },
+    ),
+    "cohere2moe": (
+        "Cohere2Moe",
+        {
+            **NORTH,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "prefix_dense_intermediate_size": 112,
+            "num_shared_experts": 2,
+            "expert_selection_fn": "sigmoid",
+            "rms_norm_eps": 1e-5,
+        },
+    ),
+    "cohere2moe-softmax": (
+        "Cohere2Moe",
+        {
+            **NORTH,
+            "first_k_dense_replace": 1,
+            "prefix_dense_sliding_window_pattern": 2,
+            "sliding_window_pattern": 3,
+            "layer_types": None,
+            "num_shared_experts": 1,
+            "shared_expert_combination_strategy": "sum",
+        },
+    ),
+    "cohere2moe-shares": (
+        "Cohere2Moe",
+        {**NORTH, "expert_selection_fn": "sigmoid", "norm_topk_prob": False, "tie_word_embeddings": False},
     ),
     "lfm2": (
         "Lfm2",
@@ -617,6 +700,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 56,
             "mlp_only_layers": [1],
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "olmohybrid": (
+        "OlmoHybrid",
+        {
+            "head_dim": None,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 4,
+            "linear_key_head_dim": 24,
+            "linear_value_head_dim": 48,
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        },
+    ),
+    "olmohybrid-rotary": (
+        "OlmoHybrid",
+        {
+            "head_dim": None,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 32,
+            "linear_allow_neg_eigval": False,
+            "linear_conv_kernel_dim": 3,
+            "rms_norm_eps": 1e-3,
+            **rope("default"),
         },
     ),
     "kimilinear": (
@@ -898,6 +1006,8 @@ def write_family(
     model.save_pretrained(path)
     if prefix == "Step3p5":
         leave_text(path)
+    if prefix == "OlmoHybrid":
+        _cut_by_widths(path / "model.safetensors")
     write_byte_tokenizer(path, VOCAB)
     return path
 
@@ -919,6 +1029,17 @@ def leave_text(path: Path) -> None:
     config = json.loads((path / "config.json").read_text())["text_config"]
     config |= {"architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", "dtype": "float32"}
     (path / "config.json").write_text(json.dumps(config))
+
+
+def _cut_by_widths(file: Path) -> None:
+    """Cut convolutions as released files have them: transformers writes three parts of one width."""
+    tensors = load_file(file)
+    for name in [name for name in tensors if "q_conv1d" in name]:
+        names = [name.replace("q_conv1d", f"{x}_conv1d") for x in "qkv"]
+        widths = [len(tensors[each.replace("conv1d", "proj")]) for each in names]
+        parts = torch.cat([tensors[each] for each in names]).split(widths)
+        tensors |= {each: part.clone() for each, part in zip(names, parts, strict=True)}
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def _fill(

@@ -27,6 +27,13 @@ DEEPSEEK = {
     "post_norm.weight": "model.layers.{}.shared_head.norm.weight",
     "mtp_block.": "model.layers.{}.",
 }
+HY = {
+    "mtp_block.mlp.gate.": "model.layers.{}.mlp.router.gate.",
+    "mtp_block.mlp.e_score_correction_bias": "model.layers.{}.mlp.expert_bias",
+    "mtp_block.mlp.shared_experts.": "model.layers.{}.mlp.shared_mlp.",
+    **DEEPSEEK,
+    "post_norm.weight": "model.layers.{}.final_layernorm.weight",
+}
 NEMOTRON = {
     "enorm.weight": "mtp.layers.0.enorm.weight",
     "hnorm.weight": "mtp.layers.0.hnorm.weight",
@@ -74,6 +81,8 @@ MODELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "glm4moelite": (DEEPSEEK, {"num_nextn_predict_layers": 1}),
     "deepseekv3": (DEEPSEEK, {"num_nextn_predict_layers": 1}),
     "deepseekv3-yarn": (DEEPSEEK, {"num_nextn_predict_layers": 1}),
+    "cohere2moe": (DEEPSEEK, {"num_nextn_predict_layers": 1}),
+    "hyv3": (HY, {"num_nextn_predict_layers": 1}),
     "nemotronh-experts": (NEMOTRON, {"num_nextn_predict_layers": 1}),
     "nemotronh-latents": (NEMOTRON, {"num_nextn_predict_layers": 1}),
     "mellum": (DEEPSEEK, {"num_nextn_predict_layers": 1}),
@@ -101,6 +110,9 @@ def transformers_layers(model: Any, count: int = 1) -> Any:
     decoder.layers = torch.nn.ModuleList([next(layer for layer in every if hasattr(layer, "self_attn"))])
     made = MtpModel(model, count).float().eval()
     decoder.layers = every
+    for layer in made.layers:
+        if hasattr(layer.mtp_block.self_attn, "force_rope"):  # which it is, says llama.cpp's cohere2moe.cpp
+            layer.mtp_block.self_attn.force_rope = True
     return made
 
 
@@ -320,6 +332,11 @@ class Reference:
             start = f"{place}."
             layer.load_state_dict({name.removeprefix(start): t for name, t in kept.items() if name.startswith(start)})
 
+    def logits(self, states: Tensor) -> Tensor:
+        """Return what the model's output layer makes of states."""
+        made: Tensor = self.model.lm_head(states) * getattr(self.model, "logit_scale", 1.0)
+        return made
+
     @torch.no_grad()
     def draft(self, tokens: Sequence[int], count: int, choose: Choose = likeliest) -> "Drafted":
         """Return `count` draft tokens after a text, the last of which the target has not seen."""
@@ -330,7 +347,7 @@ class Reference:
             hidden = hidden if step == 0 else out if step == place else torch.cat((hidden, out[:, -1:]), dim=1)
             out = self.layers[place](torch.tensor([text[place + 1 :]]), hidden)
             states.append(out[0, -1])
-            score = getattr(self.layers[place], "score", self.model.lm_head)
+            score = getattr(self.layers[place], "score", self.logits)
             logits.append(score(out[0, -1]))
             text.append(choose(logits[-1], len(text)))
         return Drafted(text[len(tokens) :], torch.stack(logits), torch.stack(states), first[0])

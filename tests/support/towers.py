@@ -157,6 +157,20 @@ TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str
         {},
         "Glm4MoeForCausalLM",
     ),
+    "llama4": (
+        "Llama4",
+        {
+            "model_type": "llama4_text",
+            **FAMILIES["llama4"][1],
+            **rope("default"),
+            "attention_chunk_size": 8192,  # as all GGUF files have it
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+        },
+        {**SEES, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+        {},
+        "Llama4ForCausalLM",
+    ),
     "muse_glimmer": (
         "MuseGlimmer",
         {"model_type": "muse_glimmer_text", "num_hidden_layers": 5, "sliding_window": 13, "output_multiplier": 0.6},

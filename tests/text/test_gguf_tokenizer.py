@@ -45,6 +45,11 @@ QWEN2 = (
     r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # What llama.cpp does by the same names.
 PATTERNS = {
     "gpt-2": [GPT2],
@@ -66,11 +71,8 @@ PATTERNS = {
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ],
-    "gpt-4o": [
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    ],
+    "gpt-4o": [GPT4O],
+    "tiny_aya": [r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O],
     "afmoe": [
         r"(?<!\p{N})\p{N}{1,2}(?=(?:\p{N}{3})+(?!\p{N}))|\p{N}{1,3}",
         "[一-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-ヿ\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff\u1780-\u17ff\u1000-\u109f"
@@ -207,7 +209,7 @@ def test_every_pre_tokenizer_by_a_slow_twin(tmp_path: Path, keys: dict[str, Any]
     [
         *(("falcon3", "llama-bpe"), ("pixtral", "llama-bpe"), ("lfm2", "llama-bpe"), ("kormo", "qwen2")),
         *(("hunyuan", "qwen2"), ("a.x-4.0", "gpt-2"), ("olmo", "gpt-2"), ("exaone", "refact"), ("mellum2", "refact")),
-        *(("llama4", "gpt-4o"), ("minimax-m2", "gpt-4o")),
+        *(("llama4", "gpt-4o"), ("minimax-m2", "gpt-4o"), ("cohere2moe", "tiny_aya")),
     ],
 )
 def test_other_names_of_pre_tokenizers(tmp_path: Path, keys: dict[str, Any], name: str, same: str) -> None:

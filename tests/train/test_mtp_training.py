@@ -55,7 +55,7 @@ def trainee_of(teacher: Teacher, *, disturbed: bool = False) -> Trainee:
     if disturbed:
         with torch.no_grad():
             for parameter in trainee.parameters():
-                parameter += 0.1 * parameter.std().nan_to_num(1.0).clamp(0.1) * torch.randn(parameter.shape)
+                parameter += 0.1 * parameter.std(correction=0).clamp(0.1) * torch.randn(parameter.shape)
     return trainee
 
 
@@ -86,7 +86,7 @@ def test_guesses_are_those_of_transformers(model: Callable[[str], Path], name: s
                 states = known[:, : last + 1]
                 for i in range(DEPTH):
                     out = reference.layers[0](tokens[:, 1 : last + 2 + i], states)[:, -1:]
-                    torch.testing.assert_close(found[i][first + last], reference.model.lm_head(out)[0, 0], **CLOSE)
+                    torch.testing.assert_close(found[i][first + last], reference.logits(out)[0, 0], **CLOSE)
                     states, checked = torch.cat((states, out), dim=1), checked + 1
         first += len(text.tokens)
     assert checked > 10 * DEPTH

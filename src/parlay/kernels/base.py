@@ -319,6 +319,7 @@ class Kernels(Drawing, Protocol):
         window: int = 0,
         cap: float = 0.0,
         sinks: Tensor | None = None,
+        chunk: int = 0,
     ) -> None:
         """Softmax attention of each row over the keys that its view shows.
 
@@ -339,6 +340,9 @@ class Kernels(Drawing, Protocol):
             cap: a scaled score s becomes `cap * tanh(s / cap)`; 0 leaves it.
             sinks: float32 `[H]`, scores of a key without a value that each head sees first, beside the others; a row
                 that sees no other gets zeros. Source: Xiao et al. 2023 (arXiv 2309.17453); gpt-oss (OpenAI 2025).
+            chunk: a row sees those alone of its keys whose index is at least the last multiple of this that is not
+                above the index of its last key; 0 is all of them, and a window is 0 beside it. Source: Llama 4 (Meta
+                2025).
         """
         ...
 
@@ -383,10 +387,11 @@ class Kernels(Drawing, Protocol):
         kept_gates: Tensor,
         out: Tensor,
         channels: Tensor | None = None,
+        write_scale: float = 1.0,
     ) -> None:
         """The gated delta rule, row by row in float32: `S = d S; S += k (b (v - S^T k))^T; out = rounded(S^T q)`.
 
-        `d = e^(rate softplus(gates[H + h] + step_bias))` and `b = sigmoid(gates[h])`; `k = l2(k)` and
+        `d = e^(rate softplus(gates[H + h] + step_bias))` and `b = write_scale sigmoid(gates[h])`; `k = l2(k)` and
         `q = l2(q) / sqrt(K)` with `l2(x) = x / sqrt(sum(x^2) + 1e-6)`. With `channels` d is a diagonal matrix of K
         such numbers instead: `S = d S` multiplies each row of S with its own.
 
@@ -406,6 +411,7 @@ class Kernels(Drawing, Protocol):
             kept_gates: T `[places, 2 H]`, rows of gates; beside channels `[places, H + H K]`, theirs behind.
             out: T `[rows, H V]`.
             channels: T `[rows, H K]`, in place of the last H gates.
+            write_scale: with 2 a write may turn what a key reads over. Source: Grazzi et al. 2024 (arXiv 2411.12537).
         """
         ...
 
@@ -537,6 +543,17 @@ class Kernels(Drawing, Protocol):
         Args:
             x: float32 `[rows, V]`, read and written.
             cap: above 0.
+        """
+        ...
+
+    def xielu(self, x: Tensor, numbers: Tensor) -> None:
+        """`x = rounded(p x^2 + b x)` above 0, elsewhere `rounded(n (e^min(x, e) - 1 - x) + b x)`.
+
+        Source: Huang and Schlag 2024 (arXiv 2411.13010), section 3.2; e is of its implementation.
+
+        Args:
+            x: T `[rows, I]`, read and written.
+            numbers: float32 `[4]`: p, n, b and e, which is at most 0.
         """
         ...
 

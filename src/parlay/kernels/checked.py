@@ -61,7 +61,7 @@ class CheckedKernels(NativeKernels):
 
 def _check(operation: str, of: Arguments) -> None:
     if operation == "attention":
-        return _check_attention(of["key_cache"], of["view"], of.get("window", 0))
+        return _check_attention(of["key_cache"], of["view"], of.get("window", 0), of.get("chunk", 0))
     if "states" in of:
         return _check_states(
             operation, of["states"], len(of["tails" if "tails" in of else "stored"]), len(of["kept"])
@@ -73,7 +73,7 @@ def _check(operation: str, of: Arguments) -> None:
     return None
 
 
-def _check_attention(key_cache: Tensor, view: AttentionView, window: int) -> None:
+def _check_attention(key_cache: Tensor, view: AttentionView, window: int, chunk: int) -> None:
     block_size = key_cache.shape[2]
     requests, width = view.tables.shape
     expect = partial(_expect, "attention")
@@ -85,7 +85,9 @@ def _check_attention(key_cache: Tensor, view: AttentionView, window: int) -> Non
     expect("extra_offsets", ends, starts, len(view.extra_slots) + 1)
     if len(starts):
         expect("extra_slots", view.extra_slots[int(starts[0]) : int(ends[-1])], 0, _slots(key_cache))
-    first = view.first if not window else view.first.maximum(view.last + (ends - starts) - window)
+    end = view.last + (ends - starts)
+    first = view.first if not window else view.first.maximum(end - window)
+    first = first if not chunk else first.maximum((end - 1) // chunk * chunk)
     column = torch.arange(width, dtype=torch.int32)
     seen = (column >= (first // block_size)[:, None]) & (column * block_size < view.last[:, None])
     tables = view.tables[view.row_request.long()].where(seen, 0)

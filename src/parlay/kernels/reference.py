@@ -248,6 +248,7 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
         window: int = 0,
         cap: float = 0.0,
         sinks: Tensor | None = None,
+        chunk: int = 0,
     ) -> None:
         rows, heads, head_dim = q.shape
         _, kv_heads, block_size, _ = key_cache.shape
@@ -255,6 +256,8 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
             seen = torch.arange(int(view.first[row]), int(view.last[row]))
             table = view.tables[int(view.row_request[row])].long()
             extra = view.extra_slots[int(view.extra_offsets[row]) : int(view.extra_offsets[row + 1])].long()
+            if chunk:
+                window = (int(view.last[row]) + len(extra) - 1) % chunk + 1
             # -0 is 0: all keys
             blocks = torch.cat((table[seen // block_size], extra // block_size))[-window:]
             offsets = torch.cat((seen % block_size, extra % block_size))[-window:]
@@ -312,6 +315,11 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
     def soft_cap(self, x: Tensor, cap: float) -> None:  # noqa: D102
         x.copy_(torch.from_numpy(_cap(x.numpy(), cap)))
 
+    def xielu(self, x: Tensor, numbers: Tensor) -> None:  # noqa: D102
+        p, n, b, e = numbers
+        wide = x.float()
+        x.copy_(torch.where(wide > 0, p * wide * wide, n * (torch.expm1(wide.minimum(e)) - wide)) + b * wide)
+
     def route(  # noqa: D102
         self,
         scores: Tensor,
@@ -333,7 +341,7 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
                 shares: FloatArray = 1 / (1 + np.exp(-values)) if sigmoid else np.exp(values - most)
             total = np.float32(1) if sigmoid else shares.sum()
             choice = known
-            if sigmoid or bias is not None:
+            if (sigmoid and groups > 1) or bias is not None:  # sigmoids of high scores are alike
                 choice = shares / total + (0 if bias is None else bias.numpy())
             if groups > 1:
                 by_group = choice.reshape(groups, -1)

@@ -99,6 +99,7 @@ class ReferenceRecurrent:
         kept_gates: Tensor,
         out: Tensor,
         channels: Tensor | None = None,
+        write_scale: float = 1.0,
     ) -> None:
         heads, keys = stored.shape[1], stored.shape[3]
         group = np.arange(heads) % groups if tiled else np.arange(heads) // (heads // groups)
@@ -112,7 +113,10 @@ class ReferenceRecurrent:
             decay = np.exp(rate.numpy()[:, None] * steps)[..., None]
             state = state * decay
             difference = v.reshape(heads, -1) - (state * k[..., None]).sum(axis=1)
-            state = state + k[..., None] * (difference * _sigmoid(g[:heads])[:, None])[:, None]
+            state = (
+                state
+                + k[..., None] * (difference * (np.float32(write_scale) * _sigmoid(g[:heads]))[:, None])[:, None]
+            )
             read = (state * (q / np.float32(keys**0.5))[..., None]).sum(axis=1)
             return state, read
 

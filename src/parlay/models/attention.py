@@ -77,6 +77,7 @@ class Attention:
         query_cos_sin: what queries turn by, where it is not `cos_sin`.
         norms: of queries and keys.
         window: keys that a row sees at most; 0 is all.
+        chunk: a row sees the keys alone of its own chunk of so many positions; 0 is all.
         cap: bound that scores approach; 0 is none.
         sinks: float32 `[heads]`, see `Kernels.attention`.
         gate: projects to what the output is multiplied with, a number for each column or head.
@@ -95,6 +96,7 @@ class Attention:
     query_cos_sin: Tensor | None = None
     norms: HeadNorms | None = None
     window: int = 0
+    chunk: int = 0
     cap: float = 0.0
     sinks: Tensor | None = None
     gate: ColumnParallelLinear | None = None
@@ -140,5 +142,5 @@ class Attention:
         if self.query_cos_sin is not None:  # nothing is stored at negative slots
             nowhere = torch.full_like(context.slots, -1)
             kernels.rotary_store(qkv, context.positions, nowhere, self.query_cos_sin, *caches, *late)
-        view, window, cap = context.view, self.window, self.cap
-        kernels.attention(query, cache.key, cache.value, view, self.scale, mixed, window, cap, self.sinks)
+        sight = self.window, self.cap, self.sinks, self.chunk
+        kernels.attention(query, cache.key, cache.value, context.view, self.scale, mixed, *sight)

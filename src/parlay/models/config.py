@@ -335,7 +335,7 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
             num_heads=heads,
             num_kv_heads=_size(raw, "num_key_value_heads", heads),
             head_dim=_size(raw, "head_dim", hidden // heads),
-            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=1e-6 if raw.get("rms_norm_eps") is None else float(raw["rms_norm_eps"]),
             rotary=rotary,
             tie_embeddings=_tied(raw),
             max_position=longest(rotary, _size(raw, "max_position_embeddings", 2048)),

@@ -19,7 +19,7 @@ from parlay.models.moe import MixtureOfExperts
 from parlay.models.networks import Network
 from parlay.models.rotary import RotaryTables
 from parlay.models.style import Mixer
-from parlay.models.tensor_shapes import norm_names
+from parlay.models.tensor_shapes import norms_around
 from parlay.parallel.group import Group
 
 
@@ -62,9 +62,9 @@ class DecoderLayer:
         self._post_norm = norm_of(config, eps=style.post_norm_eps or config.rms_norm_eps)
         self._parallel = style.parallel
         self._residual_scale = style.residual_scale
-        norms = [read(f"{name}.weight") for name in norm_names(config)]
-        before = len(norms) if not style.post_norms else 2 if style.pre_norms else 0
-        self._pre_norms, self._post_norms = norms[:before], norms[before:]
+        self._pre_norms, self._post_norms = (
+            [read(f"{name}.weight") for name in names] for names in norms_around(config, index)
+        )
         recurrent, networks = style.recurrent, style.networks
         self._mixer: Callable[[Tensor, ForwardContext, Any], Tensor] | None = None
         if networks and networks[index]:

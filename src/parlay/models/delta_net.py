@@ -40,6 +40,9 @@ class DeltaNets:
         fused: queries, keys, values and output gates are stored as one tensor, one key head after another;
         fused_gates: so are the gates of writing and of decay.
         tiled: head h of the values reads key head `h % key_heads`; otherwise neighbours share one.
+        apart: queries, keys and values have a projection and a convolution each.
+        write_scale: see `Kernels.gated_delta`.
+        eps: added to means in the norms of heads, where it is not what the model's norms add; 0 where it is.
         rates: the files have rates of decay instead of the logarithms of their sizes.
     """
 
@@ -52,6 +55,9 @@ class DeltaNets:
     fused: bool = False
     fused_gates: bool = False
     tiled: bool = False
+    apart: bool = False
+    write_scale: float = 1.0
+    eps: float = 0.0
     rates: bool = False
 
     def check(self, config: ModelConfig) -> None:
@@ -80,12 +86,19 @@ class DeltaNets:
         """Return the name and shape of every tensor of a layer."""
         keys, values = self.key_heads * self.key, self.value_heads * self.value
         whole = 2 * keys + values
-        apart = {"in_proj_qkv.weight": (whole, hidden), "in_proj_z.weight": (values, hidden)}
+        apart = {"in_proj_z.weight": (values, hidden)}
+        taps = {"conv1d.weight": (whole, 1, self.taps)}
+        if self.apart:
+            widths = {"q": keys, "k": keys, "v": values}
+            apart |= {f"{x}_proj.weight": (width, hidden) for x, width in widths.items()}
+            taps = {f"{x}_conv1d.weight": (width, 1, self.taps) for x, width in widths.items()}
+        else:
+            apart["in_proj_qkv.weight"] = whole, hidden
         gates = {f"in_proj_{name}.weight": (self.value_heads, hidden) for name in "ba"}
         shapes: dict[str, tuple[int, ...]] = {
             **({"in_proj_qkvz.weight": (whole + values, hidden)} if self.fused else apart),
             **({"in_proj_ba.weight": (2 * self.value_heads, hidden)} if self.fused_gates else gates),
-            "conv1d.weight": (whole, 1, self.taps),
+            **taps,
             "A_log": (self.value_heads,),
             "dt_bias": (self.value_heads,),
             "norm.weight": (self.value,),
@@ -185,7 +198,9 @@ class DeltaNets:
             own = [weight.chosen(each) for weight, each in zip(weights, outputs, strict=True)]
             return ColumnParallelLinear(kernels, weights if group.size == 1 else own, ALONE)
 
-        q, k, v = read("linear_attn.conv1d.weight").view(-1, self.taps).tensor_split((keys, 2 * keys))
+        names = [f"{x}_conv1d" for x in "qkv"] if self.apart else ["conv1d"]
+        taps = torch.cat([read(f"linear_attn.{name}.weight").view(-1, self.taps) for name in names])
+        q, k, v = taps.tensor_split((keys, 2 * keys))
         rates = read.exact("linear_attn.A_log").tolist()
         return DeltaNet(
             rows=project(mixed, own_keys, own_keys, own_values),
@@ -197,7 +212,8 @@ class DeltaNets:
             groups=end - begin,
             tiled=self.tiled,
             norm=read("linear_attn.norm.weight"),
-            eps=eps,
+            eps=self.eps or eps,
+            write_scale=self.write_scale,
             output=self._output(read.weight("linear_attn.out_proj.weight"), kernels, group),
         )
 
@@ -231,12 +247,15 @@ class DeltaNets:
             weight = read.weight(f"linear_attn.in_proj_{name}.weight")
             return [weight.chosen(rows) for rows in self._by_head(weight.shape[0], *widths)]
 
-        if self.fused:
+        z = "linear_attn.in_proj_z.weight"
+        if self.apart:
+            found = [*(read.weight(f"linear_attn.{x}_proj.weight") for x in "qkv"), read.weight(z)]
+        elif self.fused:
             found = by_head("qkvz", *self._fused_widths)
         else:
             whole = read.weight("linear_attn.in_proj_qkv.weight")
             bounds = (0, keys), (keys, 2 * keys), (2 * keys, 2 * keys + values)
-            found = [*(whole.outputs(*each) for each in bounds), read.weight("linear_attn.in_proj_z.weight")]
+            found = [*(whole.outputs(*each) for each in bounds), read.weight(z)]
         if self.fused_gates:
             return found + by_head("ba", self._ratio, self._ratio)
         return found + [read.weight(f"linear_attn.in_proj_{name}.weight") for name in "ba"]
@@ -285,6 +304,7 @@ class DeltaNet:
         tiled: their order.
         norm: weight of each head's norm, `[value]`.
         eps: of that.
+        write_scale: see `Kernels.gated_delta`.
         output: projects back.
     """
 
@@ -298,6 +318,7 @@ class DeltaNet:
     tiled: bool
     norm: Tensor
     eps: float
+    write_scale: float
     output: GatheredLinear | ReducedLinear | ReorderedLinear
 
     def __call__(self, x: Tensor, context: ForwardContext, cache: StateCache) -> Tensor:
@@ -312,6 +333,7 @@ class DeltaNet:
             mixed = buffers("convolved", rows.shape[1])
             kernels.causal_conv(rows, self.taps, None, True, states, cache.tails, cache.kept_rows, mixed)
             rules = self.rate, self.step_bias, self.groups, self.tiled
-            kernels.gated_delta(mixed, gates, *rules, states, cache.stored, cache.kept, cache.kept_gates, values)
+            stored, kept, scale = cache.stored, (cache.kept, cache.kept_gates), self.write_scale
+            kernels.gated_delta(mixed, gates, *rules, states, stored, *kept, values, write_scale=scale)
             kernels.gated_norm(values, gate, self.norm, len(self.norm), self.eps, False, values)
         return self.output(values, buffers, "attention")

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from parlay.checkpoints.loader import TensorReader
 from parlay.kernels.base import Kernels
@@ -10,10 +11,10 @@ from parlay.models.config import ModelConfig
 from parlay.models.latent import LatentAttention, make_latent_attention
 from parlay.models.layers import ColumnParallelLinear, SplitLinear, whole_linear
 from parlay.models.moe import ExpertBiases, ExpertsBeside, MixtureOfExperts
-from parlay.models.networks import GatedMLP, Network, PlainMLP, ScaledMLP
+from parlay.models.networks import GatedMLP, Network, PlainMLP, ScaledMLP, XieluMLP
 from parlay.models.rotary import RotaryTables, halves
 from parlay.models.style import Experts, Style
-from parlay.models.tensor_shapes import BESIDE_NORMS, SELECTION_BIAS, expert_shapes, latent_projections
+from parlay.models.tensor_shapes import BESIDE_NORMS, SELECTION_BIAS, XIELU, expert_shapes, latent_projections
 from parlay.parallel.group import Group
 from parlay.weights.weight import Weight
 
@@ -68,11 +69,9 @@ def make_attention(
     bounds = group.bounds(config.queries_of(index), shared)
     begin, end = group.share(bounds)
     units = shared * head_dim, head_dim, value_dim
-    norms = (
-        _head_norms(config, read, group, stores=stores)
-        if style.head_norms or style.late_norms or style.joint_norms
-        else None
-    )
+    still = bool(style.unrotated) and style.unrotated[index]
+    normed = (style.head_norms or style.late_norms or style.joint_norms) and not (still and style.rotated_norms)
+    norms = _head_norms(config, read, group, stores=stores) if normed else None
     return Attention(
         qkv=ColumnParallelLinear(kernels, weights, group, biases, units),
         output=whole_linear(
@@ -92,6 +91,7 @@ def make_attention(
         norms=norms,
         scale=head_dim**-0.5 if style.score_scale is None else style.score_scale,
         window=style.windows[index] if style.windows else 0,
+        chunk=style.chunks[index] if style.chunks else 0,
         cap=style.score_cap,
         gate=None
         if gate is None
@@ -172,9 +172,17 @@ def make_network(
     if style.gate_scale != 1 or style.network_scale != 1:
         scales = style.gate_scale, style.network_scale
         return ScaledMLP(first(slice(0, 1)), first(slice(1, 2)), down, style.activation, *scales)
+    if style.xielu:
+        return XieluMLP(first(), down, _xielu_numbers(read, prefix))
     if style.gated:
         return GatedMLP(first(), down, style.activation, limit)
     return PlainMLP(first(), down, style.activation)
+
+
+def _xielu_numbers(read: TensorReader, prefix: str) -> Tensor:
+    """Return what `Kernels.xielu` takes: files have what a softplus makes factors of, that of the tail without b."""
+    p, n, b, e = (read.exact(f"{prefix}.{name}").view(1) for name in XIELU)
+    return torch.cat((softplus(p), b + softplus(n), b, e))
 
 
 def make_experts(

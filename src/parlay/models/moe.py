@@ -97,7 +97,12 @@ class MixtureOfExperts:
         kernels, buffers, chosen = context.kernels, context.buffers, self._experts.chosen
         rows, hidden = x.shape
         experts, weights = self._route(x if routed is None else routed, context)
-        product = self._inside(self._read(x, buffers), experts, context)
+        inputs = self._read(x, buffers)
+        if self._experts.scaled_inputs:
+            scaled = buffers("scaled inputs", inputs.shape[1])
+            kernels.mix_experts(inputs[:, None], weights, scaled)
+            inputs, weights = scaled, torch.ones_like(weights)
+        product = self._inside(inputs, experts, context)
         answers = buffers("own answers", chosen * self._outer).view(rows * chosen, self._outer)
         if self._outer:
             kernels.expert_linear(product, experts, self._down, answers)
@@ -107,6 +112,8 @@ class MixtureOfExperts:
         shared = gate = None
         if self._shared is not None:
             shared = self._shared(x, context)
+            if self._experts.shared_factor != 1:
+                kernels.scale(shared, self._experts.shared_factor)
         if self._shared_gate is not None:
             gate = buffers("shared gate", 1, torch.float32)
             kernels.logits(x, self._shared_gate, gate)

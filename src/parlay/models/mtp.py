@@ -24,7 +24,8 @@ from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import Storage
 
 _WHOLE = ("layer", "join", "token_norm", "state_norm", "norm", "head")
-_LISTED = "windows", "unrotated", "heads", "widths", "sinks"  # what a style has of each layer, beside experts
+# What a style has of each layer, beside experts.
+_LISTED = "windows", "chunks", "unrotated", "heads", "widths", "sinks"
 _BESIDE = "mtp.", "model.mtp."  # names of tensors beside a text model's, in files of multimodal ones
 
 
@@ -43,6 +44,7 @@ class MTPNames:
         inner: what the files call tensors in the layer, where it is not as in the model's own layers; `{}` in these
             stands for the number of each expert.
         window: whether it is like a layer with a window, if the model has windows and its config does not say.
+        rotated: whether its queries and keys turn even if those of the layers that it is like do not.
         dense: whether it has a feed-forward network, if the model has experts.
         state_first: whether the projection reads the state before the embedding.
         unnormed: whether the state that it reads is the model's before its final norm.
@@ -57,6 +59,7 @@ class MTPNames:
     head: str = ""
     inner: Mapping[str, str] = field(default_factory=dict)
     window: bool = False
+    rotated: bool = False
     dense: bool = False
     state_first: bool = False
     unnormed: bool = False
@@ -207,6 +210,8 @@ def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:
         experts=experts,
         **{key: getattr(style, key)[kept] for key in _LISTED},
     )
+    if names.rotated:
+        style = replace(style, unrotated=())
     renamed: dict[str, str | Piece] = {}
     for name, own in names.inner.items():
         numbers = range(experts.count if experts is not None and "{}" in name else 1)

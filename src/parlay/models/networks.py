@@ -68,4 +68,20 @@ class ScaledMLP:
         return out
 
 
-Network = GatedMLP | PlainMLP | ScaledMLP
+@dataclass(frozen=True, slots=True)
+class XieluMLP:
+    """`down(xielu(up(x)))`; `numbers` are those of `Kernels.xielu`."""
+
+    up: ColumnParallelLinear
+    down: GatheredLinear | ReducedLinear
+    numbers: Tensor
+
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """Return `[rows, hidden]` for `x` of `[rows, hidden]`."""
+        inner = self.up(x, context.buffers, "up")
+        if inner.shape[1]:
+            context.kernels.xielu(inner, self.numbers)
+        return self.down(inner, context.buffers, "mlp")
+
+
+Network = GatedMLP | PlainMLP | ScaledMLP | XieluMLP

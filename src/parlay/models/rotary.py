@@ -62,11 +62,14 @@ def layer_tables(config: ModelConfig, length: int) -> list[RotaryTables]:
     pairs = style.latent.turning // 2 if style.latent is not None else 1
     still = torch.tensor([1.0, 0.0]).repeat_interleave(pairs).expand(length, 2 * pairs).contiguous()
     growth = None if style.latent is not None else query_growth(rotary, length)
-    queries = None if growth is None else everywhere * growth
+    queries = None if growth is None or rotary.still_growth else everywhere * growth
+    still_queries = None
+    if growth is not None and rotary.still_growth:  # all columns grow
+        still_queries = torch.tensor([1.0, 0.0]).repeat_interleave(far // 2) * growth
 
     def table(layer: int) -> RotaryTables:
         if style.unrotated and style.unrotated[layer]:
-            return still, None
+            return still, still_queries
         return (local, None) if windowed[layer] and local is not None else (everywhere, queries)
 
     return [table(layer) for layer in range(config.num_layers)]
@@ -76,7 +79,7 @@ def query_growth(rotary: Rotary, length: int) -> Tensor | None:
     """Return the factors on queries at each position, float32 `[length, 1]`; None where they do not grow."""
     if not rotary.query_growth:
         return None
-    periods = torch.arange(length).div(rotary.original, rounding_mode="floor").float()
+    periods = (torch.arange(length) + rotary.still_growth).div(rotary.original, rounding_mode="floor").float()
     return (1 + rotary.query_growth * torch.log(1 + periods))[:, None]
 
 

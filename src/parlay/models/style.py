@@ -32,6 +32,7 @@ class Rotary:
         query_growth: beta of a factor on queries that grows with their position, `1 + beta * ln(1 + floor(position /
             original))`, as in Llama 4 and Ministral 3; 0 is none.
         original: context that this is counted in, in tokens.
+        still_growth: it is on queries of the layers alone that do not turn, and their positions count from 1.
     """
 
     theta: float
@@ -42,6 +43,7 @@ class Rotary:
     partial: float = 1.0
     query_growth: float = 0.0
     original: int = 1
+    still_growth: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +62,11 @@ class Experts:
         kept_groups: of which a row chooses among so many.
         factor: on the weights of the chosen experts.
         shared: inner width of an expert that all rows go to; 0 is none.
+        shared_factor: on its answer.
         shared_gate: its answer is multiplied with the sigmoid of a score of its own.
         biases: the router and the experts have biases.
         latent: columns of what experts read and give, between two projections; 0 where that is the hidden state.
+        scaled_inputs: the weight of a row's only expert is a factor on what that reads instead of what it gives.
         beside: they are added to the layer's feed-forward network instead of replacing it, see `ExpertsBeside`.
         limits: of each layer, the limit of `Kernels.act_mul` in its experts, 0 for none; empty: none has one.
     """
@@ -78,9 +82,11 @@ class Experts:
     kept_groups: int = 1
     factor: float = 1.0
     shared: int = 0
+    shared_factor: float = 1.0
     shared_gate: bool = False
     biases: bool = False
     latent: int = 0
+    scaled_inputs: bool = False
     beside: bool = False
     limits: tuple[float, ...] = ()
 
@@ -159,6 +165,7 @@ class Style:
     Attributes:
         activation: of the feed-forward network.
         gated: whether that has a gate.
+        xielu: the activation is xIELU instead, with numbers of each layer's own; without a gate.
         qkv_bias: queries, keys and values have biases.
         output_bias: attention's output projection has one.
         output_gate: on attention's output.
@@ -167,6 +174,7 @@ class Style:
         head_norm_weights: these norms have weights.
         value_norms: so are values, without a weight.
         late_norms: it is normalised after that.
+        rotated_norms: queries and keys that do not turn have none of these norms.
         joint_norms: all heads' queries are normalised together before they are rotated, and all keys.
         layer_norms: norms subtract the mean.
         parallel: attention and the feed-forward network read the same, and both join the residual stream.
@@ -178,6 +186,8 @@ class Style:
         fused_qkv: queries, keys and values are stored as one tensor.
         fused_mlp: gate and up are.
         windows: keys that each layer sees at most, 0 for all; empty: all layers see all.
+        chunks: positions of each layer's chunks, whose rows see no key of another one, 0 for none; empty: there are
+            none.
         local_rotary: rotary embedding of the layers that have a window, where it differs.
         unrotated: of each layer, whether its queries and keys do not turn (NoPE); empty: all turn.
         interleaved: the two columns that turn together are neighbours in the files, instead of half a head apart.
@@ -196,6 +206,8 @@ class Style:
         layer_scalars: what a layer leaves is multiplied with a number of its own.
         layer_inputs: columns of a further input that each layer has of the token, see `layer_inputs`; 0 for none.
         recurrent: layers in the place of some layers' attention, or beside it.
+        recurrent_pre_norms: whether what they and their networks read is normalised instead, where attention's layers
+            have norms behind alone.
         recurrent_beside: whether they stand beside attention: both read the same rows, and their outputs are added.
         attention_scale: factor on attention's outputs, or on its values, which is the same.
         gate_scale: factor on the gates of the feed-forward network, before its activation.
@@ -209,6 +221,7 @@ class Style:
 
     activation: Activation = "silu"
     gated: bool = True
+    xielu: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     output_gate: OutputGate | None = None
@@ -217,6 +230,7 @@ class Style:
     head_norm_weights: bool = True
     value_norms: bool = False
     late_norms: bool = False
+    rotated_norms: bool = False
     joint_norms: bool = False
     layer_norms: bool = False
     parallel: bool = False
@@ -228,6 +242,7 @@ class Style:
     fused_qkv: bool = False
     fused_mlp: bool = False
     windows: tuple[int, ...] = ()
+    chunks: tuple[int, ...] = ()
     local_rotary: Rotary | None = None
     unrotated: tuple[bool, ...] = ()
     interleaved: bool = False
@@ -245,6 +260,7 @@ class Style:
     layer_scalars: bool = False
     layer_inputs: int = 0
     recurrent: RecurrentLayers | None = None
+    recurrent_pre_norms: bool = False
     recurrent_beside: bool = False
     attention_scale: float = 1.0
     gate_scale: float = 1.0

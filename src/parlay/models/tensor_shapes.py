@@ -8,6 +8,13 @@ from parlay.models.style import Experts
 # Norms around experts beside a network: of what they read, of what the network gives, of what they give.
 BESIDE_NORMS = "pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"
 SELECTION_BIAS = "mlp.gate.e_score_correction_bias"
+# Numbers of an activation: the factors above 0 and below it, the slope, the bound of the exponential function.
+XIELU: dict[str, tuple[int, ...]] = {
+    "act_fn.alpha_p": (1,),
+    "act_fn.alpha_n": (1,),
+    "act_fn.beta": (),
+    "act_fn.eps": (),
+}
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -20,7 +27,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     shapes |= token_input_shapes(config)
     for i in range(config.num_layers):
-        first, *others = ({f"{name}.weight": (config.hidden_size,)} for name in norm_names(config))
+        first, *others = ({f"{name}.weight": (config.hidden_size,)} for name in norm_names(config, i))
         own: dict[str, tuple[int, ...]] = {**first, **mixer_shapes(config, i)}
         for norm in others:
             own |= norm
@@ -50,15 +57,22 @@ def unread_keys(config: ModelConfig) -> tuple[str, ...]:
     return tuple(f"model.layers.{i}.self_attn.{part}.weight" for i in readers for part in parts)
 
 
-def norm_names(config: ModelConfig) -> tuple[str, ...]:
+def norm_names(config: ModelConfig, index: int = 0) -> tuple[str, ...]:
+    """Return the names of layer `index`'s norms."""
+    before, after = norms_around(config, index)
+    return *before, *after
+
+
+def norms_around(config: ModelConfig, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of a layer's norms: before attention and the MLP, and after each, as far as it has them."""
     style = config.style
     if style.parallel or style.networks:
-        return ("input_layernorm",)
-    if not style.post_norms:
-        return "input_layernorm", "post_attention_layernorm"
+        return ("input_layernorm",), ()
+    plain = style.recurrent_pre_norms and style.recurrent is not None and style.recurrent.layers[index]
+    if plain or not style.post_norms:
+        return ("input_layernorm", "post_attention_layernorm"), ()
     before = ("input_layernorm", "pre_feedforward_layernorm") if style.pre_norms else ()
-    return (*before, "post_attention_layernorm", "post_feedforward_layernorm")
+    return before, ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
 def mixer_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
@@ -159,4 +173,6 @@ def _network_shapes(config: ModelConfig, prefix: str, inner: int) -> dict[str, t
     if style.mlp_bias:
         shapes |= {f"{prefix}.{name}.bias": (width,) for name, width in widths.items()}
         shapes[f"{prefix}.down_proj.bias"] = (h,)
+    if style.xielu:
+        shapes |= {f"{prefix}.{name}": shape for name, shape in XIELU.items()}
     return shapes

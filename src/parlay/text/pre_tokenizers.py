@@ -52,6 +52,7 @@ def _without_han(letters: str) -> str:
     return rf"{letters[:-1]}&&[^\p{{Han}}]]"
 
 
+_GPT4O = _cased(rf"(?:{_CONTRACTIONS[:-1]})?", r"\p{N}{1,3}")
 # By `tokenizer.ggml.pre`: patterns whose matches are cut out, one after another, of what the ones before left.
 PATTERNS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
@@ -60,7 +61,7 @@ PATTERNS = {
     "qwen2": (rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}|{_REST}",),
     "refact": (r"\p{N}", _GPT2),
     "tekken": (_cased("", r"\p{N}"),),
-    "gpt-4o": (_cased(rf"(?:{_CONTRACTIONS[:-1]})?", r"\p{N}{1,3}"),),
+    "gpt-4o": (_GPT4O,),
     "kimi-k2": (
         r"[\p{Han}]+|"
         + _cased(f"(?:{_CONTRACTIONS[:-1]})?", r"\p{N}{1,3}", _without_han(_UPPER), _without_han(_LOWER), ""),
@@ -89,6 +90,7 @@ PATTERNS = {
     ),
     # Digits in threes from the right.
     "afmoe": (r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", f"[{_SCRIPTS}]+", _MARKED),
+    "tiny_aya": (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O),
     "laguna": (r"[^\n]+|\n+", rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}|{_REST}"),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", rf"[{_CJK}]+", r"\p{N}"),
 }
@@ -101,6 +103,7 @@ SAME_AS = {
         "refact": "starcoder command-r smollm codeshell exaone minerva-7b mellum2",
         "deepseek-v3": "hunyuan-dense joyai-llm hy_v4",
         "gpt-4o": "llama4 kanana2 talkie minimax-m2",
+        "tiny_aya": "cohere2moe",
     }.items()
     for alias in aliases.split()
 }

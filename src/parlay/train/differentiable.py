@@ -206,7 +206,9 @@ class DifferentiableKernels(ReferenceKernels):
         window: int = 0,
         cap: float = 0.0,
         sinks: Tensor | None = None,
+        chunk: int = 0,
     ) -> None:
+        assert not chunk  # which no layer has that is trained
         query = self._by_text(q.clone()).contiguous()
         seen = self._rollout.attend(query, self._origins, scale, window, cap, sinks)
         out.copy_(seen.transpose(1, 2).reshape(out.shape))
@@ -224,6 +226,11 @@ class DifferentiableKernels(ReferenceKernels):
 
     def activate(self, x: Tensor, activation: Activation) -> None:  # noqa: D102
         x.copy_(_ACTIVATIONS[activation](x.clone()))
+
+    def xielu(self, x: Tensor, numbers: Tensor) -> None:  # noqa: D102
+        p, n, b, e = numbers
+        y = x.clone()
+        x.copy_(torch.where(y > 0, p * y * y, n * (torch.expm1(y.minimum(e)) - y)) + b * y)
 
     def multiply(self, x: Tensor, other: Tensor, gate: Gate = "plain") -> None:  # noqa: D102
         other = other.clone()

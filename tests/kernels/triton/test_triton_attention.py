@@ -14,7 +14,7 @@ from ..test_attention import caches, mixed_view  # noqa: TID252
 from .test_triton_elementwise import thinned
 
 SHAPES = ((8, 2, 32), (20, 1, 96), (4, 4, 64), (3, 1, 80))
-OPTIONS = ({}, {"window": 9}, {"cap": 5.0}, {"sinks": True})
+OPTIONS = ({}, {"window": 9}, {"cap": 5.0}, {"sinks": True}, {"chunk": 9})
 
 
 def moved(view: AttentionView, device: torch.device) -> AttentionView:

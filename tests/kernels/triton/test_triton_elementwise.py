@@ -147,6 +147,12 @@ def test_soft_cap(kernels: TritonElementwise, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_xielu(kernels: TritonElementwise, device: torch.device, dtype: torch.dtype) -> None:
+    x = torch.cat((torch.linspace(-40, 40, 1999), torch.logspace(-20, 0, 99), -torch.logspace(-20, 0, 99)))
+    as_reference(kernels, device, "xielu", x[None].to(dtype), torch.tensor([0.7, 1.1, 0.4, -1e-6]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [8, 40])
 def test_copies_read_before_they_write(
     kernels: TritonElementwise, device: torch.device, dtype: torch.dtype, dim: int

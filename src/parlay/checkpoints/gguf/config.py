@@ -68,6 +68,9 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         options |= _of_layers(file, family, options.get("layer_types"), layers)
         if family.recurrent:
             options |= _recurrent(file, name, family, layers)
+        if family.sparse:
+            kinds = ("sparse" if f"blk.{i}.ffn_gate_inp.weight" in file.tensors else "dense" for i in range(layers))
+            options[family.sparse] = [*kinds]
         if family.wide_layers:
             options["query_pre_attn_scalar"] = hidden // heads if layers == family.wide_layers else head_dim
         return {
@@ -275,6 +278,9 @@ def _lone_kind(file: GGUFFile, family: Family, layer: int) -> str:
 def _eps(file: GGUFFile, name: str, family: Family) -> dict[str, float]:
     key, hf = EPS[family.layer_norms]
     other, _ = EPS[True]
+    rms, _ = EPS[False]
+    if family.layer_norms and f"{name}.{rms}" in file:  # norms that do not subtract the mean, of some models
+        return {"rms_norm_eps": file.number(f"{name}.{rms}")}
     # Nemotron-H's files have the key of norms that subtract the mean.
     return {hf: file.number(f"{name}.{other if family.alone and f'{name}.{key}' not in file else key}")}
 

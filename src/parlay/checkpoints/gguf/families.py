@@ -18,6 +18,7 @@ from parlay.checkpoints.gguf.family import (
     mixture,
 )
 from parlay.checkpoints.gguf.hybrid_families import HYBRIDS
+from parlay.checkpoints.gguf.mixture_families import MIXTURES
 from parlay.checkpoints.gguf.reader import GGUFFile
 from parlay.checkpoints.gguf.window_families import WINDOWED
 from parlay.errors import ModelError
@@ -138,6 +139,13 @@ FAMILIES = {
         "Cohere2ForCausalLM",
         options=WINDOW | {"logit_scale": "logit_scale"},
         layer_norms=True,
+    ),
+    "apertus": Family(
+        "ApertusForCausalLM",
+        numbers={
+            f"mlp.act_fn.{name}": (f"xielu.{name}", shape)
+            for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ()))
+        },
     ),
     "hunyuan-dense": Family("HunYuanDenseV1ForCausalLM"),
     "hunyuan-moe": Family(
@@ -295,6 +303,7 @@ FAMILIES = {
         wide_layers=62,
     ),
     **WINDOWED,
+    **MIXTURES,
     **HYBRIDS,
 }
 _SOFTMAX = 1  # a router's, among the values of `expert_gating_func`

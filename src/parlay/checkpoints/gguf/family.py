@@ -37,7 +37,7 @@ class Family:
         listed: which layers have a window is written as a list.
         scaling: what the class has beside what files say of rotary scaling.
         also: further classes that are written as this architecture.
-        layer_norms: norms subtract the mean, and their key is another.
+        layer_norms: norms subtract the mean, and their key is another; they do not where a file has the usual key.
         refused: keys of files whose numbers mean something else.
         latent: the model has latent attention, and sizes of its own.
         recurrent: what `layer_types` calls the layers that are no attention; empty where there is none.
@@ -60,7 +60,9 @@ class Family:
         value_width: config key of how wide values are, where they may be narrower than keys.
         near: config keys by the metadata's that list a size by layer: those of what layers with a window have.
         halved: of the columns that files count, half turn in layers without a window.
-        sparse: config key of a list of which layers have experts, which their tensors say.
+        numbers: tensors of each layer, by their names in it, whose numbers files list among the metadata: the list's
+            key, and the tensors' shape.
+        sparse: config key of a list of which layers have experts, as the tensors say.
     """
 
     architecture: str
@@ -98,6 +100,7 @@ class Family:
     value_width: str = ""
     near: dict[str, str] = field(default_factory=dict)
     halved: bool = False
+    numbers: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     sparse: str = ""
 
     def offset(self, name: str) -> float:

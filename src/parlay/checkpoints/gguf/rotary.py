@@ -104,22 +104,22 @@ def _factors(file: GGUFFile, name: str, rotated: int) -> list[float]:
 def _llama3(file: GGUFFile, theta: float, rotated: int) -> dict[str, Any]:
     """Return the parameters of Llama 3.1's scaling; a file holds only what they make of the frequencies.
 
-    One of them never varies, another is 4 but in Step-3.5, the factor is the largest divisor, and of the original
-    lengths a power of two fits.
+    One of them never varies, another is 4 but in Step-3.5 and in Llama 4, which blends nothing; the factor is the
+    largest divisor, and of the original lengths a power of two fits.
     """
     divisors = _factors(file, "rope_freqs.weight", rotated)
     factor, low = max(divisors), 1.0
-    for high, original in product((4.0, 32.0), (8192, *(2**i for i in range(4, 21)))):
+    for high, original in product((4.0, 32.0, 1.0), (8192, *(2**i for i in range(4, 21)))):
         for index, divisor in enumerate(divisors):
             turns = original * theta ** (-2 * index / rotated) / (2 * math.pi)
-            blend = min(max((turns - low) / (high - low), 0.0), 1.0)
+            blend = min(max((turns - low) / (high - low), 0.0), 1.0) if high > low else float(turns > low)
             if not math.isclose(divisor * (blend + (1 - blend) / factor), 1.0, rel_tol=1e-4):
                 break
         else:
             return {
                 "rope_type": "llama3",
                 "factor": factor,
-                "low_freq_factor": low,
+                "low_freq_factor": 1.0,
                 "high_freq_factor": high,
                 "original_max_position_embeddings": original,
             }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.checkpoints.gguf.families import family_of, size_of
+from parlay.checkpoints.gguf.family import Family
 from parlay.checkpoints.gguf.names import ROTARY, Place, names_of
 from parlay.checkpoints.gguf.parts import GGUFModel
 from parlay.checkpoints.gguf.reader import GGUFFile
@@ -41,6 +42,7 @@ class GGUFWeights:
         for stored in self._file.tensors.values():
             if stored.name not in ROTARY:
                 self._names |= names_of(stored, self._family, heads)
+        self._numbers = _numbers_of(self._file, self._name, self._family)
         # Absorbed keys and values, each of which has heads as a dimension: together they are one matrix of the class.
         self._joined = {
             f"model.layers.{stored.name.split('.')[1]}.self_attn.kv_b_proj.weight": stored.name
@@ -57,10 +59,12 @@ class GGUFWeights:
 
     def keys(self) -> list[str]:
         """Return the tensors' names."""
-        return list(self._names)
+        return [*self._names, *self._numbers]
 
     def get_slice(self, name: str) -> StoredShape:
         """Return what knows a tensor's shape without reading it."""
+        if name in self._numbers:
+            return StoredShape([*self._numbers[name].shape])
         place = self._names[name]
         if name in self._joined:
             heads, rank, content = self._file.tensors[place.name].shape
@@ -77,6 +81,8 @@ class GGUFWeights:
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as Hugging Face's class would have it; what was quantised comes as float32."""
+        if name in self._numbers:
+            return self._numbers[name]
         place = self._names[name]
         if name in self._joined:
             return self._absorbed(place.name)
@@ -166,6 +172,24 @@ def _heads_of(file: GGUFFile, name: str, layer: int) -> tuple[int, int, int]:
     groups = count(f"{name}.attention.head_count_kv", heads)
     width = size_of(file, f"{name}.attention.key_length", size_of(file, f"{name}.embedding_length") // max(heads, 1))
     return heads * width, groups * width, groups * size_of(file, f"{name}.attention.value_length", width)
+
+
+def _numbers_of(file: GGUFFile, name: str, family: Family) -> dict[str, Tensor]:
+    """Return the tensors of each layer whose numbers a file has among its metadata, once for all layers or listed.
+
+    Raises:
+        ModelError: a list has another length than there are layers.
+    """
+    import torch
+
+    layers = size_of(file, f"{name}.block_count")
+    found: dict[str, Tensor] = {}
+    for inner, (key, shape) in family.numbers.items():
+        values = file.numbers(key) if file.is_array(key) else [file.number(key)] * layers
+        if len(values) != layers:
+            raise ModelError(f"{file.path}: {key} must list a number for each of {layers} layers")
+        found |= {f"model.layers.{i}.{inner}": torch.tensor(value).view(shape) for i, value in enumerate(values)}
+    return found
 
 
 def in_pairs(tensor: Tensor, heads: int) -> Tensor:

@@ -28,12 +28,14 @@ _VIEWS = ["tables", "owner", "first", "last", "extra_offsets", "extra_slots"]
 
 
 @triton.jit
-def _visible(row, first, last, extra_offsets, window):
+def _visible(row, first, last, extra_offsets, window, span):
     known = tl.load(last + row)
     total = known + tl.load(extra_offsets + row + 1) - tl.load(extra_offsets + row)
     start = tl.load(first + row)
     if window > 0:
         start = tl.maximum(start, total - window)
+    if (span > 0) & (total > 0):
+        start = tl.maximum(start, (total - 1) // span * span)
     return start, known, total
 
 
@@ -101,13 +103,13 @@ def _softmax(
 @triton.jit(do_not_specialize=_DATA, do_not_specialize_on_alignment=[*_VIEWS, "out"])
 def _attend(
     query, key_cache, value_cache, tables, owner, first, last, extra_offsets, extra_slots, sinks, out,
-    part_best, part_mass, part_mixed, counters, table_step, chunks, scale, window, cap, dim, columns,
+    part_best, part_mass, part_mixed, counters, table_step, chunks, scale, window, span, cap, dim, columns,
     kv_heads: tl.constexpr, block_size: tl.constexpr, heads: tl.constexpr, lanes: tl.constexpr, wide: tl.constexpr,
     group: tl.constexpr, has_sinks: tl.constexpr, alone: tl.constexpr, size: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     # alone: the program goes through all chunks; else it leaves one chunk's result, and the last one combines them.
     row, kv_head = tl.program_id(0), tl.program_id(1)
-    start, known, total = _visible(row, first, last, extra_offsets, window)
+    start, known, total = _visible(row, first, last, extra_offsets, window, span)
     each: tl.constexpr = heads // kv_heads
     head, lane, column = tl.arange(0, group), tl.arange(0, lanes), tl.arange(0, wide)
     is_query = (head < each)[:, None] & (lane < dim)[None, :]
@@ -177,6 +179,7 @@ class TritonAttention:
         window: int = 0,
         cap: float = 0.0,
         sinks: Tensor | None = None,
+        chunk: int = 0,
     ) -> None:
         rows, heads, dim = q.shape
         if not rows or not heads:
@@ -198,7 +201,7 @@ class TritonAttention:
         _attend[(rows, kv_heads, 1 if alone else chunks)](
             *(q, key_cache, value_cache, view.tables, view.row_request, *sees, view.extra_slots),
             *(none if sinks is None else sinks, out, best, mass, mixed, counters, view.tables.shape[1], chunks),
-            *(float(scale), window, float(cap), dim, columns, kv_heads, block_size, heads, lanes, wide, group),
+            *(float(scale), window, chunk, float(cap), dim, columns, kv_heads, block_size, heads, lanes, wide, group),
             *(sinks is not None, alone, _CHUNK, _TILE * min(_NARROW, widest) // widest),
             num_warps=4,
             num_stages=2 if widest <= 2 * _NARROW else 1,

@@ -140,6 +140,10 @@ def _in_place(x, other, factor, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: 
         value = value * factor
     elif KIND == "soft_cap":
         value = factor * _tanh(tl.div_rn(value, factor))
+    elif KIND == "xielu":  # see csrc/activation.h
+        t = _tanh(0.5 * tl.minimum(value, tl.load(other + 3)))
+        below = tl.load(other + 1) * (tl.div_rn(t + t, 1.0 - t) - value)
+        value = tl.where(value > 0, tl.load(other) * value * value, below) + tl.load(other + 2) * value
     else:
         value = activated(value, KIND)
     tl.store(x + row * WIDTH + column, rounded(value, dtype).to(dtype), mask=inside)
@@ -215,6 +219,9 @@ class TritonElementwise:
 
     def soft_cap(self, x: Tensor, cap: float) -> None:  # noqa: D102
         _by_pieces(_in_place, *x.shape, x, None, float(cap), KIND="soft_cap")
+
+    def xielu(self, x: Tensor, numbers: Tensor) -> None:  # noqa: D102
+        _by_pieces(_in_place, *x.shape, x, numbers, 0.0, KIND="xielu")
 
     def multiply(self, x: Tensor, other: Tensor, gate: Gate = "plain") -> None:  # noqa: D102
         if other.shape[1]:

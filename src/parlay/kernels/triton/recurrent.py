@@ -181,7 +181,8 @@ def _length(x):
 
 @triton.jit
 def _updated(
-    state, row_x, row_gates, row_channels, rate, bias, head, columns, keys, query_scale, least_step, most_step,
+    state, row_x, row_gates, row_channels, rate, bias, head, columns, keys, query_scale, write_scale, least_step,
+    most_step,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DELTA: tl.constexpr, CHANNELS: tl.constexpr,
     TILED: tl.constexpr,
 ):  # fmt: skip
@@ -213,7 +214,8 @@ def _updated(
         state *= decay[:, None]
     else:
         state *= decay
-    share = (value - tl.sum(state * key[:, None], axis=0)) * sigmoid(gate) if DELTA else value * step
+    write = write_scale * sigmoid(gate)
+    share = (value - tl.sum(state * key[:, None], axis=0)) * write if DELTA else value * step
     return state + key[:, None] * share[None, :], query, value
 
 
@@ -234,7 +236,7 @@ def _read(state, query, value, skip, DELTA: tl.constexpr, dtype: tl.constexpr):
 )  # fmt: skip
 def _recur(
     x, gates, channels, rate, step_bias, skip, sequences, rows, replayed, stored, kept, kept_gates, out, query_scale,
-    least_step, most_step,
+    write_scale, least_step, most_step,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DELTA: tl.constexpr, CHANNELS: tl.constexpr,
     TILED: tl.constexpr, PIECE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -275,8 +277,8 @@ def _recur(
             row_x, row_gates = x + row.to(tl.int64) * WIDTH, gates + row.to(tl.int64) * GATES
             row_channels = channels + row.to(tl.int64) * (H * K)
         state, query, value = _updated(
-            state, row_x, row_gates, row_channels, head_rate, bias, head, columns, keys, query_scale, least_step,
-            most_step, H, G, K, V, DELTA, CHANNELS, TILED,
+            state, row_x, row_gates, row_channels, head_rate, bias, head, columns, keys, query_scale, write_scale,
+            least_step, most_step, H, G, K, V, DELTA, CHANNELS, TILED,
         )  # fmt: skip
         if to >= 0:
             tl.store(stored + to.to(tl.int64) * SLOT + cells, state, mask=there[:, None])
@@ -345,9 +347,11 @@ class TritonRecurrent:
         kept_gates: Tensor,
         out: Tensor,
         channels: Tensor | None = None,
+        write_scale: float = 1.0,
     ) -> None:
         memory = stored, kept, kept_gates
-        self._recur(x, gates, channels, rate, step_bias, None, groups, tiled, 0.0, 0.0, states, memory, out)
+        factors = write_scale, 0.0, 0.0
+        self._recur(x, gates, channels, rate, step_bias, None, groups, tiled, factors, states, memory, out)
 
     def state_space(  # noqa: D102
         self,
@@ -366,7 +370,8 @@ class TritonRecurrent:
         out: Tensor,
     ) -> None:
         memory = stored, kept, kept_gates
-        self._recur(x, gates, None, rate, step_bias, skip, groups, False, least_step, most_step, states, memory, out)
+        factors = 1.0, least_step, most_step
+        self._recur(x, gates, None, rate, step_bias, skip, groups, False, factors, states, memory, out)
 
     @staticmethod
     def _recur(
@@ -378,13 +383,12 @@ class TritonRecurrent:
         skip: Tensor | None,
         groups: int,
         tiled: bool,
-        least_step: float,
-        most_step: float,
+        factors: tuple[float, float, float],
         states: StateView,
         memory: tuple[Tensor, Tensor, Tensor],
         out: Tensor,
     ) -> None:
-        """Update states row by row; without `skip` by the delta rule."""
+        """Update states row by row; without `skip` by the delta rule. Factors are of writes, and bounds of steps."""
         stored, kept, kept_gates = memory
         _, heads, _, keys, _ = stored.shape
         values, each = out.shape[1] // heads, 0 if channels is None else channels.shape[1]
@@ -395,7 +399,7 @@ class TritonRecurrent:
         _recur[(len(states.sequences), heads, values // _COLUMNS)](
             *(*own, rate, step_bias, rate if skip is None else skip),
             *(states.sequences, states.rows, states.replayed, stored, kept, kept_gates, out),
-            *(keys**-0.5, float(least_step), float(most_step)),
+            *(keys**-0.5, *map(float, factors)),
             H=heads,
             G=groups,
             K=keys,

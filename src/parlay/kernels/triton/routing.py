@@ -19,7 +19,7 @@ def _best(values, free, index):
 
 
 @triton.jit
-def _shares(scores, bias, free, index, SIGMOID: tl.constexpr):
+def _shares(scores, bias, free, index, SIGMOID: tl.constexpr, GROUPS: tl.constexpr):
     """Return what experts take of a row, what that is to be divided by, and by which they are chosen: never NaN."""
     score = tl.load(scores + index, mask=free, other=0.0)
     low = float("-inf")
@@ -32,7 +32,7 @@ def _shares(scores, bias, free, index, SIGMOID: tl.constexpr):
         most = tl.where(most == low, tl.load(scores), most)
         share = tl.where(free, tl.exp(score - most), 0.0)
         total = tl.sum(share)
-    if SIGMOID or bias is not None:
+    if (SIGMOID and GROUPS > 1) or bias is not None:  # sigmoids of high scores are alike
         choice = tl.div_rn(share, total)
         if bias is not None:
             choice += tl.load(bias + index, mask=free, other=0.0)
@@ -72,7 +72,7 @@ def _route(
     member = tl.arange(0, BLOCK)[None, :]
     index = group * size + member  # an expert's id, and another one's where it is not free
     free = (group < GROUPS) & (member < size)
-    share, total, choice = _shares(scores + row * EXPERTS, bias, free, index, SIGMOID)
+    share, total, choice = _shares(scores + row * EXPERTS, bias, free, index, SIGMOID, GROUPS)
     if GROUPS > 1:
         free = _of_best_groups(choice, free, member, size, GROUPS, KEPT, BLOCK_GROUPS)
     place = tl.arange(0, BLOCK_CHOSEN)

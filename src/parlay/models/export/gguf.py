@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parlay.checkpoints.gguf.families import FAMILIES
 from parlay.checkpoints.gguf.names import ROTARY
 from parlay.checkpoints.gguf.parts import GGUFModel
 from parlay.checkpoints.gguf.writer import Entry, Value, encode, header, padding
@@ -118,9 +119,21 @@ def _described(
     told = {
         **general,
         **metadata(config, further),
+        **_numbers(config, name),
         **vocabulary(config.path, name, config.vocab_size, config.eos_token_ids, config.raw),
     }
     return {key: encode(value) for key, value in told.items()}, rotary_factors(config)
+
+
+def _numbers(config: ModelConfig, name: str) -> dict[str, Value]:
+    """Return the numbers of each layer that files of an architecture have among their metadata."""
+    if not (numbers := FAMILIES[name].numbers):
+        return {}
+    with open_weights(config, storage="plain") as weights:
+        return {
+            key: [float(weights.read(f"model.layers.{i}.{inner}")) for i in range(config.num_layers)]
+            for inner, (key, _) in numbers.items()
+        }
 
 
 def check_output(output: Path, force: bool) -> None:

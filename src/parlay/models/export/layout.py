@@ -47,6 +47,8 @@ def origins(config: ModelConfig, family: Family) -> dict[str, TensorOrigin]:
     found = {}
     for name, shape in weight_shapes(filed).items():
         layer, inner = _parted(name)
+        if inner in family.numbers:  # which is no tensor in files
+            continue
         scans = recurrent is not None and layer != "" and recurrent.layers[int(layer.split(".")[2])]
         if scans and inner in scanned:
             found[name] = scanned[inner].within(layer)

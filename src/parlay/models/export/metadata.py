@@ -73,7 +73,7 @@ def metadata(config: ModelConfig, further: Sequence[ModelConfig] = ()) -> dict[s
         found["attention.key_length_mla"] = latent.query
         found["attention.value_length_mla"] = latent.value
         found["vocab_size"] = config.vocab_size
-    for key, _ in (EPS[family.layer_norms], *((EPS[True],) if family.alone else ())):
+    for key, _ in (EPS[config.style.layer_norms], *((EPS[True],) if family.alone else ())):
         found[key] = config.rms_norm_eps
     if family.sections:  # of positions in images
         found["rope.dimension_sections"] = _sections(config, family.sections)
@@ -182,6 +182,7 @@ def _values(config: ModelConfig, further: int) -> dict[str, Any]:
         "num_hidden_layers": config.num_layers + further,
         "num_nextn_predict_layers": further or None,
         "intermediate_size": config.intermediate_size,
+        "intermediate_size_mlp": config.intermediate_size,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
@@ -230,12 +231,14 @@ def _mixture(experts: Experts, further: int) -> dict[str, Any]:
         "moe_num_experts": experts.count,
         "moe_k": experts.chosen,
         "moe_topk": experts.chosen,
+        "expert_selection_fn": 1 + experts.sigmoid,
         "n_routed_experts": experts.count,
         "moe_num_shared_experts": experts.shared // experts.width,
         "n_shared_experts": experts.shared // experts.width,
         "shared_intermediate_size": shared,
         "shared_expert_intermediate_size": shared,
         "moe_layer_interval": 1,
+        "interleave_moe_layer_step": dense + 1,
         "moe_layer_start_index": dense,
         "first_k_dense_replace": dense,
         "routed_scaling_factor": experts.factor,
@@ -244,6 +247,7 @@ def _mixture(experts: Experts, further: int) -> dict[str, Any]:
         "num_dense_layers": dense,
         "num_shared_experts": experts.shared // experts.width,
         "route_scale": experts.factor,
+        "router_scaling_factor": experts.factor,
         "route_norm": experts.normalise,
         "moe_routed_scaling_factor": experts.factor,
         "moe_router_scaling_factor": experts.factor,
