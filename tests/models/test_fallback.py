@@ -174,12 +174,7 @@ REFUSALS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("Bert", "LMHeadModel", {}, "not causal|neither causal"),
     ("Bloom", "ForCausalLM", {}, "attention does not go through transformers' attention interface"),
     ("Mpt", "ForCausalLM", {}, "attention does not go through transformers' attention interface"),
-    (
-        "MiMoV2Flash",
-        "ForCausalLM",
-        {"num_hidden_layers": 2, **dict.fromkeys(("head_dim", "v_head_dim", "swa_head_dim", "swa_v_head_dim"), 128)},
-        "it asks attention for sinks",
-    ),
+    ("Flint", "ForCausalLM", {"num_hidden_layers": 2}, "it asks attention for sinks"),
     (
         "MiniCPM3",
         "ForCausalLM",

@@ -214,8 +214,10 @@ def _updated(
         state *= decay[:, None]
     else:
         state *= decay
-    write = write_scale * sigmoid(gate)
-    share = (value - tl.sum(state * key[:, None], axis=0)) * write if DELTA else value * step
+    if DELTA:
+        share = (value - tl.sum(state * key[:, None], axis=0)) * (write_scale * sigmoid(gate))
+    else:
+        share = value * step
     return state + key[:, None] * share[None, :], query, value
 
 
