@@ -8,9 +8,6 @@ ARM := build/arm
 ARM_TOOLS := $(and $(shell command -v aarch64-linux-gnu-g++),$(shell command -v qemu-aarch64))
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-# Bytecode is kept whatever the shell says: the suite starts over a hundred processes, which would compile all anew.
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: demo test arm gpu clients soak check lint docs stub wheels clean
 
 # A stamp per set of tools, so that `make demo` installs no test tools. Native sources are part of the package: when

@@ -5,9 +5,12 @@ import os
 os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is first imported, by whomever
 
 import asyncio
+import atexit
+import gc
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +26,16 @@ from hypothesis import HealthCheck, settings
 
 from parlay import LLM, CompletionOutput
 from parlay.cli import serve
-from parlay.engine import local_ranks
+from parlay.engine import local_ranks, speculation
 from parlay.kernels import tuning
 from parlay.kernels.select import instruction_sets, select_kernels
+from parlay.numerics import digests
 from parlay.proposers.base import HostProposer
 from parlay.proposers.select import proposers
+
+# Bytecode is kept whatever the shell says: the suite starts over a hundred processes, which would compile all anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The same examples every time, and no deadline on a machine that may be busy. `make soak` has many, and others.
 SOAK = "PARLAY_SOAK_SECONDS" in os.environ
@@ -57,9 +65,15 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _usual_prefetching(_cache_of_its_own: None) -> Iterator[None]:
-    """No start of an engine measures how far ahead to prefetch, nor in processes that tests start."""
+def _short_starts(_cache_of_its_own: None) -> Iterator[None]:
+    """No start of an engine measures how far ahead to prefetch, nor in processes that tests start.
+
+    Here it times passes of a few sizes, since hundreds of engines know nothing yet, and looks through the digests of
+    a few files.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speculation, "timed_passes", partial(speculation.timed_passes, sizes=(1, 8, 2, 16)))
+        patch.setattr(digests, "_FILES", 30)
         patch.setattr(tuning, "measure", lambda kernels: tuning.Prefetching())
         tuning.tune(select_kernels(), 1)
         yield
@@ -90,6 +104,12 @@ def _instructions() -> Iterator[None]:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not import clients' libraries for tests that are not run."""
     return True if collection_path.name == "clients" and "not clients" in config.option.markexpr else None
+
+
+def pytest_collection_finish() -> None:
+    """Have no search for garbage look at what stays: a million objects of libraries and of collected tests."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # or nanobind reports leaks
 
 
 @pytest.hookimpl(tryfirst=True)

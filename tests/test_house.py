@@ -1,6 +1,7 @@
 """Rules of the house that no linter knows."""
 
 import ast
+import gc
 import inspect
 import re
 import runpy
@@ -54,6 +55,15 @@ COMMON_NAMES = {"Costs", "Step"}
 @cache
 def tree_of(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_for_this_file() -> Iterator[None]:
+    """They are millions of objects, among which there is no garbage, and which later tests do not need."""
+    gc.disable()
+    yield
+    tree_of.cache_clear()
+    gc.enable()
 
 
 def trees(files: list[Path] = FILES) -> Iterator[tuple[str, ast.Module]]:

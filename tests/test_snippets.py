@@ -91,6 +91,7 @@ def served(folder: Path) -> Iterator[Live]:
     asyncio.run(engine.close())
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("snippet", PYTHON, ids=str)
 def test_python_runs(snippet: Snippet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if "127.0.0.1:8000" not in snippet.text:

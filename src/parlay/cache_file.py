@@ -68,7 +68,7 @@ class CacheFile:
         try:
             with NamedTemporaryFile("w", dir=self._file.parent, suffix=".new", delete=False) as whole:
                 new = Path(whole.name)
-                json.dump(content, whole)
+                whole.write(json.dumps(content))  # `dump` encodes in Python, several times as slowly
             new.replace(self._file)
         except OSError as error:
             logger.debug("%s cannot be written (%s)", self._file, error)

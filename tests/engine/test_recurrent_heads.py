@@ -133,8 +133,7 @@ def test_a_head_begins_anew_where_it_lacks_pairs(engine: Callable[..., LLM], met
     (expected,) = run(off, [with_params(ask, speculative={"enabled": False})])
     assert expected.metrics.drafted == 0
     drafts(other, ask)
-    for valid in other.engine._pool._valid:
-        valid.clear()  # as if its pairs had never been
+    other.engine._pool._valid.clear()  # as if its pairs had never been
     anew, cached = drafts(off, ask)
     assert cached == 56
     assert len(anew[2]) > 5

@@ -107,32 +107,31 @@ def test_names(make_llm: MakeLLM, plain: LLM) -> None:
 SEEDS, SOAK, LENGTH, TOP = 600, 5000, 3, 3
 
 
-def exact(plain: LLM, prompt: tuple[int, ...], temperature: float) -> dict[tuple[int, ...], float]:
-    """Return the joint distribution of the first tokens, of which each is one of the likeliest few."""
-    known: dict[tuple[int, ...], float] = {(): 1.0}
+PROMPT, WARM = "def area(width, height):\n    return", 1.2
+
+
+@pytest.fixture(scope="module")
+def exact(plain: LLM) -> dict[tuple[int, ...], float]:
+    """The joint distribution of the first tokens after `PROMPT`, of which each is one of the likeliest few."""
+    prompt, known = plain.engine.encode(PROMPT), {(): 1.0}
     for _ in range(LENGTH):
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=TOP, ignore_eos=True)
         outputs = plain.generate([[*prompt, *begin] for begin in known], params, use_tqdm=False)
-        longer = {}
+        longer = dict[tuple[int, ...], float]()
         for (begin, p), output in zip(known.items(), outputs, strict=True):
             (entry,) = output.outputs[0].logprobs or ()
-            likely = {token: exp(one.logprob / temperature) for token, one in entry.items() if one.rank <= TOP}
+            likely = {token: exp(one.logprob / WARM) for token, one in entry.items() if one.rank <= TOP}
             assert len(likely) == TOP
             longer |= {(*begin, token): p * w / sum(likely.values()) for token, w in likely.items()}
         known = longer
     return known
 
 
-def p_value(
-    llm: LLM,
-    distribution: dict[tuple[int, ...], float],
-    prompt: tuple[int, ...],
-    temperature: float,
-    draws: int = SEEDS,
-) -> float:
+def p_value(llm: LLM, distribution: dict[tuple[int, ...], float], draws: int = SEEDS) -> float:
     """Return how well an engine's first tokens agree with a distribution, likely ones each and the rest together."""
+    prompt = llm.engine.encode(PROMPT)
     params = [
-        SamplingParams(temperature=temperature, top_k=TOP, seed=7919 * i, max_tokens=LENGTH + 2, ignore_eos=True)
+        SamplingParams(temperature=WARM, top_k=TOP, seed=7919 * i, max_tokens=LENGTH + 2, ignore_eos=True)
         for i in range(draws)
     ]
     outputs = llm.generate([list(prompt)] * draws, params, use_tqdm=False)
@@ -147,43 +146,43 @@ def p_value(
     return float(chisquare(counts, expected)[1])
 
 
-PROMPT, WARM = "def area(width, height):\n    return", 1.2
-
-
 @pytest.mark.parametrize(
     ("head", "mode", "tree"),
     [("draft_model", "rejection", "off"), ("eagle3", "block", "off"), ("eagle3", "rejection", TREE)],
 )
-def test_the_distribution_is_the_targets(make_llm: MakeLLM, plain: LLM, head: str, mode: str, tree: Any) -> None:
-    check_distribution(make_llm, plain, head, mode, tree, SEEDS)
+def test_the_distribution_is_the_targets(
+    make_llm: MakeLLM, exact: dict[tuple[int, ...], float], head: str, mode: str, tree: Any
+) -> None:
+    check_distribution(make_llm, exact, head, mode, tree, SEEDS)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize(("mode", "tree"), [("rejection", "off"), ("block", "off"), ("rejection", TREE)])
 def test_the_distribution_is_the_targets_in_many_draws(
-    make_llm: MakeLLM, plain: LLM, head: str, mode: str, tree: Any
+    make_llm: MakeLLM, exact: dict[tuple[int, ...], float], head: str, mode: str, tree: Any
 ) -> None:
-    check_distribution(make_llm, plain, head, mode, tree, SOAK)
+    check_distribution(make_llm, exact, head, mode, tree, SOAK)
 
 
-def check_distribution(make_llm: MakeLLM, plain: LLM, head: str, mode: str, tree: Any, draws: int) -> None:
+def check_distribution(
+    make_llm: MakeLLM, exact: dict[tuple[int, ...], float], head: str, mode: str, tree: Any, draws: int
+) -> None:
     given = speculative(head, mode, tree=tree)
     if tree != "off":
         del given["num_speculative_tokens"]
-    prompt = tuple(plain.engine.encode(PROMPT))
     llm = tiny(make_llm, given, max_num_seqs=64)
-    assert p_value(llm, exact(plain, prompt, WARM), prompt, WARM, draws) > 1e-3
+    assert p_value(llm, exact, draws) > 1e-3
 
 
-def test_typical_acceptance_has_another_distribution(make_llm: MakeLLM, plain: LLM) -> None:
-    prompt = tuple(plain.engine.encode(PROMPT))
-    llm = tiny(make_llm, speculative("eagle3", "typical", posterior_threshold=0.1, posterior_alpha=1.0))
-    assert p_value(llm, exact(plain, prompt, WARM), prompt, WARM) < 1e-6
+def test_typical_acceptance_has_another_distribution(make_llm: MakeLLM, exact: dict[tuple[int, ...], float]) -> None:
+    given = speculative("eagle3", "typical", posterior_threshold=0.1, posterior_alpha=1.0)
+    llm = tiny(make_llm, given, max_num_seqs=64)
+    assert p_value(llm, exact, SEEDS // 2) < 1e-6
 
 
 def test_a_distribution_that_guesses_were_not_drawn_from_is_found_out(
-    make_llm: MakeLLM, plain: LLM, monkeypatch: pytest.MonkeyPatch
+    make_llm: MakeLLM, exact: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Expander._drafts
 
@@ -195,9 +194,8 @@ def test_a_distribution_that_guesses_were_not_drawn_from_is_found_out(
         return drafts
 
     monkeypatch.setattr(Expander, "_drafts", flatter)
-    prompt = tuple(plain.engine.encode(PROMPT))
-    llm = tiny(make_llm, speculative("draft_model", "rejection", tree="off"))
-    assert p_value(llm, exact(plain, prompt, WARM), prompt, WARM) < 1e-6
+    llm = tiny(make_llm, speculative("draft_model", "rejection", tree="off"), max_num_seqs=64)
+    assert p_value(llm, exact) < 1e-6
 
 
 # ---------------------------------------------------------------------------------------- what requests ask for

@@ -116,7 +116,7 @@ def corrupt_forgotten_name(pool: BlockPool) -> None:
 
 
 def corrupt_valid_while_free(pool: BlockPool) -> None:
-    pool._valid[pool._free[0]].add("head")
+    pool.mark_valid(pool._free[0], "head")
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,6 @@ def test_what_is_really_allocated(tmp_path: Path, kind: str, dtype: torch.dtype)
     config = describe_model(str(path))
     rotary = 0 if kind == "positions" else LENGTH * int(config.head_dim * config.rotary.partial) * 4
     model = load_model(config, dtype, LENGTH, KERNELS)
-    gc.collect()
     held = sum(tensors_of(model).values()) - sum(tensors_of(KERNELS).values())
     assert held - rotary == weight_bytes(config, dtype)
 

@@ -24,7 +24,7 @@ from parlay.text.tokenizer import TextCodec
 VARIABLES: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "tools": None}
 ENDLESS = HOSTILE[0]
 PATIENCE = 2.0  # seconds for a rendering in these tests
-SHORT = 0.4  # where many do not end, in a process that runs already
+SHORT = 0.25  # where many do not end, in a process that runs already
 
 
 @pytest.fixture

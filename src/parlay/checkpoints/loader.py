@@ -397,7 +397,7 @@ def _config(path: Path) -> dict[str, Any]:
 def is_finite(tensor: Tensor) -> bool:
     """Whether no number is infinite or not a number."""
     # One pass at the speed of memory; NaN wins over any minimum and maximum.
-    return not tensor.numel() or all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist()))
+    return not tensor.numel() or all(math.isfinite(end.item()) for end in torch.aminmax(tensor))
 
 
 def more(names: list[str]) -> str:

@@ -24,7 +24,7 @@ class BlockPool:
         self._hash: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
         # Layer groups besides the target's whose keys and values in the block are complete.
-        self._valid: list[set[str]] = [set() for _ in range(num_blocks)]
+        self._valid: dict[int, set[str]] = {}
 
     @property
     def available(self) -> int:
@@ -58,7 +58,7 @@ class BlockPool:
         self._references[block] -= 1
         if self._references[block] == 0:
             if self._hash[block] is None:
-                self._valid[block].clear()
+                self._valid.pop(block, None)
                 self._free.append(block)
             else:
                 self._cached[block] = None
@@ -85,18 +85,18 @@ class BlockPool:
 
     def mark_valid(self, block: int, group: str) -> None:
         """Record that a further layer group's keys and values in the block are complete."""
-        self._valid[block].add(group)
+        self._valid.setdefault(block, set()).add(group)
 
     def is_valid(self, block: int, group: str) -> bool:
         """Whether a further layer group's keys and values in the block are complete."""
-        return group in self._valid[block]
+        return group in self._valid.get(block, ())
 
     def _forget_content(self, block: int) -> None:
         name = self._hash[block]
         if name is not None:
             del self._by_hash[name]
             self._hash[block] = None
-        self._valid[block].clear()
+        self._valid.pop(block, None)
 
     def reset(self) -> None:
         """Take every block from whoever holds it; named content can still be found. No state before is too broken."""
@@ -108,7 +108,7 @@ class BlockPool:
         self._cached = OrderedDict.fromkeys([*(block for block in self._cached if block in named), *named])
         self._free = deque(block for block in range(self.num_blocks) if self._hash[block] is None)
         for block in self._free:
-            self._valid[block].clear()
+            self._valid.pop(block, None)
 
     def check(self, tables: Iterable[Iterable[int]]) -> None:
         """Recount every block against the tables that exist.
@@ -116,17 +116,17 @@ class BlockPool:
         Raises:
             AssertionError: a block is lost, held twice, or wrongly findable.
         """
-        counts = [0] * self.num_blocks
+        counts, held = [0] * self.num_blocks, set[int]()
         for table in tables:
+            held.update(table)
             for block in table:
                 counts[block] += 1
         assert counts == self._references, f"holders of blocks: {counts} counted, {self._references} noted"
         free, cached = set(self._free), set(self._cached)
-        held = {block for block, count in enumerate(counts) if count}
         assert len(free) == len(self._free), "a block is free twice"
-        assert sorted((*free, *cached, *held)) == list(range(self.num_blocks)), "a block is in no or several states"
-        unnamed = {block for block, name in enumerate(self._hash) if name is None}
-        assert cached.isdisjoint(unnamed), f"blocks {cached & unnamed} are cached without a name"
-        assert not any(self._valid[block] for block in free), "a block is free but marked valid"
-        named = {name: block for block, name in enumerate(self._hash) if name is not None}
-        assert named == self._by_hash, "the prefix index disagrees with the blocks"
+        assert len(free) + len(cached) + len(held) == self.num_blocks, "a block is in no or several states"
+        assert free | cached | held == set(range(self.num_blocks)), "a block is in no or several states"
+        assert all(self._hash[block] is not None for block in cached), "a block is cached without a name"
+        assert free.isdisjoint(self._valid), "a block is free but marked valid"
+        assert self._hash.count(None) + len(self._by_hash) == self.num_blocks, "a block's name leads elsewhere"
+        assert all(self._hash[block] == name for name, block in self._by_hash.items()), "a name leads elsewhere"

@@ -214,10 +214,7 @@ def _updated(
         state *= decay[:, None]
     else:
         state *= decay
-    if DELTA:
-        share = (value - tl.sum(state * key[:, None], axis=0)) * (write_scale * sigmoid(gate))
-    else:
-        share = value * step
+    share = (value - tl.sum(state * key[:, None], axis=0)) * (write_scale * sigmoid(gate)) if DELTA else value * step
     return state + key[:, None] * share[None, :], query, value
 
 
