@@ -7,6 +7,7 @@ SentencePiece's tokens (`gemma4`).
 Sources: ggml's `docs/gguf.md`; llama.cpp's `llama-vocab.cpp` for what absent keys and odd vocabularies mean.
 """
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,10 @@ def _byte_level(
 
 def _merges(file: GGUFFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     given = file.texts("tokenizer.ggml.merges")
+    # Usually all are, which sets tell in a tenth of the time.
+    plain = [(left, right) for left, _, right in (merge.partition(" ") for merge in given)]
+    if vocabulary.keys() >= {*chain.from_iterable(plain), *map("".join, plain)}:
+        return plain
     merges = [pair for merge in given if (pair := _pair(merge, vocabulary))]
     if len(merges) < len(given):
         left_out = next(merge for merge in given if not _pair(merge, vocabulary))
