@@ -15,6 +15,8 @@ from torch import Tensor
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
 
+from .helpers import EMULATED
+
 INF, NAN = float("inf"), float("nan")
 
 
@@ -73,6 +75,7 @@ print(llm.numerics_id, of(one.outputs[0].logprobs), of(one.prompt_logprobs))
 """
 
 
+@pytest.mark.skipif(EMULATED, reason="the process that it starts has this machine's kernels")
 def test_bits_do_not_depend_on_the_vector_width_that_torch_chooses() -> None:
     """Of `ATEN_CPU_CAPABILITY` the numerics id knows nothing; torch does not ask whether a processor has it."""
     env = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
