@@ -2,8 +2,9 @@
 //
 // Source: ggml's block structs and their dequantisation, version 3 of the GGUF format. A weight is scale * code (the
 // code less an offset, or looked up) plus, in some formats, a minimum. `group` inputs share scale and minimum. In a
-// format that is `nested` these are small integers, and 256 inputs share the factors on them; `unit` is a further
-// factor, of all blocks. Where a file stores the place of several codes in a book of them, the caller has the book.
+// format that is `nested` these are small integers, and 256 inputs share the factors on them. Where a file stores the
+// place of several codes in a book of them, the caller has the book. Kinds whose panels lie alike share a format, and
+// differ in their meaning.
 //
 // A panel is kPanel outputs, packed block after block of inputs, in one stream:
 //   factors       half [kPanel], of the scales; as bfloat16 in formats whose scales are powers of two
@@ -37,22 +38,43 @@ struct Fields {
   const uint8_t* book;  // codes without their highest bits, entry after entry
 };
 
-constexpr int8_t kTable[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-// By code: a size of a book, and above it whether it is negative; or one of {-1, 0, 1}, and above it what is added to it,
-// an eighth or minus an eighth.
-constexpr int8_t kThree[16] = {8, 25, 43, 0, -8, -25, -43, 0};
-constexpr int8_t kEight[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
-constexpr int8_t kOdd[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
-constexpr int8_t kMoved[16] = {-7, 1, 9, 0, -9, -1, 7, 0};
-constexpr int8_t kMicro[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // E2M1, doubled
+// What looked-up codes mean: the level of each plus 128, four times over, as registers have them.
+struct alignas(64) LevelTable {
+  uint8_t of[64];
+  constexpr explicit LevelTable(const int8_t (&level)[16]) : of() {
+    for (int i = 0; i < 64; ++i) of[i] = (uint8_t)(level[i % 16] + 128);
+  }
+};
+
+constexpr LevelTable kTable({-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113});
+constexpr LevelTable kMicro({0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12});  // E2M1, doubled
+// A size of a book, and above it whether it is negative.
+constexpr LevelTable kThree({8, 25, 43, 0, -8, -25, -43, 0});
+constexpr LevelTable kEight({4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62});
+constexpr LevelTable kOdd({1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15});
+constexpr LevelTable kMoved({-7, 1, 9, 0, -9, -1, 7, 0});  // one of {-8, 0, 8}; above it, whether 1 is added or taken away
+
+struct Meaning {
+  const uint8_t* levels;
+  float unit;  // a further factor of nested formats' scales
+};
+
+inline Meaning meaning_of(int kind) {
+  switch (kind) {
+    case 16: case 17: case 22: return {kThree.of, 0.125f};
+    case 18: return {kEight.of, 0.25f};
+    case 19: case 29: return {kMoved.of, 0.125f};
+    case 21: return {kOdd.of, 1};
+    case 39: return {kMicro.of, 1};
+    default: return {kTable.of, 1};
+  }
+}
 
 template <int bits_, int group_, int offset_, bool least_, bool nested_, bool looked_up_ = false, bool shared_ = false>
 struct Format {
   static constexpr int bits = bits_, group = group_, offset = offset_;
   static constexpr bool least = least_, nested = nested_, looked_up = looked_up_, shared = shared_;
   typedef fp16 Factor;
-  static constexpr const int8_t* table = kTable;
-  static constexpr float unit = 1;
   static constexpr bool wide = bits == 8 || looked_up;  // codes, as products take them, fill a byte
   static constexpr int block = nested ? kWide : kChunk, groups = block / group, chunks = block / kChunk;
   // Bytes of a panel's block.
@@ -226,7 +248,6 @@ struct IQ4_XS : Format<4, 32, 128, false, true, true> {
 
 struct MXFP4 : Format<4, 32, 128, false, false, true> {
   typedef bf16 Factor;
-  static constexpr const int8_t* table = kMicro;
   static constexpr int stored = 17;
   static void read(const uint8_t* b, Fields& f) {
     // 2^(b - 128), since levels are doubled; below the least normal number one bit of the fraction says it.
@@ -247,8 +268,6 @@ PARLAY_INLINE int signs_of(uint32_t seven) { return (int)(seven | (uint32_t)__bu
 PARLAY_INLINE int nibble(const uint8_t* from, int i) { return from[i / 2] >> i % 2 * 4 & 15; }
 
 struct IQ2_XXS : Format<3, 32, 128, false, true, true> {
-  static constexpr const int8_t* table = kThree;
-  static constexpr float unit = 0.125f;
   static constexpr int stored = 66;
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b);
@@ -262,8 +281,6 @@ struct IQ2_XXS : Format<3, 32, 128, false, true, true> {
 };
 
 struct IQ2_XS : Format<3, 16, 128, false, true, true> {
-  static constexpr const int8_t* table = kThree;
-  static constexpr float unit = 0.125f;
   static constexpr int stored = 74;
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b);
@@ -276,8 +293,6 @@ struct IQ2_XS : Format<3, 16, 128, false, true, true> {
 };
 
 struct IQ2_S : Format<3, 16, 128, false, true, true> {
-  static constexpr const int8_t* table = kThree;
-  static constexpr float unit = 0.125f;
   static constexpr int stored = 82;
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b);
@@ -288,8 +303,6 @@ struct IQ2_S : Format<3, 16, 128, false, true, true> {
 };
 
 struct IQ3_XXS : Format<4, 32, 128, false, true, true> {
-  static constexpr const int8_t* table = kEight;
-  static constexpr float unit = 0.25f;
   static constexpr int stored = 98;
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b);
@@ -304,7 +317,6 @@ struct IQ3_XXS : Format<4, 32, 128, false, true, true> {
 };
 
 struct IQ3_S : Format<4, 32, 128, false, true, true> {
-  static constexpr const int8_t* table = kOdd;
   static constexpr int stored = 110;
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b);
@@ -315,8 +327,6 @@ struct IQ3_S : Format<4, 32, 128, false, true, true> {
 };
 
 struct IQ1_S : Format<3, 32, 128, false, true, true> {
-  static constexpr const int8_t* table = kMoved;
-  static constexpr float unit = 0.125f;
   static constexpr int stored = 50;
   static void read(const uint8_t* b, Fields& f) {
     f.factor = half_at(b);
@@ -330,8 +340,6 @@ struct IQ1_S : Format<3, 32, 128, false, true, true> {
 };
 
 struct IQ1_M : Format<3, 16, 128, false, true, true> {
-  static constexpr const int8_t* table = kMoved;
-  static constexpr float unit = 0.125f;
   static constexpr int stored = 56;
   static void read(const uint8_t* b, Fields& f) {
     f.factor = 0;  // four bits of it are above each four scales
@@ -381,26 +389,24 @@ PARLAY_INLINE void with_format(int kind, F f) {
     case 12: return f(Q4_K());
     case 13: return f(Q5_K());
     case 14: return f(Q6_K());
-    case 16: return f(IQ2_XXS());
-    case 18: return f(IQ3_XXS());
-    case 19: return f(IQ1_S());
+    case 16: case 19: return f(IQ2_XXS());
+    case 17: case 22: case 29: return f(IQ2_S());
     case 20: return f(IQ4_NL());
-    case 21: return f(IQ3_S());
-    case 17:
-    case 22: return f(IQ2_S());
-    case 23: return f(IQ4_XS());
-    case 29: return f(IQ1_M());
-    case 34:
-    case 35: return f(TQ2_0());
+    case 18: case 21: case 23: return f(IQ4_XS());
+    case 34: case 35: return f(TQ2_0());
     case 39: return f(MXFP4());
   }
 }
 
-// The same of its blocks in files: two kinds have panels like another one's.
+// The same with the format of its blocks in files.
 template <class F>
 PARLAY_INLINE void with_stored(int kind, F f) {
   switch (kind) {
     case 17: return f(IQ2_XS());
+    case 18: return f(IQ3_XXS());
+    case 19: return f(IQ1_S());
+    case 21: return f(IQ3_S());
+    case 29: return f(IQ1_M());
     case 34: return f(TQ1_0());
     default: return with_format(kind, f);
   }
@@ -495,13 +501,14 @@ void pack(const PackArgs& a, int64_t begin, int64_t end) {
 template <class F, class T>
 void unpack_rows(const UnpackArgs& a, int64_t begin, int64_t end) {
   const int64_t blocks = a.inputs / F::block;
+  const Meaning meaning = meaning_of(a.kind);
   for (int64_t row = begin; row < end; ++row) {
     const int64_t output = a.tokens[row];
     const int lane = (int)(output % kPanel);
     T* out = (T*)a.out + row * a.inputs;
     for (int64_t block = 0; block < blocks; ++block) {
       const uint8_t* at = (const uint8_t*)a.weight + (output / kPanel * blocks + block) * F::bytes;
-      const float factor = to_float(typename F::Factor{half_at(at + lane * sizeof(half))}) * F::unit;
+      const float factor = to_float(typename F::Factor{half_at(at + lane * sizeof(half))}) * meaning.unit;
       const float least_factor = F::least ? half_to_float(half_at(at + (kPanel + lane) * sizeof(half))) : 0;
       for (int64_t chunk = 0; chunk < F::chunks; ++chunk) {
         float value[kChunk];
@@ -514,7 +521,7 @@ void unpack_rows(const UnpackArgs& a, int64_t begin, int64_t end) {
             if constexpr (F::least) least *= -(float)(F::shared ? *small >> 4 : small[F::scales]);
           }
           const int code = get_code<F>(at + F::head + chunk * F::chunk, i, lane);
-          const int level = F::looked_up ? F::table[code & 15] : code - F::offset;
+          const int level = F::looked_up ? meaning.levels[code & 15] - 128 : code - F::offset;
           value[i] = scale * (float)level;
           if constexpr (F::least) value[i] += least;
         }

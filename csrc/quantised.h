@@ -277,26 +277,19 @@ template <class F>
 constexpr int kPairedSteps = 0;
 #endif
 
-// A table's levels plus 128, for lanes of four indices.
-template <class F>
-PARLAY_INLINE Codes<false> look_up(const Codes<false>& index) {
+// The levels of lanes of four indices, plus 128.
+PARLAY_INLINE Codes<false> look_up(const uint8_t* levels, const Codes<false>& index) {
   Codes<false> r;
-  alignas(64) static const struct Levels {
-    uint8_t of[64];
-    constexpr Levels() : of() {
-      for (int i = 0; i < 64; ++i) of[i] = (uint8_t)(F::table[i % 16] + 128);
-    }
-  } levels;
 #if defined(PARLAY_AVX512)
-  r.p = (PartU)_mm512_shuffle_epi8(_mm512_load_si512(levels.of), (__m512i)index.p);
+  r.p = (PartU)_mm512_shuffle_epi8(_mm512_load_si512(levels), (__m512i)index.p);
 #elif defined(PARLAY_AVX2)
-  r.p = (PartU)_mm256_shuffle_epi8(_mm256_load_si256((const __m256i*)levels.of), (__m256i)index.p);
+  r.p = (PartU)_mm256_shuffle_epi8(_mm256_load_si256((const __m256i*)levels), (__m256i)index.p);
 #elif defined(PARLAY_NEON)
-  r.p = (PartU)vqtbl1q_u8(vld1q_u8(levels.of), (uint8x16_t)index.p);
+  r.p = (PartU)vqtbl1q_u8(vld1q_u8(levels), (uint8x16_t)index.p);
 #else
   for (int lane = 0; lane < kWidth; ++lane) {
     uint32_t four = 0;
-    for (int byte = 0; byte < 32; byte += 8) four |= (uint32_t)levels.of[index.p[lane] >> byte & 15] << byte;
+    for (int byte = 0; byte < 32; byte += 8) four |= (uint32_t)levels[index.p[lane] >> byte & 15] << byte;
     r.p[lane] = four;
   }
 #endif
@@ -305,7 +298,7 @@ PARLAY_INLINE Codes<false> look_up(const Codes<false>& index) {
 
 // Step s of a chunk, for the register of outputs that `chunk` was moved to.
 template <class F>
-PARLAY_INLINE Codes<F::wide && kSigned> codes_at(const uint8_t* chunk, int s) {
+PARLAY_INLINE Codes<F::wide && kSigned> codes_at(const uint8_t* chunk, int s, [[maybe_unused]] const uint8_t* levels) {
   const auto lanes = [](const uint8_t* from) {
     PartU u;
     memcpy(&u, from, sizeof u);
@@ -324,7 +317,7 @@ PARLAY_INLINE Codes<F::wide && kSigned> codes_at(const uint8_t* chunk, int s) {
   }
   if constexpr (F::singles > 0) u |= (lanes(chunk + F::nibbles + F::pairs) >> s & 0x01010101) << shift;
   Codes<false> code = {u};
-  if constexpr (F::looked_up) code = look_up<F>(code);
+  if constexpr (F::looked_up) code = look_up(levels, code);
   if constexpr (F::wide && kSigned)
     return with_sign(code);
   else
@@ -395,11 +388,11 @@ constexpr int kPanelParts = kPanelVecs * kParts;
 // Adds a group's products to the sums; where they go through sixteen bits, these begin there with `start`.
 template <class F, int R, int P, int steps, class Start>
 PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t* chunk, int from,
-                                  [[maybe_unused]] Start start, PartI (*sum)[P]) {
+                                  const uint8_t* levels, [[maybe_unused]] Start start, PartI (*sum)[P]) {
   if constexpr (kPairedSteps<F> == 0) {
     _Pragma("GCC unroll 8") for (int s = from; s < from + steps; ++s) {
       Codes<F::wide && kSigned> w[P];
-      PARLAY_PARTS w[p] = codes_at<F>(chunk + p * sizeof(PartU), s);
+      PARLAY_PARTS w[p] = codes_at<F>(chunk + p * sizeof(PartU), s, levels);
       PARLAY_ROWS {
         const Four four = four_at(x[r * stride], s);
         PARLAY_PARTS {
@@ -416,7 +409,7 @@ PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t*
       Pairs pairs[R][P];
       _Pragma("GCC unroll 8") for (int s = 0; s < together; ++s) {
         Codes<false> w[P];
-        PARLAY_PARTS w[p] = codes_at<F>(chunk + p * sizeof(PartU), from + begin + s);
+        PARLAY_PARTS w[p] = codes_at<F>(chunk + p * sizeof(PartU), from + begin + s, levels);
         PARLAY_ROWS {
           const Four four = four_at(x[r * stride], from + begin + s);
           PARLAY_PARTS {
@@ -441,7 +434,7 @@ PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t*
 // Adds all inputs of a panel to the totals of R rows.
 template <class F, int R>
 __attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride, const uint8_t* panel, int64_t blocks,
-                                               int64_t ahead, Vec (*total)[kPanelVecs]) {
+                                               int64_t ahead, Meaning meaning, Vec (*total)[kPanelVecs]) {
   constexpr int P = kBlockParts<R>, group_steps = F::group / 4, groups_a_chunk = kChunk / F::group;
   for (int64_t b = 0; b < blocks; ++b) {
     const uint8_t* block = panel + b * F::bytes;
@@ -465,13 +458,14 @@ __attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride
           if constexpr (kPairedSteps<F> == 0) {
             PARLAY_ROWS { PARLAY_PARTS sum[r][p] = start(r) - PartI{}; }
           }
-          multiply_group<F, R, P, group_steps>(x, stride, chunk + first * sizeof(PartU), g * group_steps, start, sum);
+          const uint8_t* codes = chunk + first * sizeof(PartU);
+          multiply_group<F, R, P, group_steps>(x, stride, codes, g * group_steps, meaning.levels, start, sum);
           PARLAY_PARTS {
             // Of what is loaded for sixteen outputs those of this register are used.
             const int part = first + p, output = part * kWidth;
             Vec scale = load((const typename F::Factor*)block + output), least;
             const uint8_t* small = block + F::factors + group * kPanel + output;
-            if constexpr (F::unit != 1) scale = scale * splat(F::unit);
+            if constexpr (F::nested && F::looked_up) scale = scale * splat(meaning.unit);
             if constexpr (F::nested) scale = scale * load_scales<F>(small);
             if constexpr (F::least) least = load((const fp16*)block + kPanel + output);
             if constexpr (F::least && F::nested) least = (least * splat(-1.f)) * load_minimums<F>(small);
@@ -494,14 +488,15 @@ __attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride
 // So many rows take one pass; those that are missing are zero and cost less than code for every number would.
 template <class F, int R = 1>
 PARLAY_INLINE void multiply_block_rows(int64_t rows, const Quantised& x, int64_t row, const uint8_t* panel,
-                                       int64_t blocks, int64_t ahead, Vec (*total)[kPanelVecs]) {
+                                       int64_t blocks, int64_t ahead, const Meaning& meaning,
+                                       Vec (*total)[kPanelVecs]) {
   constexpr int next = R < 4 ? R + 1 : R + 2;
   if constexpr (next > kBlockRows<F>)
-    multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, ahead, total + row);
+    multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, ahead, meaning, total + row);
   else if (rows <= R)
-    multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, ahead, total + row);
+    multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, ahead, meaning, total + row);
   else
-    multiply_block_rows<F, next>(rows, x, row, panel, blocks, ahead, total);
+    multiply_block_rows<F, next>(rows, x, row, panel, blocks, ahead, meaning, total);
 }
 
 template <class F, class Out>
@@ -509,12 +504,13 @@ void block_task(const LinearArgs& a, const Quantised& x, int64_t first_row, int6
   constexpr int64_t most = kBlockRows<F>;
   const int64_t blocks = a.inputs / F::block, passes = (x.rows + most - 1) / most;
   const uint8_t* weight = (const uint8_t*)a.weight + panel * blocks * F::bytes;
+  const Meaning meaning = meaning_of(a.kind);
   Vec total[kLinearRows + most][kPanelVecs];
   for (int64_t row = 0; row < x.rows + most; ++row)
     for (int v = 0; v < kPanelVecs; ++v) total[row][v] = splat(0.f);
   for (int64_t pass = 0; pass < passes; ++pass) {
     const int64_t row = x.rows * pass / passes, next = x.rows * (pass + 1) / passes;
-    multiply_block_rows<F>(next - row, x, row, weight, blocks, pass ? 0 : a.prefetching.blocks, total);
+    multiply_block_rows<F>(next - row, x, row, weight, blocks, pass ? 0 : a.prefetching.blocks, meaning, total);
     // Rows that filled it up begin anew.
     for (int64_t more = next; more < next + most; ++more)
       for (int v = 0; v < kPanelVecs; ++v) total[more][v] = splat(0.f);
