@@ -3,7 +3,7 @@
 // Source: ggml's block structs and their dequantisation, version 3 of the GGUF format. A weight is scale * code (the
 // code less an offset, or looked up) plus, in some formats, a minimum. `group` inputs share scale and minimum. In a
 // format that is `nested` these are small integers, and 256 inputs share the factors on them. Where a file stores the
-// place of several codes in a book of them, the caller has the book. Kinds whose panels lie alike share a format, and
+// place of several codes in a codebook, the caller has that. Kinds whose panels lie alike share a format, and
 // differ in their meaning.
 //
 // A panel is kPanel outputs, packed block after block of inputs, in one stream:
@@ -48,7 +48,7 @@ struct alignas(64) LevelTable {
 
 constexpr LevelTable kTable({-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113});
 constexpr LevelTable kMicro({0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12});  // E2M1, doubled
-// A size of a book, and above it whether it is negative.
+// A size of a codebook, and above it whether it is negative.
 constexpr LevelTable kThree({8, 25, 43, 0, -8, -25, -43, 0});
 constexpr LevelTable kEight({4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62});
 constexpr LevelTable kOdd({1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15});
@@ -256,7 +256,7 @@ struct MXFP4 : Format<4, 32, 128, false, false, true> {
   }
 };
 
-// Codes of `count` inputs: an entry of a book, with a bit of `above` upon each.
+// Codes of `count` inputs: an entry of a codebook, with a bit of `above` upon each.
 template <int count, int place>
 PARLAY_INLINE void take(const uint8_t* book, int entry, int above, uint8_t* code) {
   for (int i = 0; i < count; ++i) code[i] = (uint8_t)(book[entry * count + i] | (above >> i & 1) << place);

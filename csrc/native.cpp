@@ -99,7 +99,7 @@ void record(Tape& tape, const nb::typed<nb::callable, nb::object()>& work) {
   work();
 }
 
-// Lays out blocks `[outputs, bytes]` in panels, as `linear` reads them. `book` has the codes of kinds that store places.
+// Lays out blocks `[outputs, bytes]` in panels, as `linear` reads them. `book` is the codebook of a kind that has one.
 void pack(const Tensor& stored, const Tensor& out, int64_t inputs, int kind, const std::optional<Tensor>& book) {
   const int64_t outputs = stored.size(0), panels = (outputs + kPanel - 1) / kPanel;
   const PackArgs a = {stored.as<uint8_t>(), out.as<uint8_t>({panels, table->packed_bytes(inputs, kind)}), inputs,

@@ -5,7 +5,7 @@ import torch
 from parlay.kernels import _native
 from parlay.kernels.huge import empty_huge
 from parlay.kernels.linear import PackedPart
-from parlay.weights.books import book_of, has_book
+from parlay.weights.codebooks import codebook_of, has_codebook
 from parlay.weights.weight import Part
 
 _PANEL = 32
@@ -33,6 +33,6 @@ def _pack_blocks(part: Part) -> PackedPart:
     stored, outputs = part.data.contiguous(), len(part.data)
     panels = -(-outputs // _PANEL)
     packed = empty_huge((panels, _native.packed_bytes(part.inputs, part.kind.number)), torch.uint8)
-    book = torch.from_numpy(book_of(part.kind.name)) if has_book(part.kind.name) else None
-    _native.pack(stored, packed, part.inputs, part.kind.number, book)
+    codebook = torch.from_numpy(codebook_of(part.kind.name)) if has_codebook(part.kind.name) else None
+    _native.pack(stored, packed, part.inputs, part.kind.number, codebook)
     return PackedPart(part.kind, packed, outputs)

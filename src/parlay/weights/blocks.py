@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parlay.weights.books import book_of
+from parlay.weights.codebooks import codebook_of
 from parlay.weights.kinds import Kind
 
 Bytes = NDArray[np.uint8]
@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 Whole = NDArray[np.integer[Any]]
 
 _LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int32)
-_THREE = (8, 25, 43)  # sizes that a book's codes mean
+_THREE = (8, 25, 43)  # sizes that a codebook's codes mean
 _EIGHT = (4, 12, 20, 28, 36, 44, 52, 62)
 _EIGHTH = np.float32(0.125)
 _ODD = (1, 3, 5, 7, 9, 11, 13, 15)
@@ -147,17 +147,17 @@ def _words(b: Bytes, kind: type[np.unsignedinteger[Any]]) -> NDArray[np.int64]:
     return np.ascontiguousarray(b).view(kind).astype(np.int64)
 
 
-def _from_book(name: str, sizes: Sequence[int], entries: Whole, negative: Ints, scales: Floats) -> Blocks:
-    """Return blocks whose levels are sizes from a book, some of them negative.
+def _from_codebook(name: str, sizes: Sequence[int], entries: Whole, negative: Ints, scales: Floats) -> Blocks:
+    """Return blocks whose levels are sizes from a codebook, some of them negative.
 
     Args:
         name: of the kind.
-        sizes: by the book's codes.
-        entries: of the book, `[n, numbers / length of an entry]`.
+        sizes: by the codebook's codes.
+        entries: of the codebook, `[n, numbers / length of an entry]`.
         negative: bits `[n, numbers]`.
         scales: `[n, groups]`.
     """
-    levels = np.array(sizes, np.int32)[book_of(name)[entries]].reshape(len(entries), -1)
+    levels = np.array(sizes, np.int32)[codebook_of(name)[entries]].reshape(len(entries), -1)
     return Blocks(np.where(negative == 1, -levels, levels), scales, None)
 
 
@@ -176,30 +176,30 @@ def _iq2_xxs(b: Bytes) -> Blocks:
     rest = _words(parts[:, :, 4:], np.uint32)
     scales = _EIGHTH * _half(b, 0) * _odd(rest[:, :, 0] >> 28)
     signs = _signs((rest >> np.array([0, 7, 14, 21]) & 127).reshape(len(b), -1))
-    return _from_book("IQ2_XXS", _THREE, parts[:, :, :4].reshape(len(b), -1), signs, scales)
+    return _from_codebook("IQ2_XXS", _THREE, parts[:, :, :4].reshape(len(b), -1), signs, scales)
 
 
 def _iq2_xs(b: Bytes) -> Blocks:
     both = _words(b[:, 2:66], np.uint16)
     scales = _EIGHTH * _half(b, 0) * _odd(_nibbles(b[:, 66:]))
-    return _from_book("IQ2_XS", _THREE, both & 511, _signs(both >> 9), scales)
+    return _from_codebook("IQ2_XS", _THREE, both & 511, _signs(both >> 9), scales)
 
 
 def _iq2_s(b: Bytes) -> Blocks:
     high = (b[:, 66:74, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(len(b), -1)
     scales = _EIGHTH * _half(b, 0) * _odd(_nibbles(b[:, 74:]))
-    return _from_book("IQ2_S", _THREE, b[:, 2:34] | high.astype(np.int32) << 8, _bits(b[:, 34:66]), scales)
+    return _from_codebook("IQ2_S", _THREE, b[:, 2:34] | high.astype(np.int32) << 8, _bits(b[:, 34:66]), scales)
 
 
 def _iq3_xxs(b: Bytes) -> Blocks:
     rest = _words(b[:, 66:], np.uint32)
     signs = _signs((rest[:, :, None] >> np.array([0, 7, 14, 21]) & 127).reshape(len(b), -1))
-    return _from_book("IQ3_XXS", _EIGHT, b[:, 2:66], signs, 2 * _EIGHTH * _half(b, 0) * _odd(rest >> 28))
+    return _from_codebook("IQ3_XXS", _EIGHT, b[:, 2:66], signs, 2 * _EIGHTH * _half(b, 0) * _odd(rest >> 28))
 
 
 def _iq3_s(b: Bytes) -> Blocks:
     entries = b[:, 2:66] | _bits(b[:, 66:74]) << 8
-    return _from_book("IQ3_S", _ODD, entries, _bits(b[:, 74:106]), _half(b, 0) * _odd(_nibbles(b[:, 106:])))
+    return _from_codebook("IQ3_S", _ODD, entries, _bits(b[:, 74:106]), _half(b, 0) * _odd(_nibbles(b[:, 106:])))
 
 
 def _moved(name: str, entries: Whole, less: Ints, scales: Floats) -> Blocks:
@@ -207,11 +207,11 @@ def _moved(name: str, entries: Whole, less: Ints, scales: Floats) -> Blocks:
 
     Args:
         name: of the kind.
-        entries: of its book, `[n, numbers / 8]`.
+        entries: of its codebook, `[n, numbers / 8]`.
         less: bits of what is taken away, `[n, likewise]`.
         scales: `[n, groups]`, of levels.
     """
-    threes = np.array([-8, 0, 8], np.int32)[book_of(name)[entries]]
+    threes = np.array([-8, 0, 8], np.int32)[codebook_of(name)[entries]]
     return Blocks((threes + (1 - 2 * less[..., None])).reshape(len(entries), -1), scales, None)
 
 

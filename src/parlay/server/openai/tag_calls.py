@@ -88,10 +88,10 @@ def _function(answer: Scanner, begin: int, parameters: Parameters, tags: Tags) -
         found = yield from _key(answer, at, tags)
         if found is None:
             continue
-        key, told, at = found
+        key, attributes, at = found
         answer.add(f"{opening}{_dump(key)}: ")
         opening = ", "
-        at = yield from _value(answer, at, key, told, schema, tags)
+        at = yield from _value(answer, at, key, attributes, schema, tags)
 
 
 def _key(answer: Scanner, begin: int, tags: Tags) -> Wait[tuple[str, str, int] | None]:
@@ -99,42 +99,42 @@ def _key(answer: Scanner, begin: int, tags: Tags) -> Wait[tuple[str, str, int] |
     at, mark = yield from answer.find((tags.parameter[1], "\n"), begin)
     if mark != tags.parameter[1]:
         return None
-    key, at, told = answer.cut(begin, at), at + len(mark), ""
+    key, at, attributes = answer.cut(begin, at), at + len(mark), ""
     if tags.attributes is not None:
         begin = at
         at, mark = yield from answer.find((tags.attributes.end, "\n"), begin)
         if mark != tags.attributes.end:
             return None
-        told, at = answer.cut(begin, at), at + len(mark)
+        attributes, at = answer.cut(begin, at), at + len(mark)
     if tags.value[0]:
         begin = at
         at = yield from answer.space(at)
         if (yield from answer.starts(tags.value[0], at)):
-            return key, told, at + len(tags.value[0])
+            return key, attributes, at + len(tags.value[0])
         # The mark is lost now and then (vllm-project/vllm#49248).
         at, mark = yield from answer.find((tags.value[1], tags.parameter[0], tags.last or tags.end), begin)
-        return (key, told, begin) if mark == tags.value[1] else None
-    return key, told, at
+        return (key, attributes, begin) if mark == tags.value[1] else None
+    return key, attributes, at
 
 
-def _value(answer: Scanner, at: int, key: str, told: str, schema: Any, tags: Tags) -> Wait[int]:
+def _value(answer: Scanner, at: int, key: str, attributes: str, schema: Any, tags: Tags) -> Wait[int]:
     """Give a value that stands as bare text, a text as it grows; return behind it.
 
     Args:
         answer: as it grows.
         at: where the value begins.
         key: of the parameter.
-        told: the attributes of its tag.
+        attributes: of its tag.
         schema: of the function's arguments.
         tags: of the format.
     """
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     own = properties.get(key) if isinstance(properties, Mapping) else None
     due, is_json = kinds(own, schema), False
-    if tags.attributes is not None and tags.attributes.text in told:
+    if tags.attributes is not None and tags.attributes.text in attributes:
         due = TEXT
     elif tags.attributes is not None:
-        is_json = any(one in told for one in tags.attributes.other)
+        is_json = any(one in attributes for one in tags.attributes.other)
     stop, line = tags.behind(key), "\n" if tags.lines else ""
     if line and (yield from answer.char(at)) == line:
         at += 1
