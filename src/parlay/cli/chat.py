@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def add_flags(parser: argparse.ArgumentParser, *, word: bool = True, model: str = MODEL) -> None:
+def add_flags(parser: argparse.ArgumentParser, *, model: str = MODEL) -> None:
     """Add the flags of a conversation."""
     parser.add_argument("--system", metavar="TEXT", help="system message that begins the conversation")
     add_template_flag(parser)
@@ -72,7 +72,7 @@ def add_flags(parser: argparse.ArgumentParser, *, word: bool = True, model: str 
     )
     own: dict[str, Any] = {name: f"the model's own, else {value}" for name, value in _SAMPLING.items()}
     own |= {"max_tokens": "as many as the context has room for", "seed": "drawn anew by every start"}
-    add_model_flags(parser, word=word, model=model, **own)
+    add_model_flags(parser, model=model, **own)
 
 
 def check(options: argparse.Namespace) -> str | None:

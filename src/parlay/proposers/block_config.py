@@ -12,7 +12,9 @@ from typing import Any
 
 from parlay.checkpoints.files import class_names
 from parlay.errors import ModelError, shown
+from parlay.models.config import ModelConfig
 from parlay.models.heads import HeadConfig
+from parlay.models.select import exposes_hidden_states
 from parlay.runner.graphs import MOST_ROWS
 
 _BLOCK = 16  # rows of a block, where a config does not say
@@ -111,16 +113,22 @@ def read_block_config(head: HeadConfig, *, anchored: bool = False) -> BlockConfi
         value_scale=settings.number("attention_value_scale", 1.0),
         logit_scale=settings.number("output_multiplier", settings.number("logit_scale", 1.0)),
         logit_cap=settings.number("final_logit_softcapping", 0.0, least=0.0),
-        length=min(_proposed(head) or drafted, drafted),
+        length=proposed_length(head, drafted) or drafted,
     )
 
 
-def check_taps(head: HeadConfig, taps: tuple[int, ...], layers: int) -> None:
-    """Refuse a head that reads layers which its target does not have.
+def check_taps(head: HeadConfig, taps: tuple[int, ...], target: ModelConfig) -> None:
+    """Refuse a head that reads states which its target does not expose, or layers which it does not have.
 
     Raises:
         ModelError: it does.
     """
+    layers = target.num_layers
+    if not exposes_hidden_states(target):
+        raise ModelError(
+            f"the draft head {head.path} reads states between the layers of its target, but the architecture of "
+            f"{target.path} exposes none; take another method"
+        )
     if taps[-1] > layers:
         raise ModelError(
             f"the draft head {head.path} reads its target after {taps[-1]} layers, but that has only {layers}; the "
@@ -181,10 +189,10 @@ def _sights(head: HeadConfig, settings: HeadConfig, inner: dict[str, Any], block
     )
 
 
-def _proposed(head: HeadConfig) -> int | None:
-    """Return the draft length that the config proposes, if it does."""
+def proposed_length(head: HeadConfig, most: int) -> int | None:
+    """Return the draft length that a config of `speculators` proposes, if it does and that is at most `most`."""
     inner = head.raw.get("speculators_config")
     methods = inner.get("proposal_methods") if isinstance(inner, dict) else None
     first = methods[0] if isinstance(methods, list) and methods else None
     length = first.get("speculative_tokens") if isinstance(first, dict) else None
-    return length if type(length) is int and length >= 1 else None
+    return length if type(length) is int and 1 <= length <= most else None

@@ -25,7 +25,7 @@ from parlay.models.context import ForwardContext
 from parlay.models.heads import layer_config
 from parlay.models.layers import OutputLayer, SplitLinear
 from parlay.models.rotary import layer_tables
-from parlay.models.select import describe_layers, exposes_hidden_states
+from parlay.models.select import describe_layers
 from parlay.models.tensor_shapes import attention_shapes, mlp_shapes, norm_names
 from parlay.proposers.base import Runtime
 from parlay.proposers.block_config import BlockConfig, check_taps, read_block_config
@@ -44,12 +44,12 @@ from parlay.proposers.block_files import (
 )
 from parlay.proposers.block_layers import Around, BlockLayer, Plain
 from parlay.proposers.block_slots import BlockSlots
-from parlay.proposers.draft_head import Start
+from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.head_layers import side_by_side
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_layers import rescaled_output
-from parlay.proposers.vocabulary import fitted, ids_of
+from parlay.proposers.vocabulary import checked_ids, fitted, ids_of
 from parlay.runner.batch import Batch, trimmed
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.progress import OnRead, ignore
@@ -90,15 +90,10 @@ class BlockHead(FeatureHead):
         config = self._layer_config(weights)
         sinks = (f"layers.0.{SINKS}" in weights.names,) * config.num_layers
         self.config = replace(config, style=replace(config.style, interleaved=blocks.interleaved, sinks=sinks))
-        if not exposes_hidden_states(target.config):
-            raise ModelError(
-                f"the draft head {head.path} reads states between the layers of its target, but the architecture of "
-                f"{target.config.path} exposes none; take another method"
-            )
         self.taps = blocks.taps
+        check_taps(head, self.taps, target.config)
         inner = self._inner_width(weights)
         head.check_target(target.config, hidden=inner, vocab=config.vocab_size)
-        check_taps(head, self.taps, target.config.num_layers)
         self.default_length, self.deepest = blocks.length, blocks.drafted
         self.longest, self.rows = blocks.drafted, blocks.block
         shapes = {**self._shapes(weights), **self.further(weights)}
@@ -210,10 +205,7 @@ class BlockHead(FeatureHead):
         ids = weights.read(OFFSETS, torch.int64)
         if self.head.path.is_dir():  # GGUF files have the ids themselves
             ids += torch.arange(self._vocab)
-        vocab = self._target.config.vocab_size
-        if not bool(((ids >= 0) & (ids < vocab)).all()):
-            raise ModelError(f"{self.head.path}: {OFFSETS} leads to tokens beyond the target's {vocab}")
-        return ids
+        return checked_ids(ids, self._target.config.vocab_size, f"{self.head.path}: {OFFSETS}")
 
     def _read_mask(self, weights: Checkpoint) -> Tensor | None:
         """Return what stands for a mask, `[d]`, where it is not what the embedding has of its token."""
@@ -265,9 +257,7 @@ class BlockHead(FeatureHead):
 
     # ------------------------------------------------------------------------------------------------------- blocks
 
-    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return nothing: draft tokens have no keys and values of their own."""
-        return None, None, None
+    paths = DraftHead.paths  # draft tokens have no keys and values of their own
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._block_slots.prepare(turn)

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from parlay.checkpoints.files import tokenizer_file
+from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.heads import pads
 from parlay.text.tokenizer_files import read_tokenizer
@@ -23,6 +24,17 @@ _SPECIAL = 512  # Qwen3.5, DeepSeek and GLM have 30 to 300 special tokens, and s
 def ids_of(size: int, target: int) -> Tensor | None:
     """Return the target's ids of a proposer's tokens, `[size]`, where it has fewer; or else None."""
     return torch.arange(size) if size < target else None
+
+
+def checked_ids(ids: Tensor, target: int, source: str) -> Tensor:
+    """Return the target's ids of a proposer's tokens, int64 `[size]`, as a checkpoint has them.
+
+    Raises:
+        ModelError: one is none of the target's, which has so many tokens.
+    """
+    if not bool(((ids >= 0) & (ids < target)).all()):
+        raise ModelError(f"{source} leads to tokens beyond the target's {target}")
+    return ids
 
 
 def frequent_ids(size: int, count: int, ends: Collection[int]) -> Tensor:

@@ -68,9 +68,6 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         options |= _of_layers(file, family, options.get("layer_types"), layers)
         if family.recurrent:
             options |= _recurrent(file, name, family, layers)
-        if family.sparse:
-            kinds = ("sparse" if f"blk.{i}.ffn_gate_inp.weight" in file.tensors else "dense" for i in range(layers))
-            options[family.sparse] = [*kinds]
         if family.wide_layers:
             options["query_pre_attn_scalar"] = hidden // heads if layers == family.wide_layers else head_dim
         return {

@@ -190,9 +190,3 @@ def _numbers_of(file: GGUFFile, name: str, family: Family) -> dict[str, Tensor]:
             raise ModelError(f"{file.path}: {key} must list a number for each of {layers} layers")
         found |= {f"model.layers.{i}.{inner}": torch.tensor(value).view(shape) for i, value in enumerate(values)}
     return found
-
-
-def in_pairs(tensor: Tensor, heads: int) -> Tensor:
-    """Return a tensor whose rotary rows come in pairs, not in halves: undoes what reading does."""
-    halves = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
-    return halves.transpose(1, 2).reshape(tensor.shape)

@@ -7,11 +7,7 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     config.only(hidden_act="relu2")
     bias = config.flag("attention_bias", False)
     style = Style(

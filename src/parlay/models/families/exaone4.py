@@ -13,11 +13,7 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     config.only(hidden_act="silu")
     windows: tuple[int, ...] = ()
     if config.raw.get("sliding_window", 0) is not None:

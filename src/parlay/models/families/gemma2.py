@@ -11,11 +11,7 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     config.only(attention_bias=False, mlp_bias=False)
     style = replace(
         base_style(config),

@@ -30,11 +30,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     config.only(attention_bias=False, hidden_activation="gelu_pytorch_tanh")
     if config.raw.get("use_bidirectional_attention") != "vision":  # which is of images' tokens
         config.only(use_bidirectional_attention=None)

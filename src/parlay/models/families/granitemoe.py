@@ -18,11 +18,7 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     described = granite.describe(config)
     count, width = config.count("num_local_experts", 8), config.intermediate_size
     experts = Experts(

@@ -17,11 +17,7 @@ _RECURRENT = ("mamba", "linear_attention")
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     kinds = config.raw.get("layer_types") or config.raw.get("layers_block_type")
     if (
         not isinstance(kinds, list)

@@ -9,11 +9,7 @@ from parlay.models.families.graniteswa import with_windows
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     described = with_windows(granitemoe.describe(config))
     renamed = dict(described.renamed)
     for own, name in described.renamed.items():  # saved by other names than those of a Granite with experts

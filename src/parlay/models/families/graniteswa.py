@@ -14,11 +14,7 @@ DEFAULTS = {"tie_word_embeddings": True}
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     return with_windows(granite.describe(config))
 
 

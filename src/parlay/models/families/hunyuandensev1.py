@@ -11,11 +11,7 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     config.only(hidden_act="silu")
     bias = config.flag("attention_bias", False)
     style = Style(qkv_bias=bias, output_bias=bias, late_norms=True)

@@ -19,11 +19,7 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     config.only(
         hidden_act="silu",
         mlp_bias=False,

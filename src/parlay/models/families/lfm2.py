@@ -27,11 +27,7 @@ DENSE = {f"mlp.{own}_proj.weight": f"feed_forward.{name}.weight" for own, name i
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     config = replace(
         config, intermediate_size=_inner_width(config), rms_norm_eps=config.number("norm_eps", config.rms_norm_eps)
     )

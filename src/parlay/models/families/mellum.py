@@ -11,11 +11,7 @@ MTP = replace(DEEPSEEK, window=True)
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     config.only(hidden_act="silu", mlp_bias=False)
     kinds = config.kinds("mlp_layer_types", ("sparse", "dense"), ["sparse"] * config.num_layers)
     experts = Experts(

@@ -10,11 +10,7 @@ from parlay.models.style import Experts, Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     config.only(hidden_act="silu")
     experts = Experts(
         count=config.count("num_experts", 60),

@@ -8,11 +8,7 @@ from parlay.models.style import Experts, OutputGate, Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     return with_delta_nets(config, None)
 
 

@@ -11,11 +11,7 @@ from parlay.models.style import Experts, Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     config.only(hidden_act="silu", mlp_bias=False)
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 128)),

@@ -10,11 +10,7 @@ from parlay.models.style import Experts
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style.
-
-    Raises:
-        ModelError: an option that is not served.
-    """
+    """Return the config with the family's style."""
     experts = Experts(
         count=config.count("num_experts", 512),
         chosen=config.count("num_experts_per_tok", 10),

@@ -154,7 +154,7 @@ def test_a_target_with_too_few_layers(tmp_path: Path) -> None:
 
 def test_targets_that_lend_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Such as those that a class of another library computes."""
-    for file in ("feature_head", "methods.eagle3.proposer"):
+    for file in ("feature_head", "block_config"):
         monkeypatch.setattr(f"parlay.proposers.{file}.exposes_hidden_states", lambda config: False)
     info = TargetInfo(describe_model(str(write_llama(tmp_path / "target"))), torch.float32, 128)
     with pytest.raises(ModelError, match="reads states between the layers of its target"):

@@ -21,10 +21,5 @@ _CLASSES = ("dflash2draftmodel", "dflash2speculator")
 
 
 def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint is such a head.
-
-    Args:
-        config: its `config.json`.
-        shapes: of its tensors; empty while only the config is looked at.
-    """
+    """Whether a checkpoint is such a head."""
     return any(name.lower() in _CLASSES for name in class_names(config))

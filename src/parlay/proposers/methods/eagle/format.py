@@ -19,12 +19,7 @@ def layer(index: int) -> str:
 
 
 def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint is such a head: its config does not say so, so shapes decide.
-
-    Args:
-        config: its `config.json`.
-        shapes: of its tensors; empty while only the config is looked at.
-    """
+    """Whether a checkpoint is such a head: its config does not say so, so shapes decide."""
     joined, query = shapes.get(JOIN, ()), shapes.get(f"{layer(0)}self_attn.q_proj.weight", ())
     # EAGLE-3's first layer reads twice the width.
     return len(joined) == len(query) == 2 and joined[1] == 2 * joined[0] and query[1] != 2 * joined[0]

@@ -31,12 +31,7 @@ TARGET_WIDTH = "target_hidden_size"
 
 
 def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint is such a head: its first layer reads twice the width that it writes.
-
-    Args:
-        config: its `config.json`.
-        shapes: of its tensors; empty while only the config is looked at.
-    """
+    """Whether a checkpoint is such a head: its first layer reads twice the width that it writes."""
     if any("eagle3" in name.lower() for name in class_names(config)):
         return True
     for first in FIRST:

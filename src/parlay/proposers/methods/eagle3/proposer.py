@@ -19,23 +19,24 @@ from parlay.errors import ModelError, shown
 from parlay.models.context import ForwardContext
 from parlay.models.heads import HeadConfig, layer_config
 from parlay.models.layers import OutputLayer, SplitLinear
-from parlay.models.select import exposes_hidden_states, records_logits
+from parlay.models.select import records_logits
 from parlay.models.tensor_shapes import attention_shapes, mlp_shapes
 from parlay.proposers.base import Runtime
+from parlay.proposers.block_config import check_taps, proposed_length
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.head_layers import HeadLayers, side_by_side
 from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.eagle3 import format as form
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_layers import output_layer
-from parlay.proposers.vocabulary import fitted, ids_of
+from parlay.proposers.vocabulary import checked_ids, fitted, ids_of
 from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
 EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-eagle3"}
 _NORM = "input_layernorm.weight"  # before a further layer's attention, as `HeadLayers` asks for it
-_MOST_GUESSES = 64
+_LONGEST = 64  # draft tokens that a config may propose
 
 
 class Proposer(FeatureHead):
@@ -53,18 +54,14 @@ class Proposer(FeatureHead):
         prefix = next((own for own in form.FIRST if any(name.startswith(own) for name in names)), form.FIRST[-1])
         self.config = config = layer_config(head, layers, prefix, names)
         self._prefixes = [prefix, *(f"layers.{i}." for i in range(1, config.num_layers))]
-        if not exposes_hidden_states(target.config):
-            raise ModelError(
-                f"the draft head {head.path} reads states between the layers of its target, but the architecture of "
-                f"{target.config.path} exposes none; take another method"
-            )
         self._settings = settings = _settings(head)
         inner = target.config.hidden_size
         head.check_target(target.config, hidden=head.count(form.TARGET_WIDTH, inner), vocab=config.vocab_size)
         self.taps = _taps(head, settings, target.config.num_layers)
+        check_taps(head, self.taps, target.config)
         self._keeps_norm = settings.flag("norm_before_residual", nested)
         self._feeds_norm = settings.flag("norm_output", False)
-        self.default_length = _length(head) or self.default_length
+        self.default_length = proposed_length(head, _LONGEST) or self.default_length
         shapes = self._shapes(weights)
         fused = weights.shape(form.FUSE) if form.FUSE in names else ()
         if len(fused) == 2 and fused[1] != len(self.taps) * inner and fused[1] % len(self.taps) == 0:
@@ -156,10 +153,7 @@ class Proposer(FeatureHead):
 
     def _read_ids(self, weights: Checkpoint) -> Tensor:
         ids = torch.arange(self._vocab) + weights.read(form.OFFSETS, torch.int64)
-        vocab = self._target.config.vocab_size
-        if not bool(((ids >= 0) & (ids < vocab)).all()):
-            raise ModelError(f"{self.head.path}: {form.OFFSETS} leads to tokens beyond the target's {vocab}")
-        return ids
+        return checked_ids(ids, self._target.config.vocab_size, f"{self.head.path}: {form.OFFSETS}")
 
     def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         kernels, eps = context.kernels, self.config.rms_norm_eps
@@ -214,7 +208,7 @@ def _taps(head: HeadConfig, settings: HeadConfig, layers: int) -> tuple[int, ...
     authors' own heads list none, and those of others may have an empty list.
 
     Raises:
-        ModelError: ids that are no layer numbers, or layers that the target does not have.
+        ModelError: ids that are no layer numbers.
     """
     if not settings.flag("use_aux_hidden_state", True):
         raise ModelError(
@@ -235,19 +229,4 @@ def _taps(head: HeadConfig, settings: HeadConfig, layers: int) -> tuple[int, ...
             f"{head.path / 'config.json'}: {form.TAPS} must list whole numbers of at least 0, not {shown(listed)}"
         )
     inside = head.raw.get(form.TAPS) is None
-    taps = tuple(sorted({i + inside for i in listed}))
-    if taps[-1] > layers:
-        raise ModelError(
-            f"the draft head {head.path} reads its target after {taps[-1]} layers, but that has only {layers}; the "
-            "head was made for another target"
-        )
-    return taps
-
-
-def _length(head: HeadConfig) -> int | None:
-    """Return the draft length that the config proposes, if it does."""
-    inner = head.raw.get("speculators_config")
-    methods = inner.get("proposal_methods") if isinstance(inner, dict) else None
-    first = methods[0] if isinstance(methods, list) and methods else None
-    length = first.get("speculative_tokens") if isinstance(first, dict) else None
-    return length if type(length) is int and 1 <= length <= _MOST_GUESSES else None
+    return tuple(sorted({i + inside for i in listed}))

@@ -25,12 +25,7 @@ _IN_GGUF = {"nextn." + ENTER, "nextn." + LEAVE}
 
 
 def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint is an assistant.
-
-    Args:
-        config: its `config.json`.
-        shapes: of its tensors; empty while only the config is looked at.
-    """
+    """Whether a checkpoint is an assistant."""
     names = [name.lower() for name in class_names(config)]
     return any("gemma4" in name and "assistant" in name for name in names) or any(
         joins <= shapes.keys() for joins in ({ENTER, LEAVE}, _IN_GGUF)

@@ -81,11 +81,6 @@ def output(head: int, layers: int) -> str:
 
 
 def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint holds such heads.
-
-    Args:
-        config: its `config.json`.
-        shapes: of its tensors; empty while only the config is looked at.
-    """
+    """Whether a checkpoint holds such heads."""
     named = any(MODEL_TYPE in name.lower() for name in class_names(config)) or HEADS in config
     return named or read_layout(list(shapes)) is not None

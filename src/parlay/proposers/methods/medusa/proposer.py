@@ -24,7 +24,7 @@ from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.heads import CheckpointOptions, HeadProposer
 from parlay.proposers.methods.medusa.format import BIASED, MAP, read_layout
 from parlay.proposers.shared_passes import shared
-from parlay.proposers.vocabulary import fitted, ids_of
+from parlay.proposers.vocabulary import checked_ids, fitted, ids_of
 from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
@@ -151,10 +151,7 @@ class Proposer(HeadProposer):
 
     def _read_map(self, weights: Checkpoint) -> Tensor:
         chosen = weights.read(MAP, torch.int64)
-        vocab = self._target.config.vocab_size
-        if not bool(((chosen >= 0) & (chosen < vocab)).all()):
-            raise ModelError(f"{self.head.path}: {MAP} names tokens beyond the target's {vocab}")
-        return chosen
+        return checked_ids(chosen, self._target.config.vocab_size, f"{self.head.path}: {MAP}")
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         self._guess(level, self._hidden[:rows])

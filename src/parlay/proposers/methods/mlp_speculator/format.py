@@ -18,12 +18,7 @@ def tensor(part: str, index: int, kind: str = "weight") -> str:
 
 
 def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint is such a speculator.
-
-    Args:
-        config: its `config.json`.
-        shapes: of its tensors; empty while only the config is looked at.
-    """
+    """Whether a checkpoint is such a speculator."""
     names = [name.lower() for name in class_names(config)]
     if any("mlpspeculator" in name or MODEL_TYPE in name for name in names):
         return True

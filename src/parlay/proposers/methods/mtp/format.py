@@ -11,11 +11,6 @@ _TRUNK = (".layers.0.mlp.down_proj.weight", "blk.0.attn_norm.weight", ".layers.0
 
 
 def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint is such a layer without the rest of its model.
-
-    Args:
-        config: its `config.json`.
-        shapes: of its tensors; empty while only the config is looked at.
-    """
+    """Whether a checkpoint is such a layer without the rest of its model."""
     trunk = any(name.endswith(_TRUNK) and not name.removeprefix("model.").startswith("mtp.") for name in shapes)
     return not trunk and any(name.endswith(_JOINS) for name in shapes)

@@ -16,12 +16,7 @@ _HEADS = ("draft_vocab_size", "eagle_config", "dflash_config", "mask_hidden")  #
 
 
 def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint is such a model.
-
-    Args:
-        config: its `config.json`.
-        shapes: of its tensors; empty while only the config is looked at.
-    """
+    """Whether a checkpoint is such a model."""
     named = any(config.get(key) is not None for key in MASKS)
     head = any("eagle" in name.lower() for name in class_names(config)) or any(key in config for key in _HEADS)
     return named and not head

@@ -21,7 +21,7 @@ from parlay.errors import ConfigError, ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.heads import HeadConfig
 from parlay.proposers.base import Runtime
-from parlay.proposers.draft_head import Start
+from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.masks import mask_of
 from parlay.proposers.methods.draft_model.choice import Vocabulary
 from parlay.proposers.methods.draft_model.progress import SameVocabulary
@@ -94,9 +94,7 @@ class Proposer(DraftModel):
         self._states_of_rows = states
         self._first[: len(turn)] = self._uploads.send([start.row for start in turn])
 
-    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return nothing: draft tokens have no keys and values of their own."""
-        return None, None, None
+    paths = DraftHead.paths  # draft tokens have no keys and values of their own
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:
         """Do nothing: all states are computed where the gap is closed."""

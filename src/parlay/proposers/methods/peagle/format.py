@@ -15,10 +15,5 @@ ALSO = "eagle3"  # vLLM's method for such a head, with `parallel_drafting`
 
 
 def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint is such a head.
-
-    Args:
-        config: its `config.json`.
-        shapes: of its tensors; empty while only the config is looked at.
-    """
+    """Whether a checkpoint is such a head."""
     return any("peagle" in name.lower() for name in class_names(config))

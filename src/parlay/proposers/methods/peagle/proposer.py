@@ -18,7 +18,7 @@ from parlay.checkpoints.loader import Checkpoint
 from parlay.proposers.base import Runtime
 from parlay.proposers.block_config import Sight
 from parlay.proposers.block_slots import BlockSlots
-from parlay.proposers.draft_head import Start
+from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.masks import mask_of
 from parlay.proposers.methods.eagle3.proposer import Proposer as EagleProposer
@@ -73,9 +73,7 @@ class Proposer(EagleProposer):
         rows = self._uploads.send([start.row for start in turn])
         self._kernels.embed(states, rows, self._state[: len(turn)])
 
-    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return nothing: draft tokens have no keys and values of their own."""
-        return None, None, None
+    paths = DraftHead.paths  # draft tokens have no keys and values of their own
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:
         """Run the masked pairs of so many requests at level 0; the others are computed with it."""
