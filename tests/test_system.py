@@ -57,14 +57,60 @@ def test_macos_names_its_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = system.allowed_processors()
-    assert system.processor_count() == len(allowed) or not allowed
+    assert 1 <= system.core_count() <= (len(allowed) or sys.maxsize)
     system.stay_on(allowed)
     assert system.allowed_processors() == allowed
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     assert system.allowed_processors() == frozenset()
     system.stay_on(frozenset({0}))
-    assert system.processor_count() == os.cpu_count()
+    monkeypatch.setattr(sys, "platform", "another")
+    assert system.core_count() == os.cpu_count()
+
+
+# As Linux describes them: which processors share a core, Intel's fast cores, and how fast ARM's processors are.
+MACHINES = {
+    "nothing is known": ({}, range(8), 8),
+    "two threads a core": ({f"core:{i}": f"{i % 4},{i % 4 + 4}" for i in range(8)}, range(8), 4),
+    "neighbours share a core": ({f"core:{i}": f"{i // 2 * 2}-{i // 2 * 2 + 1}" for i in range(8)}, range(8), 4),
+    "of one core both": ({f"core:{i}": f"{i % 4},{i % 4 + 4}" for i in range(8)}, (0, 4), 1),
+    "of each core the second": ({f"core:{i}": f"{i % 4},{i % 4 + 4}" for i in range(8)}, (4, 5, 6, 7), 4),
+    "Intel's two kinds": (
+        {"fast": "0-3", **{f"core:{i}": f"{i // 2 * 2}-{i // 2 * 2 + 1}" for i in range(4)}},
+        range(8),
+        2,
+    ),
+    "slow ones alone are allowed": ({"fast": "0-3"}, (6, 7), 2),
+    "ARM's three kinds": ({f"speed:{i}": s for i, s in enumerate(["280"] * 2 + ["780"] * 5 + ["1024"])}, range(8), 6),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_thread_for_each_fast_core(machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    facts, allowed, cores = MACHINES[machine]
+    for fact, text in facts.items():
+        kind, _, number = fact.partition(":")
+        file = {
+            "fast": tmp_path / "cpu_core" / "cpus",
+            "speed": tmp_path / "system" / "cpu" / f"cpu{number}" / "cpu_capacity",
+        }.get(kind, tmp_path / "system" / "cpu" / f"cpu{number}" / "topology" / "thread_siblings_list")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+    monkeypatch.setattr(system, "DEVICES", tmp_path)
+    monkeypatch.setattr(system, "allowed_processors", lambda: frozenset(allowed))
+    assert system.core_count() == cores
+
+
+def test_cores_of_a_mac(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(system, "allowed_processors", frozenset)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert system.core_count() == os.cpu_count(), "without the command"
+    (tmp_path / "sysctl").write_text('#!/bin/sh\ntest "$2" = hw.perflevel0.physicalcpu && echo 4 || echo 6\n')
+    (tmp_path / "sysctl").chmod(0o755)
+    assert system.core_count() == 4
+    (tmp_path / "sysctl").write_text('#!/bin/sh\ntest "$2" = hw.physicalcpu && echo 6\n')  # an Intel one
+    assert system.core_count() == 6
 
 
 def test_memory_that_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def threads() -> int:
     asked = _number("PARLAY_THREADS", MOST_THREADS, f"a number from 1 to {MOST_THREADS} (so must --threads)")
     if asked is not None:
         return asked
-    return min(system.processor_count(), control_groups.available_processors())
+    return min(system.core_count(), control_groups.available_processors())
 
 
 def rank_timeout() -> float:

@@ -3,6 +3,7 @@
     what                    Linux                             elsewhere
     processors allowed      `sched_getaffinity`               all that there are
     staying on some         `sched_setaffinity`               the system chooses
+    which share a core      `/sys/devices`                    all of them compute; on macOS `sysctl`
     the processor's name    `/proc/cpuinfo`                   what Python says; on macOS `sysctl`
     memory that is free     `/proc/meminfo`                   half of what there is
     addresses in use        `/proc/self/statm`                unknown, so no limit on them counts
@@ -21,7 +22,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-PROC = Path("/proc")
+PROC, DEVICES = Path("/proc"), Path("/sys/devices")
+_SLOW = 0.5  # of the fastest processor's speed: a slower one is there to save power
 
 
 def allowed_processors() -> frozenset[int]:
@@ -35,9 +37,54 @@ def stay_on(processors: frozenset[int]) -> None:
         os.sched_setaffinity(0, processors)
 
 
-def processor_count() -> int:
-    """Return how many processors this process may use."""
-    return len(allowed_processors()) or os.cpu_count() or 1
+def core_count() -> int:
+    """Return how many cores this process may compute on.
+
+    Processors of one core share its arithmetic and its caches, so more than one thread there gains nothing, and waits
+    for the others. Of cores of two kinds only the fast ones count: a layer ends with its slowest thread.
+    """
+    allowed = allowed_processors()
+    if not allowed:
+        performance = _sysctl("hw.perflevel0.physicalcpu") or _sysctl("hw.physicalcpu")
+        return int(performance) if performance.isdecimal() else os.cpu_count() or 1
+    fast = _listed(DEVICES / "cpu_core" / "cpus") & allowed or allowed  # Intel's cores of two kinds
+    speeds = {processor: _speed(processor) for processor in fast}
+    fast = frozenset(processor for processor in fast if speeds[processor] >= _SLOW * max(speeds.values()))
+    return len({min((_listed(_about(one) / "topology" / "thread_siblings_list") & fast) | {one}) for one in fast})
+
+
+def _about(processor: int) -> Path:
+    return DEVICES / "system" / "cpu" / f"cpu{processor}"
+
+
+def _speed(processor: int) -> float:
+    """Return a processor's speed beside others of the machine, where the system has compared them."""
+    try:
+        return float((_about(processor) / "cpu_capacity").read_text())
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _listed(file: Path) -> frozenset[int]:
+    """Return the processors that a file lists; none where it is missing."""
+    try:
+        return parse_list(file.read_text())
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def parse_list(text: str) -> frozenset[int]:
+    """Return the numbers of a list as Linux writes it, such as `0-3,8,10-11`.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
 
 
 def processor() -> tuple[str, str]:
@@ -52,15 +99,17 @@ def processor() -> tuple[str, str]:
     if "model name" in facts:
         name = f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
         return name, facts.get("flags", "")
-    return _brand() or platform.processor() or platform.machine(), facts.get("Features", "")
+    return _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine(), facts.get(
+        "Features", ""
+    )
 
 
-def _brand() -> str:
-    """Return what macOS calls the processor, such as `Apple M4`; nothing elsewhere."""
+def _sysctl(name: str) -> str:
+    """Return what macOS says of itself, such as `Apple M4` of its processor; nothing elsewhere."""
     if sys.platform != "darwin":
         return ""
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.check_output(["sysctl", "-n", "machdep.cpu.brand_string"], text=True, timeout=10).strip()
+        return subprocess.check_output(["sysctl", "-n", name], text=True, timeout=10).strip()
     return ""
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.parallel.numa import memory_nodes, parse_list, place_ranks, place_replicas
-from parlay.system import allowed_processors
+from parlay.parallel.numa import memory_nodes, place_ranks, place_replicas
+from parlay.system import allowed_processors, parse_list
 
 TWO = [frozenset(range(4)), frozenset(range(4, 8))]
 ALL = frozenset(range(8))

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from parlay.system import parse_list
+
 _NODES = Path("/sys/devices/system/node")
 
 
@@ -18,20 +20,6 @@ def memory_nodes(folder: Path = _NODES) -> list[frozenset[int]]:
         if processors:
             found.append(processors)
     return found
-
-
-def parse_list(text: str) -> frozenset[int]:
-    """Return the numbers of a list as Linux writes it, such as `0-3,8,10-11`.
-
-    Raises:
-        ValueError: it is no such list.
-    """
-    found: set[int] = set()
-    for part in text.strip().split(","):
-        if part:
-            first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
 
 
 def place_ranks(size: int, allowed: frozenset[int], nodes: Sequence[frozenset[int]]) -> list[frozenset[int]]:
