@@ -118,20 +118,21 @@ class Pool {
   }
 
  private:
-  // epoch << 32 | shares << 16 | shares taken. A share is taken by compare-and-swap, so a worker that was late
-  // for one job cannot take a share of the next by mistake.
+  // epoch << 32 | shares << 16 | shares asked for: by each thread at most once more than there are, which sixteen bits
+  // have room for.
   static bool open(uint64_t ticket) { return (ticket & 0xffff) < (ticket >> 16 & 0xffff); }
 
   bool take_share() {
-    uint64_t ticket = ticket_.load();
-    while (open(ticket))
-      if (ticket_.compare_exchange_weak(ticket, ticket + 1)) {
-        // The job stays put: run() does not return before this share is done.
-        job_(context_, ticket & 0xffff, ticket >> 16 & 0xffff);
-        done_.fetch_add(1, std::memory_order_release);
-        return true;
-      }
-    return false;
+    // Threads that find nothing only read, so that they do not take the line from each other. Then one addition is
+    // enough however many ask at once, where a compare-and-swap would fail and be tried again. A worker that was late
+    // for one job takes a share of the next, whose ticket it gets.
+    if (!open(ticket_.load())) return false;
+    const uint64_t ticket = ticket_.fetch_add(1);
+    if (!open(ticket)) return false;
+    // The job stays put: run() does not return before this share is done.
+    job_(context_, ticket & 0xffff, ticket >> 16 & 0xffff);
+    done_.fetch_add(1, std::memory_order_release);
+    return true;
   }
 
   void rouse() {
