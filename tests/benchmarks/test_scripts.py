@@ -12,7 +12,7 @@ from families import VOCAB
 from mtp_layers import write_mtp
 from vocabularies import shortened
 
-from benchmarks import draft_vocabulary, ranks, ratios, sampling, startup, structured, vocabularies
+from benchmarks import draft_vocabulary, ranks, ratios, sampling, startup, structured, threads, vocabularies
 from parlay.bench.contenders import contenders
 from parlay.checkpoints.find import ASSETS
 
@@ -46,6 +46,12 @@ def test_startup(
     monkeypatch.setattr(startup.subprocess, "Popen", forked)
     (row,) = result(startup.main, ["--repetitions", "1"], capsys)["rows"]
     assert row["seconds_to_first_token"] > 0
+
+
+def test_threads(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = result(threads.main, ["--counts", "1", "3", "--rounds", "1"], capsys)["rows"]
+    assert [row["threads"] for row in rows] == [1, 3]
+    assert all(row["ms_256"] > row["ms_1"] > 0 for row in rows)
 
 
 def test_vocabularies(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

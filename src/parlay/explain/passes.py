@@ -11,6 +11,7 @@ import torch
 from parlay import env
 from parlay.engine.timing import timed_passes
 from parlay.errors import ConfigError
+from parlay.kernels.base import Kernels
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.models.config import ModelConfig
@@ -49,14 +50,23 @@ class PassTimes:
         return float(np.interp(rows, sizes, seconds)) * max(1.0, rows / self.most_rows)
 
 
-def time_passes(config: ModelConfig, dtype: torch.dtype, seconds: float, rows: Sequence[int] = ROWS) -> PassTimes:
+def load_runner(config: ModelConfig, dtype: torch.dtype, rows: int, kernels: Kernels) -> tuple[ModelRunner, int]:
+    """Load a model to time its passes of at most so many rows; return what runs them, and its number of blocks."""
+    torch.set_num_threads(env.threads())
+    kernels.set_threads(env.threads())
+    tune(kernels, env.threads())
+    loaded = load_model(config, dtype, config.max_position, kernels)
+    blocks = -(-rows // _BLOCK)
+    return ModelRunner(loaded, kernels, blocks, _BLOCK, room=StateRoom(slots=2)), blocks
+
+
+def time_passes(config: ModelConfig, dtype: torch.dtype, seconds: float) -> PassTimes:
     """Load a model and time its passes, of as many sizes as `seconds` have room for.
 
     Args:
         config: of the model.
         dtype: of its weights.
         seconds: that it may take, loading apart; each size is timed several times.
-        rows: sizes, each twice the one before.
 
     Raises:
         ConfigError: not even a pass of one row and one of two fit into the time.
@@ -64,14 +74,8 @@ def time_passes(config: ModelConfig, dtype: torch.dtype, seconds: float, rows: S
     """
     if not 0 < seconds < float("inf"):
         raise ConfigError(f"seconds must be a number above 0, not {seconds}")
-    torch.set_num_threads(env.threads())
-    kernels = select_kernels()
-    kernels.set_threads(env.threads())
-    tune(kernels, env.threads())
-    rows = [count for count in rows if count <= config.max_position]
-    loaded = load_model(config, dtype, config.max_position, kernels)
-    blocks = -(-rows[-1] // _BLOCK)
-    runner = ModelRunner(loaded, kernels, blocks, _BLOCK, room=StateRoom(slots=2))
+    rows = [count for count in ROWS if count <= config.max_position]
+    runner, blocks = load_runner(config, dtype, rows[-1], select_kernels())
     measured = timed_passes(runner, blocks, seconds, rows, of=median)
     if len(measured) < 2:
         raise ConfigError(f"{seconds:g} seconds are not enough to time passes of this model; raise --seconds")
