@@ -221,10 +221,10 @@ FAULTS = [
         "if raw else",
     ),
     Fault(
-        "a torn step that is not mended",
+        "an interrupted step without recovery",
         "tests/engine/test_interrupts.py",
         "src/parlay/engine/engine.py",
-        "self._scheduler.mend(perf_counter(), processing=self._worker.reset())",
+        "self._scheduler.recover(perf_counter(), processing=self._worker.reset())",
         "self._worker.reset()",
     ),
     Fault(

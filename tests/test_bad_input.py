@@ -248,7 +248,7 @@ def test_missing_options_are_named() -> None:
         name: str = ""
 
     assert build(Needy, {"size": 3}, "thing") == Needy(3)
-    with pytest.raises(ConfigError, match="thing 'size' is needed"):
+    with pytest.raises(ConfigError, match="thing 'size' is required"):
         build(Needy, {"name": "x"}, "thing")
     with pytest.raises(ConfigError, match="size"):
         build(Needy, {"size": "x"}, "thing")

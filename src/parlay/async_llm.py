@@ -8,7 +8,7 @@ from parlay.config import SERVING, modernise
 from parlay.config.speculative import DEFAULT, Speculation
 from parlay.errors import ParlayError
 from parlay.link.engine import AsyncEngine, State
-from parlay.link.engine_server import introduce
+from parlay.link.engine_server import describe_engine
 from parlay.link.protocol import Outputs, Stop
 from parlay.link.thread import ThreadLink
 from parlay.llm import LLM
@@ -36,7 +36,7 @@ class AsyncLLM(AsyncEngine):
         self._llm = LLM(model, speculative_config=speculative_config, **options)
         engine = self._llm.engine
         super().__init__(engine.config)
-        self._facts, self._codec = introduce(engine), engine.codec
+        self._facts, self._codec = describe_engine(engine), engine.codec
         self._stats = StatsSnapshot()
         self._end: str | None = None  # why nothing is accepted any more
         self._link: ThreadLink = ThreadLink(engine, self._take, self._ended)
@@ -50,7 +50,7 @@ class AsyncLLM(AsyncEngine):
         """Return the newest snapshot, at most about 0.1 s old."""
         return self._stats
 
-    def _absence(self) -> ParlayError:
+    def _unavailable(self) -> ParlayError:
         return ParlayError(f"{self._end}; start another")
 
     async def close(self) -> None:
@@ -76,7 +76,7 @@ class AsyncLLM(AsyncEngine):
         with self._lock:
             if self._end is None:
                 self._end = why
-        self._fail_all(self._absence())
+        self._fail_all(self._unavailable())
 
     async def __aenter__(self) -> "AsyncLLM":
         return self

@@ -6,13 +6,13 @@ import gc
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # the interpreter is released meanwhile
 
 
-def leave_out_what_is_loaded() -> None:
+def freeze_loaded() -> None:
     """Collect only objects made from now on: going through torch and the like alone would take 0.1 s."""
     gc.collect()
     gc.freeze()
 
 
-def search_seldom() -> None:
+def raise_threshold() -> None:
     """Collect less often: a start makes half a million objects, a request's log-probabilities may be a million.
 
     None of them is garbage, and looking through them again and again takes a tenth of a start.
@@ -20,7 +20,7 @@ def search_seldom() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-def give_memory_back() -> None:
+def trim_memory() -> None:
     """Give free memory back to the system, where the C library can (glibc); after what has taken much of it."""
     if _TRIM is not None:
         _TRIM(0)

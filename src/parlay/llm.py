@@ -56,9 +56,9 @@ class LLM:
         options, speculative_config = modernise(options, speculative_config, stacklevel=2)
         config = EngineConfig.parse({"model": fspath(model) if isinstance(model, PathLike) else model, **options})
         speculative = SpeculativeConfig.parse(speculative_config)
-        with loading_bar(show=config.use_tqdm_on_load and sys.stderr.isatty()) as tell:
+        with loading_bar(show=config.use_tqdm_on_load and sys.stderr.isatty()) as on_progress:
             try:
-                self.engine = Engine(config, speculative, tell)
+                self.engine = Engine(config, speculative, on_progress)
             except MemoryError as error:
                 if isinstance(error, CapacityError):
                     raise

@@ -36,7 +36,7 @@ def loading_bar(begin: str | None = None, *, show: bool) -> Iterator[OnProgress]
             stack.enter_context(bar)
         started = begin is not None
 
-        def tell(now: Progress) -> None:
+        def on_progress(now: Progress) -> None:
             nonlocal started
             size = f"{size_text(now.done)} of {size_text(now.total)}"
             bar.update(task, description=f"loading {now.what}", completed=now.done, total=now.total, size=size)
@@ -44,5 +44,5 @@ def loading_bar(begin: str | None = None, *, show: bool) -> Iterator[OnProgress]
                 stack.enter_context(bar)
                 started = True
 
-        yield tell
+        yield on_progress
         started = True  # who tells more later, such as a process that was restarted, is not shown

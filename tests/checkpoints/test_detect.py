@@ -186,7 +186,7 @@ def test_damage_is_not_taken_for_another_method(weightless: str, tmp_path: Path,
 @pytest.mark.parametrize("method", [*sorted(SERVED), "auto"])
 def test_what_is_wrong_with_options_is_said_first(method: str, models: dict[str, Pair]) -> None:
     if method != "auto":  # which guesses from tokens alone
-        with pytest.raises(ConfigError, match="'model' is needed"):
+        with pytest.raises(ConfigError, match="'model' is required"):
             LLM(str(models["float32"].target), speculative_config={"method": method})
     for options in ({"model": 3}, {"model": "x", "revision": 3}):
         with pytest.raises(ConfigError, match="option"):

@@ -66,7 +66,7 @@ def test_commands(talk: Talk, model: Path) -> None:
     _, out, err = talk(["hello", "/reset", "x", "y", "/undo", "z", "/rest", "/exit", "never"])
     expected = [*answers(model, "hello"), *answers(model, "x", "y"), answers(model, "x", "z")[1]]
     assert out == "".join(text + "\n" for text in expected)
-    assert "there is no command /rest; /help lists" in err
+    assert "unknown command /rest; /help lists" in err
 
 
 def test_messages_of_several_lines(talk: Talk, model: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_mistake_at_a_terminal_ends_nothing(talk: Talk, model: Path, monkeypat
     status, out, err = talk([], terminal=True)
     assert status == 0
     assert out == answers(model, "hello")[0] + "\n"
-    assert "/reset begins anew" in " ".join(err.split())
+    assert "/reset starts a new conversation" in " ".join(err.split())
     assert "Ctrl-D leaves" in " ".join(err.split())
 
 
@@ -198,8 +198,8 @@ def test_a_model_that_completes_code_says_so(
 
 
 def test_an_answer_without_a_text_is_told(talk: Talk) -> None:
-    assert "without a text" in talk(["hello"], "--allowed-token-ids", str(EOS))[2]
-    assert "without a text" not in talk(["hello"])[2]
+    assert "answer is empty" in talk(["hello"], "--allowed-token-ids", str(EOS))[2]
+    assert "answer is empty" not in talk(["hello"])[2]
 
 
 def test_what_nobody_said_of_sampling(

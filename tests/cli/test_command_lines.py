@@ -64,7 +64,7 @@ def test_the_model_is_a_word_or_a_flag(parser: Parser, command: str, capsys: pyt
     if command != "run":
         with pytest.raises(SystemExit):
             parse(parser, [*words, "smollm2", "--model", "other"])
-        assert "named twice, 'smollm2' and --model 'other'" in capsys.readouterr().err
+        assert "given twice, 'smollm2' and --model 'other'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_the_model_is_a_word_or_a_flag(parser: Parser, command: str, capsys: pyt
         (["generate", "--promt", "x"], "unknown flag --promt; parlay generate --help"),
         (["run", "m", "--temprature", "0"], "did you mean '--temperature'?"),
         (["bench", "methods", "--batch-size", "1"], "did you mean '--batch-sizes'?"),
-        (["generate", "smollm2", "hi"], "'hi' is left over: generate takes one prompt, in quotes"),
+        (["generate", "smollm2", "hi"], "unexpected argument 'hi': generate takes one prompt, in quotes"),
         (["chat", "smollm2", "hi"], "`parlay run MODEL PROMPT` gives one answer"),
         # what other commands have instead
-        (["serve", "m", "-n", "20"], "-n: requests give it; --generation-config DIR"),  # llama-server
-        (["serve", "m", "--temp", "0"], "--temp: requests give it; --generation-config DIR"),  # llama-server
-        (["serve", "m", "--repeat-penalty", "1"], "requests give it; --generation-config DIR"),
+        (["serve", "m", "-n", "20"], "-n: requests set it; --generation-config DIR"),  # llama-server
+        (["serve", "m", "--temp", "0"], "--temp: requests set it; --generation-config DIR"),  # llama-server
+        (["serve", "m", "--repeat-penalty", "1"], "requests set it; --generation-config DIR"),
         (["generate", "-sys", "x"], "unknown flag -sys; parlay generate --help"),  # llama-cli
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

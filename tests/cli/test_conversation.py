@@ -79,25 +79,25 @@ def talk(llm: Any, notes: Console, params: SamplingParams | None = None) -> Conv
         ("/set temperature 0.5", "temperature is 0.5"),
         ("/set parameter temperature 0.5", "temperature is 0.5"),  # Ollama's
         ("/set system You are a pirate.", "the system message is set"),
-        ("/clear", "the conversation begins anew"),  # Ollama's and llama.cpp's
+        ("/clear", "new conversation"),  # Ollama's and llama.cpp's
         ("/undo", "nothing to undo"),
         ("/plain", "no answer yet"),
     ],
 )
 def test_commands_and_what_others_call_them(line: str, words: str, notes: Console) -> None:
-    assert chat._obey(talk(Echo(), notes), notes, line)
+    assert chat._run_command(talk(Echo(), notes), notes, line)
     assert words in said(notes)
 
 
 @pytest.mark.parametrize("line", ["/exit", "/bye", "/quit", "/q"])
 def test_ways_to_leave(line: str, notes: Console) -> None:
-    assert not chat._obey(talk(Echo(), notes), notes, line)
+    assert not chat._run_command(talk(Echo(), notes), notes, line)
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("/rest", "there is no command /rest; /help"),
+        ("/rest", "unknown command /rest; /help"),
         ("/set temperature", r"/set \[NAME VALUE\]: changes"),
         ("/save", "/save FILE: writes"),
         ("/undo 2", "/undo: forgets the last exchange"),
@@ -108,17 +108,17 @@ def test_ways_to_leave(line: str, notes: Console) -> None:
 )
 def test_a_slip_has_an_answer_of_its_own(line: str, words: str, notes: Console) -> None:
     with pytest.raises(chat.ConfigError, match=words):
-        chat._obey(talk(Echo(), notes), notes, line)
+        chat._run_command(talk(Echo(), notes), notes, line)
     assert "/reset" not in said(notes)
 
 
 def test_a_file_may_have_a_blank_in_its_name(tmp_path: Path, notes: Console) -> None:
     llm = Echo()
     first, second = talk(llm, notes), talk(llm, notes)
-    first.say("hello")
-    chat._obey(first, notes, f"/save {tmp_path / 'my conv.json'}")
-    chat._obey(second, notes, f"/load {tmp_path / 'my conv.json'}")
-    second.say("and then?")
+    first.answer("hello")
+    chat._run_command(first, notes, f"/save {tmp_path / 'my conv.json'}")
+    chat._run_command(second, notes, f"/load {tmp_path / 'my conv.json'}")
+    second.answer("and then?")
     assert [m["content"] for m in llm.asked[1][0]] == ["hello", "yes", "and then?"]
 
 
@@ -126,11 +126,11 @@ def test_seeds_are_drawn_and_one_that_is_given_is_kept(notes: Console) -> None:
     llm = Echo()
     for _ in range(2):
         one = talk(llm, notes)
-        one.say("a")
-        one.say("a")
+        one.answer("a")
+        one.answer("a")
     assert len({params.seed for _, params in llm.asked}) == 4
     fixed = talk(llm, notes, SamplingParams(seed=7, max_tokens=None))
-    fixed.say("a")
+    fixed.answer("a")
     assert llm.asked[-1][1].seed == 7
 
 
@@ -174,7 +174,7 @@ def test_an_interrupt_clears_the_line_and_a_second_one_leaves(
         (
             finished('{"a": ', "length"),
             SamplingParams.parse({"max_tokens": 3, "structured_outputs": {"json": {"type": "object"}}}),
-            "--max-tokens 3; what the structured outputs ask for is incomplete",
+            "--max-tokens 3; the structured output is incomplete",
         ),
     ],
 )
@@ -184,7 +184,7 @@ def test_an_answer_that_was_cut_says_so(
     found = cut_off(output, params, 8192)
     assert bool(found) == bool(words)
     assert words in found
-    cut = talk(Echo(output), notes, params).say("hello")
+    cut = talk(Echo(output), notes, params).answer("hello")
     assert cut == ("incomplete" in words), "which is the exit status"
     assert ("cut off" in said(notes)) == bool(words)
 

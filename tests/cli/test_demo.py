@@ -21,7 +21,7 @@ def test_every_method_has_its_row_or_its_reason(
     monkeypatch.setattr(demo, "_UNSEEN", 3)
     assert main(["demo", "--max-tokens", "8"]) == 0
     out, err = capsys.readouterr()
-    assert "smollm2 cannot be fetched, so this is tiny-code: the hub cannot be reached" in err
+    assert "smollm2 cannot be fetched; using tiny-code: the hub cannot be reached" in err
     assert "class Stack:" in out
     _, _, table = out.partition("same tokens")
     off = re.findall(r"(\w+)\s\(\d", table.partition("Off most of the time:")[2])

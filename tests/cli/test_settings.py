@@ -65,12 +65,12 @@ def test_a_method_by_its_name(served: list[Any], monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("max-modl-len: 3", "'max-modl-len' is no flag of parlay serve (did you mean 'max-model-len'?)"),
+        ("max-modl-len: 3", "'max-modl-len' is not a flag of parlay serve (did you mean 'max-model-len'?)"),
         ("max-model-len: 3\nmax_model_len: 4", "gives max-model-len twice"),
         ("port: 1\nmax-model-len: 3\nport: 2", "gives port twice, again in line 3; leave one out"),
         ("speculative-config:\n  method: ngram\n  method: suffix", "gives method twice, again in line 3"),
         ("speculative-config: {method: ngram, 'method': suffix}", "gives method twice"),
-        ("ctx-size: 4096", "'ctx-size' is no flag of parlay serve: write --max-model-len"),
+        ("ctx-size: 4096", "'ctx-size' is not a flag of parlay serve: write --max-model-len"),
         ("max-model-len: many", "max-model-len must be of type int, not 'many'"),
         ("enable-prefix-caching: 7", "enable-prefix-caching must be true or false, not 7"),
         ("dtype: float8", "dtype must be auto or float32"),
@@ -131,7 +131,5 @@ def test_no_file_and_no_such_variable(
     assert "cannot be read: No such file" in capsys.readouterr().err
     monkeypatch.setenv("PARLAY_FLAG_MAX_MODEL_LENGTH", "3")
     assert main(["serve"]) == 2
-    assert (
-        "PARLAY_FLAG_MAX_MODEL_LENGTH stands for no flag (did you mean 'max-model-len'?)" in capsys.readouterr().err
-    )
+    assert "PARLAY_FLAG_MAX_MODEL_LENGTH matches no flag (did you mean 'max-model-len'?)" in capsys.readouterr().err
     assert not served

@@ -47,7 +47,7 @@ def test_a_draft_model() -> None:
     assert config == {"model": "some/draft", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}
     assert SpeculativeConfig.parse(config).method is None
     assert len(said) == 4
-    assert said[-1].startswith("vLLM options without effect here: use_v2_block_manager (there is")
+    assert said[-1].startswith("vLLM options without effect here: use_v2_block_manager (the only")
 
 
 def test_what_was_left_empty() -> None:

@@ -98,7 +98,7 @@ def test_refusals_name_the_key_and_what_would_do(words: dict[str, Any], match: s
 
 @pytest.mark.parametrize("name", ["rejection", "block", "typical"])
 def test_plain_decoding_verifies_nothing(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"verification='{name}' is about drafts, and method 'none' makes none"):
+    with pytest.raises(ConfigError, match=f"verification='{name}' needs drafts, and method 'none' makes none"):
         SpeculativeConfig.parse({"method": "none", "verification": name})
 
 

@@ -195,7 +195,7 @@ def reached(source: SourceBelief, alpha: float, drafts: int, seed: int = 0, leng
 def test_levels_come_near_what_is_true_and_change_within_a_hundred_drafts(alpha: float) -> None:
     source = reached(SourceBelief(), alpha, 2000)
     assert source.levels(3) == pytest.approx([alpha] * 3, abs=0.12)
-    source.doubt()
+    source.decay()
     assert reached(source, 1 - alpha, 100, seed=1).levels(1)[0] == pytest.approx(1 - alpha, abs=0.2)
 
 
@@ -263,7 +263,7 @@ def test_levels_are_probabilities(drafts: list[tuple[list[bool], bool]]) -> None
     for levels, off in drafts:
         source.reach(levels)
         if off:
-            source.doubt()
+            source.decay()
         for low, high in zip(source.levels(4), source.levels(4, 1.0), strict=True):
             assert 0 <= low <= high <= 1
 

@@ -100,7 +100,7 @@ def switched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(DraftCost, "known", {1: [1.0] * 5})
     monkeypatch.setattr(Ahead, "affords", False)
     monkeypatch.setattr(Ahead, "gain", 9.0)
-    monkeypatch.setattr(Policy, "hopeful", True)
+    monkeypatch.setattr(Policy, "may_draft", True)
     monkeypatch.setattr(
         Policy, "choose", lambda self, chances, *of, **more: [list(range(len(own))) for own in chances]
     )

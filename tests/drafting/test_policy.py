@@ -343,7 +343,7 @@ def test_a_device_proposer_is_off_where_the_rest_is_faster(colder: float, hosts:
     for _ in range(400):
         length = ahead.choose(4, 1, 1, 0)
         lengths.append(length)
-        ahead.beside(hosts)
+        ahead.observe_hosts(hosts)
         if length:
             ahead.verified(1 + length, 0, colder * 0.001 * (1 + 0.01 * (1 + length)))
             ahead.timed(length, 1, 0.0002 * length, 0, settled=True)
@@ -414,7 +414,7 @@ def test_measuring_becomes_rare_until_a_surprise(length: int) -> None:
     assert gaps == sorted(gaps)
     assert gaps[0] <= 20
     assert gaps[-1] >= 128 * length
-    measuring.surprise()
+    measuring.reset()
     assert any(measuring.step(drafted=True) or measuring.left for _ in range(9))
 
 
@@ -425,7 +425,7 @@ def test_plain_steps_that_seem_dear_are_run_and_seen_to_be_cheap() -> None:
     policy, dear = Policy(cost), cost.table[12] / cost.table[8]
     for _ in range(400):
         policy.begin(8, 8, 0)
-        drafted = sum(map(len, policy.choose([[0.3]] * 4, 8, 8, 0))) if policy.hopeful else 0
+        drafted = sum(map(len, policy.choose([[0.3]] * 4, 8, 8, 0))) if policy.may_draft else 0
         policy.timed(8 + drafted, 0, 1.7 if not drafted else 2.5)
     assert dear < 1.1 < 1.3 < cost.table[12] / cost.table[8]
     assert not any(policy.choose([[0.3]] * 4, 8, 8, 0))
@@ -451,7 +451,7 @@ def test_steps_that_once_were_slow_are_run_again(wrong: dict[int, float], scale:
     policy, chances, sizes = Policy(cost), [0.7**depth for depth in range(1, 9)], []
     for _ in range(6000):
         policy.begin(1, 1, 0)
-        sizes.append(len(policy.choose([chances], 1, 1, 0)[0]) if policy.hopeful else 0)
+        sizes.append(len(policy.choose([chances], 1, 1, 0)[0]) if policy.may_draft else 0)
         policy.timed(1 + sizes[-1], 0, seconds(1 + sizes[-1]), drafted=sizes[-1] > 0)
     best = choose([chances], 1, 1, [0.0, *map(seconds, range(1, 65))])[0]
     assert sum(sizes[-100:]) >= 100 * (len(best) - 1)

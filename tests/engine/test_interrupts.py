@@ -191,7 +191,7 @@ def test_signals_wait_until_a_step_is_done(
             llm.engine.step()
         assert signal.getsignal(number) is boom
     assert len(requests[0].output_tokens) > 0
-    assert not llm.engine._torn
+    assert not llm.engine._interrupted
     llm.engine.abort(*requests)
 
 

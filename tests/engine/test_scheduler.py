@@ -271,7 +271,7 @@ def test_a_fully_accepted_draft_ends_with_the_targets_token() -> None:
     ],
     ids=str,
 )
-def test_a_request_has_its_own_wish(speculative: Any, nodes: int) -> None:
+def test_a_request_overrides_speculation(speculative: Any, nodes: int) -> None:
     rig = Rig(k=5)
     rig.add(2, max_tokens=20, speculative=speculative)
     assert len(rig.step()[0].draft) == nodes

@@ -23,9 +23,9 @@ def test_steps_know_how_long_ago_the_proposer_ran(
         return min(most, int(steps[0] % 4 == 0))
 
     monkeypatch.setattr(Ahead, "choose", sometimes)
-    monkeypatch.setattr(device, "THINKS", 1)  # so that lengths are chosen in every step
+    monkeypatch.setattr(device, "TRIAL_INTERVAL", 1)  # so that lengths are chosen in every step
     monkeypatch.setattr(Measuring, "step", lambda self, **of: None)
-    monkeypatch.setattr(Policy, "hopeful", True)
+    monkeypatch.setattr(Policy, "may_draft", True)
     monkeypatch.setattr(
         Policy, "choose", lambda self, chances, *of, **more: [[0] if verified else [] for _ in chances]
     )

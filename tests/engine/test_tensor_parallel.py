@@ -260,7 +260,7 @@ def test_ranks_with_other_bits_are_refused(models: dict[str, Pair], monkeypatch:
     own = local_ranks.env.inherited
     monkeypatch.setattr(local_ranks.env, "inherited", lambda more: own({**more, "PARLAY_ISA": "baseline"}))
     with pytest.raises(
-        ConfigError, match=r"rank 1 would compute other bits than rank 0: native-.* here, native-baseline"
+        ConfigError, match=r"rank 1 would compute different bits than rank 0: native-.* here, native-baseline"
     ):
         LLM(str(models["float32"].target), tensor_parallel_size=2, max_model_len=64)
 

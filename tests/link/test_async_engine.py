@@ -49,7 +49,7 @@ class Played(AsyncEngine):
     def stats(self) -> StatsSnapshot:
         return StatsSnapshot()
 
-    def _absence(self) -> ParlayError:
+    def _unavailable(self) -> ParlayError:
         return EngineDeadError(f"it is {self.up}")
 
     def tell(self, key: int, tokens: list[int], finish: Any = None, index: int = 0) -> None:
@@ -62,7 +62,7 @@ class Played(AsyncEngine):
 
     def end(self) -> None:
         self.up = "restarting"
-        self._fail_all(self._absence())
+        self._fail_all(self._unavailable())
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ async def test_a_fault_of_this_side_is_one_request_s(engine: Played, caplog: pyt
     metrics = plain_metrics(RequestMetrics(emitted=1))
     deltas = [Delta(key, 7, 0, [97], "a", ["target"], None, "stop", None, metrics) for key in (0, 1)]
     engine._take_outputs(Outputs(deltas, [], []))
-    with pytest.raises(ParlayError, match="could not be taken"):
+    with pytest.raises(ParlayError, match="could not be processed"):
         await first
     assert (await second).outputs[0].text == "a"
     assert engine.wire.commands[-1] == Abort(0)

@@ -313,7 +313,7 @@ def test_the_method_is_found_and_named(make_llm: MakeLLM, models: dict[str, Pair
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({}, "'model' is needed"),
+        ({}, "'model' is required"),
         ({"model": 3}, "model"),
         ({"model": "x", "draft_tensor_parallel_size": 2}, "=2 is no divisor of tensor_parallel_size=1; give one"),
         ({"model": "x", "modle": "y"}, "did you mean 'model'"),

@@ -19,17 +19,17 @@ def test_a_key_may_hold_as_many_bytes_as_are_free() -> None:
         count = 0
         try:
             while True:
-                budget.take(key, MIB)
+                budget.acquire(key, MIB)
                 count += 1
         except ApiError as error:
             refusals.add((error.status, *error.headers))
         return count
 
     assert [fill(key) for key in ("alice", "bob", "carol", "dan")] == [32, 16, 8, 4]
-    budget.give("alice", 32 * MIB)
+    budget.release("alice", 32 * MIB)
     assert fill("dan") > 0
     for key, count in list(budget._of.items()):
-        budget.give(key, count)
+        budget.release(key, count)
     assert budget.used == 0
     assert not budget._of
     assert refusals == {(429, "Retry-After")}

@@ -202,7 +202,7 @@ async def test_a_fault_of_the_front_kills_no_engine(error: Exception, caplog: py
             line.out.send(encode(Alive()))
         await until(lambda: len(reports) == 3)
         assert line.process.exitcode is None
-    assert "could not be taken" in caplog.text
+    assert "could not be processed" in caplog.text
 
 
 async def test_one_that_does_not_end_is_killed() -> None:

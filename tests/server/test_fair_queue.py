@@ -134,7 +134,7 @@ async def test_templates_take_turns() -> None:
         def lane(self, template: str | None, count: int) -> str:
             return f"{template}{count > 200}"
 
-        async def beside(self, template: str | None, work: Callable[[], str], count: int) -> str:
+        async def run_template(self, template: str | None, work: Callable[[], str], count: int) -> str:
             return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     threads, held, codec, order = Threads(), Event(), Codec(), []
@@ -146,7 +146,7 @@ async def test_templates_take_turns() -> None:
 
     def ask(key: str, template: str | None, count: int, wait: bool = True) -> "asyncio.Future[str]":
         job = (lambda: work(key)) if wait else (lambda: key)
-        return asyncio.ensure_future(threads.beside(key, codec, template, count, job))  # type: ignore[arg-type]
+        return asyncio.ensure_future(threads.run_template(key, codec, template, count, job))  # type: ignore[arg-type]
 
     flood = [ask("alice", template, 1000) for template in [None] * 20]
     assert await ask("bob", None, 1, wait=False) == "bob"

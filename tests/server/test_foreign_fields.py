@@ -145,11 +145,11 @@ HARMFUL: dict[str, tuple[Any, str]] = {
     "truncate_prompt_tokens": (100, "shorter"),
     "thinking_token_budget": (512, "reasoning_effort"), "xtc_probability": (0.5, "min_p"),
     "lora": ([{"id": 0}], "adapt"),
-    "max_length": (20, "max_tokens"), "suffix": ("b", "its end only"), "functions": ([{"name": "f"}], "tools"),
+    "max_length": (20, "max_tokens"), "suffix": ("b", "fill-in-the-middle"), "functions": ([{"name": "f"}], "tools"),
     "negative_prompt": ("x", "guidance"), "logits_processors": (["f"], "logit_bias"),
     "guidance_scale": (2, "guidance"),
     "inputs": ("x", "prompt"), "parameters": ({"top_k": 1}, "fields of the body"), "images": (["x"], "text"),
-    "watermark": (True, "hidden"), "no_repeat_ngram_size": (3, "repetition_penalty"), "top_a": (0.2, "top_p"),
+    "watermark": (True, "watermarking"), "no_repeat_ngram_size": (3, "repetition_penalty"), "top_a": (0.2, "top_p"),
     "repetition_detection": ({"max_pattern_size": 3}, "stop"),
     "web_search_options": ({"user_location": {}}, "search"),
     "logprob_token_ids": ([5], "logprobs"), "prompt_embeds": ("aGk=", "prompt"),
@@ -361,7 +361,7 @@ def test_values_that_openais_clients_send_for_nothing() -> None:
         chat_template_kwargs=[], modalities=["text"], structured_outputs=False,
     )  # fmt: skip
     assert (made.tool_choice, made.chat_template_kwargs, sampling, warnings) == (None, {}, {}, ())
-    assert read("chat", store=True)[2] == ("store: ignored, since answers of /v1/responses alone are stored",)
+    assert read("chat", store=True)[2] == ("store: ignored, since only /v1/responses stores answers",)
     options = {"include_usage": True, "include_obfuscation": True, "chunk_size": 3, "continuous_usage_stats": None}
     made, _, warnings = read("chat", stream=True, stream_options=options)
     assert made.include_usage

@@ -85,7 +85,7 @@ def error(answer: httpx.Response, status: int) -> dict[str, Any]:
     ("body", "param", "words"),
     [
         ({"prompt": "x", "max_token": 1}, "max_token", "did you mean 'max_tokens'"),
-        ({"prompt": "x", "suffix": "y"}, "suffix", "its end only; leave it out"),
+        ({"prompt": "x", "suffix": "y"}, "suffix", "fill-in-the-middle is not supported; leave it out"),
         ({"prompt": "x", "functions": [{"name": "f"}]}, "functions", "older form"),
         ({"prompt": "x", "logits_processors": ["f"]}, "logits_processors", "cannot be sent"),
         ({"prompt": "x", "temperature": -1}, "temperature", "between 0"),
@@ -100,7 +100,7 @@ def error(answer: httpx.Response, status: int) -> dict[str, Any]:
         ({"prompt": "x", "stream": True, "stream_options": {"include_usage": 1}}, "stream_options", "true or false"),
         ({"prompt": "x", "n": 5}, "n", "limit of 4"),
         ({"prompt": "x", "logprobs": 21}, "logprobs", "limit of 20"),
-        ({"prompt": ["x"] * 9}, None, "may for 8"),
+        ({"prompt": ["x"] * 9}, None, "the limit is 8"),
         ({"prompt": "x", "stop": ["y"] * 10_00}, "stop", "1000 entries"),
         ({"prompt": "x", "stop": "y" * 1025}, "stop", "1025 characters"),
         ({"prompt": "x", "logit_bias": {str(i): 0 for i in range(1025)}}, "logit_bias", "1025 entries"),
@@ -110,14 +110,14 @@ def error(answer: httpx.Response, status: int) -> dict[str, Any]:
         ({"prompt": "x", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
         ({"prompt": "x", "speculative": {"method": "ngrm"}}, None, "not loaded"),
         ({"prompt": "x", "structured_outputs": {"regex": "("}}, "structured_outputs", "regex"),
-        ({}, "prompt", "needed"),
+        ({}, "prompt", "required"),
         ({"prompt": []}, "prompt", "must be text"),
         ({"prompt": [[]]}, "prompt", "none of them empty"),
         ({"prompt": [1, "x"]}, "prompt", "must hold"),
         ({"prompt": ""}, "prompt", "empty"),
         ({"prompt": [1 << 40]}, "prompt", "not an id"),
         ({"prompt": [1] * 600}, "prompt", "leaves no room"),
-        ({"prompt": "x" * 19_000}, "prompt", "characters, more than so many"),
+        ({"prompt": "x" * 19_000}, "prompt", "characters, more than fit"),
         ({"prompt": "x", "metadata": json.loads("[" * 30 + "]" * 30)}, None, "deep"),
     ],
 )  # fmt: skip
@@ -130,7 +130,7 @@ def test_wrong_fields_are_named(live: Live, body: dict[str, Any], param: str | N
         if param is not None:
             assert found["param"] == param
         assert (found["code"] == "context_length_exceeded") is (
-            words in ("leaves no room", "characters, more than so many")
+            words in ("leaves no room", "characters, more than fit")
         )
 
 

@@ -100,4 +100,4 @@ async def test_it_is_told_and_holds_no_place(
     assert json.loads(bodies[-1].removeprefix(b"data: "))["error"]["code"] == "timeout"
     assert engine.left
     assert admission.open == 0
-    assert "longer than the server allows" in capsys.readouterr().err
+    assert "the request timed out" in capsys.readouterr().err

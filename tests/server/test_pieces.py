@@ -54,7 +54,7 @@ def test_many_pieces_run_elsewhere(tmp_path: Path) -> None:
         assert [len(codec._runners[lane]._started) for lane in ("own", "many", "given")] == [1, 1, 0]
         assert codec.lane("{{ 1 }}", 5) == codec.lane("{{ 1 }}", 5000) == "given"
         assert codec.lane(codec.template, 5) == "own"
-        assert asyncio.run(codec.beside(None, lambda: codec.chat([HELLO] * 300), 300)) == "hi" * 300
+        assert asyncio.run(codec.run_template(None, lambda: codec.chat([HELLO] * 300), 300)) == "hi" * 300
     finally:
         codec.close()
     assert all(not runner._started for runner in codec._runners.values())

@@ -89,7 +89,7 @@ def test_where_it_does_nothing(live: Live, text: str) -> None:
         ({"type": "content", "content": ["x"]}, "prediction.content"),
         ({"type": "content", "content": [{"type": "text"}]}, "`text`"),
         ({"type": "content", "content": "x", "length": 3}, "`length`"),
-        ({"type": "content", "content": "x = 1\n" * 200}, "and may have 200; shorten it"),
+        ({"type": "content", "content": "x = 1\n" * 200}, "the limit is 200; shorten it"),
     ],
 )
 def test_wrong_predictions_are_named(live: Live, path: str, prediction: Any, words: str) -> None:

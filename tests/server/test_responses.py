@@ -284,7 +284,7 @@ def test_a_stream_that_fails_says_so(engine: AsyncLLM) -> None:
         assert last["type"] == "response.failed"
         assert last["response"]["status"] == "failed"
         assert last["response"]["error"]["code"] == "server_error"
-        assert "took longer" in last["response"]["error"]["message"]
+        assert "timed out" in last["response"]["error"]["message"]
         gone = server.http.get(f"/v1/responses/{last['response']['id']}")
         assert gone.status_code == 404
 
@@ -327,7 +327,7 @@ def test_tools_of_other_kinds(live: Live, client: openai.OpenAI) -> None:
     assert "tool: patched" in prompt
     assert f"[crm__weather {json.dumps(json.loads(called.arguments))}]" in prompt
     unknown: Any = [{"type": "item_reference", "id": "fc_0"}]
-    with pytest.raises(openai.BadRequestError, match="no item of this id is kept"):
+    with pytest.raises(openai.BadRequestError, match="no item with this id is stored"):
         client.responses.create(input=unknown, **more)
 
 

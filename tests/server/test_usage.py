@@ -103,7 +103,7 @@ def test_of_a_file_its_name_and_its_stem_are_names_too() -> None:
     for name in ("/models/some-Q8_0.gguf", "some-Q8_0.gguf", "some-Q8_0", "alias", None):
         check_model(name, ("/models/some-Q8_0.gguf", "alias"))
     check_model("some", ("/models/some",))
-    with pytest.raises(ApiError, match=r"no model 'some' here but '/models/some-Q8_0.gguf' or 'alias'") as refused:
+    with pytest.raises(ApiError, match=r"'some' does not exist; use '/models/some-Q8_0.gguf' or 'alias'") as refused:
         check_model("some", ("/models/some-Q8_0.gguf", "alias"))
     assert (refused.value.status, refused.value.param) == (404, "model")
 
@@ -133,4 +133,4 @@ def test_each_name_is_the_model(live: Live) -> None:
         assert live.post("/tokenize", {"prompt": "a", "model": name}).status_code == 200
     refused = live.post("/v1/completions", {**REPEATING, "model": "large"})
     assert refused.status_code == 404
-    assert refused.json()["error"]["message"] == "there is no model 'large' here but 'small' or 'tiny'"
+    assert refused.json()["error"]["message"] == "the model 'large' does not exist; use 'small' or 'tiny'"

@@ -44,7 +44,7 @@ def choose_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Non
         return 0, rng.choice([0.0, 0.5, 1e9]), 0, []
 
     monkeypatch.setattr(Policy, "choose", choose)
-    monkeypatch.setattr(Policy, "hopeful", property(lambda self: rng.random() < 0.8))
+    monkeypatch.setattr(Policy, "may_draft", property(lambda self: rng.random() < 0.8))
     monkeypatch.setattr(Policy, "branches", property(lambda self: rng.random() < 0.7))
     monkeypatch.setattr(Asking, "affords", lambda self, count: rng.random() < 0.8)
     monkeypatch.setattr(Ahead, "choose", length)

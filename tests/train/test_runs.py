@@ -93,14 +93,14 @@ def test_a_run_goes_on_as_if_it_had_not_been_stopped(
 def test_responses_are_not_written_again(target: Path, data: Path, tmp_path: Path) -> None:
     chosen = options(target, data, tmp_path / "head", **{**SHORT, "generate": 80})
     with pytest.raises(KilledError):
-        train("medusa", chosen, watch=killed_at("writing", 64))
+        train("medusa", chosen, watch=killed_at("responses", 64))
     file = tmp_path / "head" / "training" / "responses.jsonl"
     lines = file.read_text().splitlines()
     assert len(lines) == 65
     file.write_text("\n".join(lines) + '\n{"prompt": [1, 2')  # as a kill within a line leaves it
     seen: list[TrainProgress] = []
     train("medusa", chosen, watch=seen.append)
-    assert [p.done for p in seen if p.doing == "writing"] == [64, 80]
+    assert [p.done for p in seen if p.doing == "responses"] == [64, 80]
     assert file.read_text().splitlines()[:65] == lines
     whole = options(target, data, tmp_path / "whole", **{**SHORT, "generate": 80})
     train("medusa", whole)

@@ -64,7 +64,7 @@ def test_a_head_of_a_target_that_asks_itself(target: Path, tmp_path: Path) -> No
     seen: list[TrainProgress] = []
     train("medusa", chosen(target, tmp_path / "head"), watch=seen.append)
     doing = list(dict.fromkeys(progress.doing for progress in seen))
-    assert doing == ["asking", "writing", "training"]
+    assert doing == ["prompts", "responses", "training"]
     card = (tmp_path / "head" / "README.md").read_text()
     assert "responses that the target wrote to its own prompts" in card
     assert "--data" not in card

@@ -87,8 +87,8 @@ def text_model(raw: dict[str, Any]) -> dict[str, Any]:
         return raw
     kind = f"{kind}_text" if inner is raw else str(inner.get("model_type") or kind)
     outer = {key: raw[key] for key in _OF_BOTH if raw.get(key) is not None and inner.get(key) is None}
-    said = architecture_of(inner)  # the inner config's own word, such as Kimi K2.5's for DeepSeek-V3's class
-    named = said if inner is not raw and said.endswith("ForCausalLM") else architecture_of({"model_type": kind})
+    own = architecture_of(inner)  # the inner config's own word, such as Kimi K2.5's for DeepSeek-V3's class
+    named = own if inner is not raw and own.endswith("ForCausalLM") else architecture_of({"model_type": kind})
     known = _TEXT_MODELS.get(kind) or _TextModel(named)
     return {**known.defaults, **inner, **outer, "architectures": [known.architecture], TOWER: True}
 

@@ -40,9 +40,9 @@ def detect(path: Path) -> str | None:
         raw = read_json(path / "config.json")
     except ModelError:
         raw = {}
-    said = announced(raw)
-    if said is not None:
-        return said
+    method = announced(raw)
+    if method is not None:
+        return method
     from parlay.checkpoints.loader import Checkpoint  # imports torch, which configs alone do not need
 
     try:

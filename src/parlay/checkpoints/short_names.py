@@ -170,6 +170,6 @@ def _default(word: str, family: _ShortName, table: Path = _TABLE) -> str:
     if family.default is None and len(family.tags) == 1:
         return next(iter(family.tags))
     if not isinstance(family.default, str) or family.default not in family.tags:
-        said = "lacks the key 'default'" if family.default is None else f"default={shown(family.default)} is no tag"
-        raise ConfigError(f"{table}: {word}: {said}; it must be one of {', '.join(family.tags)}")
+        wrong = "lacks the key 'default'" if family.default is None else f"default={shown(family.default)} is no tag"
+        raise ConfigError(f"{table}: {word}: {wrong}; it must be one of {', '.join(family.tags)}")
     return family.default

@@ -24,8 +24,8 @@ def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, st
         config: the server's.
         url: of the page.
     """
-    said, codec = engine.facts, engine.codec
-    memory, template = said.memory, codec.template
+    ready, codec = engine.facts, engine.codec
+    memory, template = ready.memory, codec.template
     names = {id(form): name for name, form in FORMATS.items()}
     tools = names[id(format_of(config.tool_call_parser, template))]
     if template is not None and not codec.shows_tools():
@@ -45,7 +45,7 @@ def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, st
                 "states": f"up to {size_text(memory.states)} for {memory.room.slots // 2} sequences and checkpoints"
             }
         ),
-        "speculation": (" + ".join(said.methods[1:]) or "none") + _verified(engine.numerics_id),
+        "speculation": (" + ".join(ready.methods[1:]) or "none") + _verified(engine.numerics_id),
         "threads": str(env.threads_of(replicas)),
         "sampling": f"{sampling(engine.sampling_defaults)} unless a request says otherwise (--generation-config)",
         "chat": "no chat template; --chat-template FILE gives one"
@@ -62,7 +62,7 @@ def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, st
 
 def figures(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, Any]:
     """Return what `facts` says in words as values, for a log that programs read."""
-    said, memory = engine.facts, engine.facts.memory
+    ready, memory = engine.facts, engine.facts.memory
     return {
         "model": engine.model_name,
         "replicas": config.data_parallel_size,
@@ -71,7 +71,7 @@ def figures(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, 
         "cache_bytes": memory.cache,
         "cache_tokens": memory.tokens,
         "state_bytes": memory.states,
-        "methods": list(said.methods[1:]),
+        "methods": list(ready.methods[1:]),
         "verification": verification_of(engine.numerics_id),
         "threads": env.threads_of(config.data_parallel_size),
         "sampling": engine.sampling_defaults,
@@ -92,7 +92,7 @@ def _verified(numerics_id: str) -> str:
     kind = verification_of(numerics_id)
     if kind == COUPLED:
         return ""
-    promise = "lossy" if kind in LOSSY else "the target's law, not a seed's tokens"
+    promise = "lossy" if kind in LOSSY else "keeps the target's distribution, not the tokens of a seed"
     return f", verified by {kind!r}: {promise}"
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.conversation import Conversation
-from parlay.cli.report import aligned, paper
+from parlay.cli.report import aligned, make_console
 from parlay.cli.serving import add_model_flags, make_llm, make_params
 from parlay.cli.template import add_template_flag, read_template
 from parlay.errors import ConfigError, RequestError
@@ -97,10 +97,10 @@ def params_for(options: argparse.Namespace, llm: "LLM") -> SamplingParams:
 def run(options: argparse.Namespace) -> int:
     """Load the model, then answer message by message."""
     template = check(options)
-    notes = paper(stderr=True, highlight=False)
+    notes = make_console(stderr=True, highlight=False)
     if "model" not in options:
         options.model = MODEL
-        notes.print(f"no model was named; this is {MODEL}, and `parlay list --names` has others", style="dim")
+        notes.print(f"no model was given; using {MODEL}, and `parlay list --names` has others", style="dim")
     return talk(options, template, notes, figures="all" if options.verbose else "line")
 
 
@@ -116,8 +116,8 @@ def talk(options: argparse.Namespace, template: str | None, notes: "Console", fi
     for text in _messages(_lines(notes)):
         try:
             if not re.match(r"/[a-z?]+(\s|$)", text):
-                cut |= bool(text) and conversation.say(text)
-            elif not _obey(conversation, notes, text):
+                cut |= bool(text) and conversation.answer(text)
+            elif not _run_command(conversation, notes, text):
                 break
         except KeyboardInterrupt:
             notes.print("stopped", style="dim")
@@ -126,11 +126,11 @@ def talk(options: argparse.Namespace, template: str | None, notes: "Console", fi
         except RequestError as error:
             if not sys.stdin.isatty():
                 raise
-            notes.print(f"{error}; /reset begins anew", style="yellow", markup=False)
+            notes.print(f"{error}; /reset starts a new conversation", style="yellow", markup=False)
     return 1 if cut else 0
 
 
-def _obey(conversation: Conversation, notes: "Console", text: str) -> bool:
+def _run_command(conversation: Conversation, notes: "Console", text: str) -> bool:
     """Carry out a command; whether the conversation goes on."""
     written, *rest = text.split(maxsplit=1)
     name, rest = _ALIASES.get(written, written), [] if written == "/show" else rest
@@ -146,7 +146,7 @@ def _obey(conversation: Conversation, notes: "Console", text: str) -> bool:
     if name == "/exit":
         return False
     if name not in actions:
-        raise ConfigError(f"there is no command {written}; /help lists those there are")
+        raise ConfigError(f"unknown command {written}; /help lists the commands")
     takes, does = _COMMANDS[name]
     words = rest[0].removeprefix("parameter ").split(maxsplit=1) if name == "/set" and rest else rest
     if len(words) != len(takes.strip("[]").split()) and (words or takes[:1] not in ("", "[")):

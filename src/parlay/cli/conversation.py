@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from parlay.cli.serving import SAID_NOTHING, Printer, cut_off, summary
+from parlay.cli.serving import EMPTY_ANSWER, Printer, cut_off, summary
 from parlay.errors import ConfigError, RequestError, nearest
 from parlay.sampling.seeds import mix
 from parlay.types.output import RequestOutput
@@ -62,21 +62,21 @@ class Conversation:
         self._last: tuple[Prompt, SamplingParams, RequestOutput] | None = None
 
     def reset(self) -> None:
-        """Forget everything but the system's message."""
+        """Remove everything but the system's message."""
         self._messages = list(self._start)
         self._last = None
-        self._note("the conversation begins anew")
+        self._note("new conversation")
 
     def undo(self) -> None:
-        """Forget the last exchange."""
+        """Remove the last exchange."""
         if len(self._messages) <= len(self._start):
             self._note("there is nothing to undo")
             return
         self._messages = self._messages[:-2]
-        self._note("the last exchange is forgotten")
+        self._note("the last exchange is removed")
 
     def show_params(self) -> None:
-        """Say which sampling parameters the answers have."""
+        """Show the sampling parameters."""
         values = {f.name: getattr(self._params, f.name) for f in fields(SamplingParams)}
         usual = {f.name: getattr(SamplingParams(), f.name) for f in fields(SamplingParams)}
         shown = {name: v for name, v in values.items() if name in _SHOWN or v != usual[name]}
@@ -144,7 +144,7 @@ class Conversation:
         self._messages, self._last = found, None
         self._note(f"{len(found)} messages were loaded")
 
-    def say(self, text: str) -> bool:
+    def answer(self, text: str) -> bool:
         """Answer a message; whether a structured answer was cut, which makes it invalid."""
         messages = [*self._messages, {"role": "user", "content": text}]
         prompt = self._llm.chat_prompt(messages, chat_template=self._template)
@@ -156,7 +156,7 @@ class Conversation:
         if output is None:
             return False
         if not answer:
-            self._notes.print(SAID_NOTHING, style="yellow")
+            self._notes.print(EMPTY_ANSWER, style="yellow")
         self._last = prompt, params, output
         cut = self._report(params, output)
         return cut and params.structured_outputs is not None

@@ -140,7 +140,7 @@ def _subject(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
     try:
         pull(MODEL)
     except ParlayError as error:
-        print(f"parlay: {MODEL} cannot be fetched, so this is {TOY}: {error}", file=sys.stderr)
+        print(f"parlay: {MODEL} cannot be fetched; using {TOY}: {error}", file=sys.stderr)
         return TOY, drafts
     return MODEL, {"eagle3": str(HEAD)} | drafts if HEAD.is_dir() else drafts
 

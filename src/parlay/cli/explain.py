@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay.cli.flags import add_dequantize_flag, add_model
-from parlay.cli.report import add_json_flag, paper, plain_table, print_json, progress, table
+from parlay.cli.report import add_json_flag, make_console, plain_table, print_json, progress, table
 
 
 def add_parser(commands: Any) -> None:
@@ -98,7 +98,7 @@ def _show(grid: Sequence[Mapping[str, Any]]) -> None:
     shown = plain_table("best k at rate", *rates)
     for batch, texts in rows.items():
         shown.add_row(f"batch {batch}", *texts)
-    paper().print(shown)
+    make_console().print(shown)
 
 
 def _style(speed_up: float) -> str:

@@ -23,7 +23,7 @@ _MODEL = "model_word"
 _CLOSE, _ALMOST = 0.75, 0.9  # how alike a flag and a suggestion are, 1 being equal
 _MOST_NAMES = 10  # that a message lists
 _SAMPLING = {f"--{field.name.replace('_', '-')}" for field in fields(SamplingParams)}
-_BY_REQUESTS = "requests give it; --generation-config DIR has the values of those that do not"
+_BY_REQUESTS = "requests set it; --generation-config DIR has the defaults"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtT])(i?[bB])?", re.ASCII)
 
 
@@ -63,8 +63,8 @@ class Parser(argparse.ArgumentParser):
         self._refuse(left[:end])
         left = self._place(found, left[:end] + left[end + 1 :])
         if left:
-            spare = self.spare or "that is one word too many"
-            self.error(f"{' '.join(left)!r} is left over: {spare}")
+            spare = self.spare or "leave it out"
+            self.error(f"unexpected argument {' '.join(left)!r}: {spare}")
         flagged = any(_name(word) == "--model" for word in ours)
         if hasattr(found, _MODEL):
             self._name_model(found, flagged=flagged)
@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
         elif "prompt" in found and found.prompt is None and not _is_model(word):
             found.prompt = word
         else:
-            self.error(f"the model is named twice, {word!r} and --model {found.model!r}; leave one out")
+            self.error(f"the model is given twice, {word!r} and --model {found.model!r}; leave one out")
 
     def format_help(self) -> str:
         """Return the help; a usage of many flags is no use."""

@@ -4,9 +4,9 @@ import argparse
 import sys
 from typing import Any
 
-from parlay.cli.report import paper
+from parlay.cli.report import make_console
 from parlay.cli.serving import (
-    SAID_NOTHING,
+    EMPTY_ANSWER,
     Printer,
     add_model_flags,
     cut_off,
@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Load the model, complete, print."""
     make_params(options)  # errors are reported before anything is loaded
-    notes = paper(stderr=True, highlight=False)
+    notes = make_console(stderr=True, highlight=False)
     typed = options.prompt in (None, "-")
     if typed and sys.stdin.isatty():
         notes.print("reading the prompt from the keyboard; Ctrl-D after a line's end ends it", style="dim")
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         printer.console.print()
     printer.console.print()
     if not any(one.text for one in output.outputs):
-        notes.print(SAID_NOTHING, style="yellow")
+        notes.print(EMPTY_ANSWER, style="yellow")
     cut = cut_off(output, params, llm.engine.max_model_len)
     notes.print(", ".join(part for part in (summary(output), cut) if part), style="dim")
     return 1 if cut and params.structured_outputs is not None else 0

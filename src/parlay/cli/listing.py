@@ -45,9 +45,7 @@ def run(options: argparse.Namespace) -> int:
     _table("model", models)
     _table("draft head or model", [one for one in found.checkpoints if one.role != "model"])
     if found.unreadable:
-        many = len(found.unreadable)
-        what = "1 more in the hub's cache is" if many == 1 else f"{many} more in the hub's cache are"
-        print(f"{what} nothing that parlay can read; --json says why", file=sys.stderr)
+        print(f"{len(found.unreadable)} more in the hub's cache cannot be read; --json says why", file=sys.stderr)
     return 0
 
 

@@ -30,7 +30,7 @@ from parlay.cli import (
 from parlay.cli.flags import Parser, normalise
 from parlay.cli.settings import apply_settings
 from parlay.errors import ParlayError, visible
-from parlay.garbage_collection import search_seldom
+from parlay.garbage_collection import raise_threshold
 
 _ENVIRONMENT = """environment:
   PARLAY_THREADS   threads for compute, as --threads (default: one for each available core)
@@ -66,7 +66,7 @@ def make_parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    search_seldom()
+    raise_threshold()
     parser = make_parser()
     try:
         words = normalise(list(sys.argv[1:] if arguments is None else arguments))
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             env.threads()  # which refuses numbers out of range
         log.configure()
         with warnings.catch_warnings():
-            warnings.showwarning = partial(_say, warnings.showwarning)
+            warnings.showwarning = partial(_show_warning, warnings.showwarning)
             warnings.filterwarnings("default", category=DeprecationWarning, module=r"parlay\.cli\.")
             return int(options.run(options))
     except ParlayError as error:
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _say(otherwise: Any, message: Any, category: Any, filename: str, *more: Any, **options: Any) -> None:
+def _show_warning(otherwise: Any, message: Any, category: Any, filename: str, *more: Any, **options: Any) -> None:
     """Show a warning about the command line as one sentence, others as they are shown otherwise."""
     if _HERE in Path(filename).parents:
         print("parlay:", visible(str(message), keep="\n"), file=sys.stderr)

@@ -38,6 +38,6 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"\nstopped; `parlay pull {options.name}` goes on from here", file=sys.stderr)
         raise
-    came = f"{size_text(pulled.came)} downloaded" if pulled.came else "all of it was here"
+    came = f"{size_text(pulled.came)} downloaded" if pulled.came else "already downloaded"
     print(f"{options.name}: {size_text(pulled.size)} in {pulled.path} ({came})")
     return 0

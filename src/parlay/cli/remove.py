@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         for one in found.checkpoints:
             print(f"{one.path}: {size_text(one.size)}", file=sys.stderr)
         for path in found.unreadable:
-            print(f"{path}: nothing that parlay can read", file=sys.stderr)
+            print(f"{path}: cannot be read", file=sys.stderr)
         for path in found.cut_off:
             print(f"{path}: {size_text(path.stat().st_size)} of a download that was cut off", file=sys.stderr)
         try:

@@ -69,9 +69,9 @@ def table(rows: Sequence[dict[str, Any]], columns: Columns) -> None:
     shown = plain_table(*(title for title, _ in columns.values()))
     for row in rows:
         shown.add_row(*cells(row, columns))
-    paper().print(shown)
+    make_console().print(shown)
     for line in notes(rows, columns):
-        paper(style="dim", highlight=False).print(line)
+        make_console(style="dim", highlight=False).print(line)
 
 
 def plain_table(*titles: str) -> "Table":
@@ -113,7 +113,7 @@ def notes(rows: Sequence[dict[str, Any]], columns: Columns) -> Iterator[str]:
         yield "; ".join(meanings)
 
 
-def paper(**options: Any) -> "Console":
+def make_console(**options: Any) -> "Console":
     """Return the console for tables: a terminal has its width, and a file or a pipe as much as a table needs."""
     from rich.console import Console
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from parlay.cli import chat
 from parlay.cli.conversation import Conversation
-from parlay.cli.report import paper
+from parlay.cli.report import make_console
 from parlay.cli.serving import make_llm, read_stdin
 from parlay.errors import ConfigError
 
@@ -43,11 +43,11 @@ def run(options: argparse.Namespace) -> int:
     pulled = pull(options.model, hub)
     if pulled.came:
         print(f"{options.model}: {size_text(pulled.size)} in {pulled.path}", file=sys.stderr)
-    notes, figures = paper(stderr=True, highlight=False), "all" if options.verbose else "none"
+    notes, figures = make_console(stderr=True, highlight=False), "all" if options.verbose else "none"
     if options.prompt is None:
         return chat.talk(options, template, notes, figures)
     prompt = "\n\n".join(part for part in (options.prompt, read_stdin()) if part)
     llm = make_llm(options)
     params = chat.params_for(options, llm)
-    cut = Conversation(llm, params, options.system, template, notes, figures=figures).say(prompt)
+    cut = Conversation(llm, params, options.system, template, notes, figures=figures).answer(prompt)
     return 1 if cut else 0

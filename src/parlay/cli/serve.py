@@ -90,7 +90,7 @@ async def _serve_and_end(
 
 async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
     from parlay.cli.announce import facts, figures, loading
-    from parlay.garbage_collection import leave_out_what_is_loaded
+    from parlay.garbage_collection import freeze_loaded
     from parlay.loading_bar import loading_bar
     from parlay.server.admission import Admission
     from parlay.server.browsers import LOOPBACK
@@ -105,7 +105,7 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
         speculative = replace(speculative, remember_responses=False)
     sockets = bind(config)
     if config.host not in LOOPBACK and not keys:
-        print("parlay: anyone who reaches this address may use the model; --api-key-file closes it", file=sys.stderr)
+        print("parlay: anyone who reaches this address can use the model; set --api-key-file", file=sys.stderr)
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)  # the server's own, once it listens
@@ -113,12 +113,12 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
     log = log_text if people else log_line
     shown = people and sys.stderr.isatty() and values.get("use_tqdm_on_load", True)
     async with AsyncExitStack() as stack:
-        with loading_bar(loading(values["model"]), show=shown) as tell:
+        with loading_bar(loading(values["model"]), show=shown) as on_progress:
             client = EngineClient(
                 speculative_config=speculative,
                 data_parallel_size=config.data_parallel_size,
                 engine_timeout=config.engine_timeout,
-                on_progress=tell,
+                on_progress=on_progress,
                 **values,
             )
             engine = await stack.enter_async_context(client)
@@ -126,7 +126,7 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
             engine.codec.use_template(config.chat_template)
         admission = Admission(config.max_open, config.max_open_per_key)
         app = _make_app(engine, config, keys, admission, log)
-        leave_out_what_is_loaded()
+        freeze_loaded()
         sys.setswitchinterval(_SWITCH)
         host, port = sockets[0].getsockname()[:2]
         url = f"http://{'localhost' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}/"

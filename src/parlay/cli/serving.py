@@ -247,11 +247,11 @@ def cut_off(output: RequestOutput, params: SamplingParams, context: int) -> str:
     full = params.max_tokens is None or len(cut[0].token_ids) < params.max_tokens
     why = f"the context of {context:,} tokens is full" if full else f"--max-tokens {params.max_tokens}"
     some = "" if len(output.outputs) == 1 else f"{len(cut)} of {len(output.outputs)} answers "
-    shape = "; what the structured outputs ask for is incomplete" if params.structured_outputs is not None else ""
+    shape = "; the structured output is incomplete" if params.structured_outputs is not None else ""
     return f"{some}cut off: {why}{shape}"
 
 
-SAID_NOTHING = "the model ended its answer at once, without a text"
+EMPTY_ANSWER = "the model's answer is empty"
 
 
 def summary(output: RequestOutput) -> str:

@@ -42,7 +42,7 @@ def apply_settings(commands: Mapping[str, argparse.ArgumentParser], arguments: S
     variables = env.flags()
     for name in variables:
         if name not in every:
-            raise ConfigError(f"the variable {env.FLAG}{name.upper()} stands for no flag{_near(name, takers)}")
+            raise ConfigError(f"the variable {env.FLAG}{name.upper()} matches no flag{_near(name, takers)}")
     values = _from_file(called, arguments) | {
         name: (text, f"the variable {env.FLAG}{name.upper()}")
         for name, text in variables.items()
@@ -87,7 +87,7 @@ def _from_file(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dic
     for key, value in values.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            raise ConfigError(f"{file}: {shown(key)} is no flag of {parser.prog}{_near(name, [parser])}")
+            raise ConfigError(f"{file}: {shown(key)} is not a flag of {parser.prog}{_near(name, [parser])}")
         if value is None and name != "speculative_config":  # of which null is a value: plain decoding
             continue
         if name in found:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.flags import add_dequantize_flag, add_model
-from parlay.cli.report import paper, plain_table
+from parlay.cli.report import make_console, plain_table
 from parlay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _model(options: argparse.Namespace) -> int:
         config = SpeculativeConfig.parse(read_speculation(options.speculative_config))
         names = [str(one.method) for one in resolve_methods(config)]
         speculative, verification = {PLAIN: plain(), "+".join(names): config}, config.verification
-    console = paper(highlight=False, soft_wrap=True)
+    console = make_console(highlight=False, soft_wrap=True)
     with Console(stderr=True).status("loading") as status:
         numerics, findings = inspect(
             options.model,
@@ -145,7 +145,7 @@ def _server(options: argparse.Namespace) -> int:
     with Console(stderr=True).status("waiting for the server") as status:
         found = compare_server(options.url, env.api_key(), texts, options.max_tokens, status.update)
         rows = list(_until_different(found))
-    console = paper(highlight=False, soft_wrap=True)
+    console = make_console(highlight=False, soft_wrap=True)
     _print_rows(console, rows)
     verdict = "[green]one request, one answer[/]" if _same(rows) else "[bold red]one request has several answers[/]"
     console.print(f"{options.url}: {verdict}")
@@ -178,10 +178,10 @@ def _verdict(verification: str, *, holds: bool) -> str:
     else:
         good = "greedy tokens are the same, bit for bit; sampled ones have the target's distribution"
         bad = "NOT what it promises"
-    said = good if holds else bad
+    verdict = good if holds else bad
     if verification != COUPLED:
-        said = f"verification={verification!r}: {said}"
-    return f"[green]{said}[/]" if holds else f"[bold red]{said}[/]"
+        verdict = f"verification={verification!r}: {verdict}"
+    return f"[green]{verdict}[/]" if holds else f"[bold red]{verdict}[/]"
 
 
 def _finish(options: argparse.Namespace, holds: bool, rows: list[dict[str, Any]], **more: Any) -> int:

@@ -25,35 +25,35 @@ class ForeignOption:
     own: bool = False
 
 
-_CUDA, _PARTS = "there is no GPU", "the model runs in one process"
-_DRAWS = "how nodes are scored changes no token"
+_PARTS = "ranks exchange their parts in one way"
+_DRAWS = "draft scoring never changes tokens"
 FOREIGN: dict[str, ForeignOption] = {
     "enforce_eager": ForeignOption("passes are recorded and replayed without a compiler", flag=True),
     "compilation_config": ForeignOption("nothing is compiled at run time"),
-    "max_seq_len_to_capture": ForeignOption(_CUDA),
-    "max_context_len_to_capture": ForeignOption(_CUDA),
+    "max_seq_len_to_capture": ForeignOption("passes of all lengths are recorded"),
+    "max_context_len_to_capture": ForeignOption("passes of all lengths are recorded"),
     "swap_space": ForeignOption("requests that lose their blocks are computed anew"),
-    "cpu_offload_gb": ForeignOption(_CUDA),
+    "cpu_offload_gb": ForeignOption("weights stay on one device"),
     "disable_custom_all_reduce": ForeignOption(_PARTS, flag=True),
     "worker_use_ray": ForeignOption(_PARTS, flag=True),
     "data_parallel_size": ForeignOption("replicas are a server's: `parlay serve` takes it", only=(1,)),
     "enable_chunked_prefill": ForeignOption("long prompts always go in chunks", flag=True),
     "async_scheduling": ForeignOption("the scheduler has one way to work", flag=True),
     "num_scheduler_steps": ForeignOption("the scheduler has one way to work"),
-    "scheduling_policy": ForeignOption("requests have priorities of their own"),
+    "scheduling_policy": ForeignOption("each request has its own priority"),
     "preemption_mode": ForeignOption("requests that lose their blocks are computed anew"),
-    "use_v2_block_manager": ForeignOption("there is one block manager, which speculates", flag=True),
-    "disable_log_stats": ForeignOption("log_interval of the server says how often it tells its speed", flag=True),
-    "disable_log_requests": ForeignOption("prompts are logged with log_prompts alone", flag=True),
+    "use_v2_block_manager": ForeignOption("the only block manager supports speculation", flag=True),
+    "disable_log_stats": ForeignOption("the server's log_interval sets how often throughput is logged", flag=True),
+    "disable_log_requests": ForeignOption("prompts are only logged with log_prompts", flag=True),
     "enable_auto_tool_choice": ForeignOption("tools are always served", flag=True),
-    "tokenizer_mode": ForeignOption("there is one kind of tokenizer"),
+    "tokenizer_mode": ForeignOption("there is only one tokenizer mode"),
     "skip_tokenizer_init": ForeignOption("the tokenizer is always read", only=(False,), flag=True),
     "enable_lora": ForeignOption("adapters are not served", only=(False,), flag=True),
     "mm_processor_kwargs": ForeignOption("models read text only"),
     "limit_mm_per_prompt": ForeignOption("models read text only"),
     "optimization_level": ForeignOption("nothing is compiled at run time"),
-    "attention_backend": ForeignOption("there is one kind of attention"),
-    "enable_expert_parallel": ForeignOption(_PARTS, flag=True),
+    "attention_backend": ForeignOption("there is only one attention backend"),
+    "enable_expert_parallel": ForeignOption("ranks share each expert", flag=True),
     "num_lookahead_slots": ForeignOption("the scheduler has one way to work"),
     "disable_async_output_proc": ForeignOption("the scheduler has one way to work", flag=True),
     "disable_chunked_mm_input": ForeignOption("models read text only", flag=True),
@@ -73,11 +73,11 @@ INNER: dict[str, ForeignOption] = {
     "use_local_argmax_reduction": ForeignOption(_PARTS),
     "disable_mqa_scorer": ForeignOption(_DRAWS),
     "disable_logprobs": ForeignOption("log-probabilities come with each token"),
-    "disable_log_stats": ForeignOption("counters are always own"),
+    "disable_log_stats": ForeignOption("each engine keeps its own counters"),
     "parallel_drafting": ForeignOption("each checkpoint drafts as it was trained", only=(False,), own=True),
     "code_revision": ForeignOption("no Python of a checkpoint is run"),
-    "use_heterogeneous_vocab": ForeignOption("vocabularies are compared, and `vocabulary` says what if they differ"),
-    "suffix_decoding_corpus_tokens": ForeignOption("what is remembered of answers is bounded in bytes"),
+    "use_heterogeneous_vocab": ForeignOption("vocabularies are compared; `vocabulary` is for those that differ"),
+    "suffix_decoding_corpus_tokens": ForeignOption("the corpus of answers is bounded in bytes"),
 }
 # Other names of methods, and keys that say whether lengths are chosen.
 _METHODS = {"ngram_gpu": "ngram"}

@@ -108,7 +108,7 @@ class ServerConfig:
         request_timeout: seconds after which a completion is aborted.
         shutdown_timeout: seconds that open requests have to finish after SIGTERM.
         engine_timeout: seconds without a message from the engine, while requests are open or it loads (then at least
-            60), after which it is killed and started anew; more than its longest step takes.
+            60), after which it is killed and restarted; more than its longest step takes.
         body_timeout: seconds within which a request's head, and then its body, must arrive; and within which a client
             must take something of its answer.
         keep_alive: seconds that an idle connection is kept.
@@ -125,7 +125,7 @@ class ServerConfig:
         max_stop_chars: characters of a stop string or bad word.
         max_logit_bias: tokens that one request may give a bias.
         response_store: bytes of memory for responses that `previous_response_id` may name; for newer ones the oldest
-            of the key that has most are forgotten, and with 0 none is kept.
+            of the key that has most are evicted, and with 0 none is stored.
         chat_template: a chat template in place of the model's own: a file, or the template itself.
         trust_request_chat_template: let clients send a chat template of their own; it runs in a sandbox.
         log_prompts: write prompts and answers to the log.

@@ -108,7 +108,7 @@ class SpeculativeConfig:
             )
         if self.method == PLAIN and self.verification != COUPLED:
             raise ConfigError(
-                f"verification={self.verification!r} is about drafts, and method {PLAIN!r} makes none; leave it out"
+                f"verification={self.verification!r} needs drafts, and method {PLAIN!r} makes none; leave it out"
             )
         for name in ("posterior_threshold", "posterior_alpha"):
             value = getattr(self, name)

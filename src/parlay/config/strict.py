@@ -32,7 +32,7 @@ def build(cls: type[T], values: Mapping[str, Any], what: str, also: Iterable[str
             raise ConfigError(f"unknown {what} {shown(key)}{nearest(key, {*known, *also})}", param=str(key))
     for name, f in known.items():
         if name not in values and f.default is MISSING and f.default_factory is MISSING:
-            raise ConfigError(f"{what} {name!r} is needed", param=name)
+            raise ConfigError(f"{what} {name!r} is required", param=name)
     hints = _hints(cls)  # type: ignore[arg-type]
     given = {name: _whole(value, hints[name]) for name, value in values.items()}
     try:

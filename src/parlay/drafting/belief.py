@@ -102,8 +102,8 @@ class SourceBelief:
             found.append(min(chance + deviations * (chance * (1 - chance) / (count.judged + 1)) ** 0.5, 1.0))
         return found + found[-1:] * (length - len(found))
 
-    def doubt(self) -> None:
-        """Rest on few draft tokens while nothing seems to pay: the text may have changed meanwhile."""
+    def decay(self) -> None:
+        """Forget all but the latest draft tokens while nothing seems to pay: the text may have changed meanwhile."""
         for count in self._depths:
             count.limit(ENOUGH)
 

@@ -77,8 +77,8 @@ class StepCost:
         self._pace = 1.0
         self.table: Sequence[float] = Curve((1,), (1.0,), most_rows)
 
-    def beside(self) -> "StepCost":
-        """Return the cost of steps under other circumstances, of which as much is assumed as is known here."""
+    def derive(self) -> "StepCost":
+        """Return the cost of steps under other circumstances, which starts from what is known here."""
         other = StepCost(self._most_rows, self._key_share, self._paced)
         other._known, other._timed, other.table = dict(self._known), dict(self._timed), self.table
         other._weights = dict.fromkeys(self._known, 1)

@@ -16,7 +16,7 @@ from parlay.proposers.base import DeviceProposer
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, ProposerState
 
-THINKS = 16  # while it is off, a trial is considered once in so many steps: that takes time too
+TRIAL_INTERVAL = 16  # while it is off, a trial is considered once in so many steps: that takes time too
 _FAR = 256  # most tokens that an answer is expected to have left: many end early
 _NEAR = 16  # tokens that it may always be behind
 _TRIED = 4  # most requests of one trial: with several it tells as much as several trials, and costs less
@@ -105,13 +105,13 @@ class Device:
 
     # ------------------------------------------------------------------------------------------------- a step
 
-    def thinks(self, step: int) -> bool:
+    def chooses_length(self, step: int) -> bool:
         """Whether the next length is chosen anew in this step."""
-        return self._length > 0 or step % THINKS == 0
+        return self._length > 0 or step % TRIAL_INTERVAL == 0
 
     def rests(self, step: int, requests: Iterable[Drafted]) -> bool:
         """Whether it is off in a step, and nothing of these requests waits for it or is its own."""
-        if self._length or self.next_length or self.thinks(step):
+        if self._length or self.next_length or self.chooses_length(step):
             return False
         states = (request.drafting for request in requests)
         return not any(state.scout or state.pending.tokens or state.layers.speculated for state in states)
@@ -140,14 +140,14 @@ class Device:
         ready = [one for one in every if self._worth(one[0], self._saving)]
         free = ready or [one for one in every if self._worth(one[0], _LEFT)]
         nearest = sorted((self._distance(one[0]), place) for place, one in enumerate(free))[:_TRIED]
-        near = [free[place][0] for distance, place in nearest if distance <= nearest[0][0] + _NEAR]
-        behind, again = sum(map(self._lag, near)), sum(map(self._lacking, near))
+        trying = [free[place][0] for distance, place in nearest if distance <= nearest[0][0] + _NEAR]
+        behind, again = sum(map(self._lag, trying)), sum(map(self._lacking, trying))
         most = min(self.length, max((limit for _, limit in free), default=0))
-        passed = 1 if self._length else THINKS
+        passed = 1 if self._length else TRIAL_INTERVAL
         rerun = self._policy.extra(emitting, again)
-        steps = emitting, keys, len(near), behind, rerun, passed
+        steps = emitting, keys, len(trying), behind, rerun, passed
         self.next_length = self._length = ahead.choose(most, len(free), *steps, ready=bool(ready))
-        self._tried = near if ahead.trial else None
+        self._tried = trying if ahead.trial else None
         if not self._shaped:
             policy = self._policy
             worth = policy.branches and policy.price < _BRANCHING and self._width * len(free) <= _ROWS

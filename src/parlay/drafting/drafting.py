@@ -183,8 +183,8 @@ class Drafting:
                 state = request.drafting
                 state.why = Why.PAUSED if state.hosts or state.device else Why.NOT_ALLOWED
             # The next step may begin behind this one, or behind the end of a prompt.
-            near = self._device is not None and self._device.thinks(self._steps + 1)
-            rests = not near and all(part.known == 1 for _, part in rows)
+            next_drafts = self._device is not None and self._device.chooses_length(self._steps + 1)
+            rests = not next_drafts and all(part.known == 1 for _, part in rows)
             timed = not self._steps % _TIMED
             return StepDrafts([PLAIN] * len(rows), self._forgotten(), timed=timed, rests=rests)
         try:
@@ -263,7 +263,7 @@ class Drafting:
             policy.begin(emitting, most - left, keys)
             self._choose(step, policy, requests, most - left, keys, left, waiting=waiting)
             device = self._device
-            if device is not None and (device.thinks(self._steps) or policy.measuring.left):
+            if device is not None and (device.chooses_length(self._steps) or policy.measuring.left):
                 device.choose(requests, [limits[request] for request in requests], emitting, keys)
         if self._device is not None:
             step.length = self._device.next_length
@@ -290,14 +290,14 @@ class Drafting:
         if self._hosts:
             policy.asking.save(policy.plain)
             rich = policy.asking.affords(len(requests))
-        why = Why.EXPENSIVE if not policy.hopeful else Why.NO_PROPOSAL if rich else Why.PAUSED
+        why = Why.EXPENSIVE if not policy.may_draft else Why.NO_PROPOSAL if rich else Why.PAUSED
         some: list[Drafted] = []
         branches = self._tree and policy.branches
         for request in requests:
             state = request.drafting
             state.why = why
             free = state.prediction is not None or state.constraint is not None
-            ask = policy.hopeful and (free or ((rich or state.hit) and bool(state.hosts)))
+            ask = policy.may_draft and (free or ((rich or state.hit) and bool(state.hosts)))
             if not (ask or state.pending.tokens):
                 if state.layers.speculated:
                     state.layers = replace(state.layers, speculated=0)
@@ -310,7 +310,7 @@ class Drafting:
             )
             step.active = True
             candidates = state.candidates = self._candidates(request, room, hosts, policy.price, branch=branches)
-            if candidates and policy.hopeful:
+            if candidates and policy.may_draft:
                 state.best, state.why = self._best(request, room, branches), Why.UNLIKELY
                 some.append(request)
             elif state.layers.speculated:
@@ -320,7 +320,7 @@ class Drafting:
             self.seconds += step.asking
             policy.asking.spend(step.asking, asked)
         if policy.ahead is not None and self._hosts and not self._steps % _TIMED:
-            policy.ahead.beside(policy.gain(_hosted(some), step.emitting, rows, keys))
+            policy.ahead.observe_hosts(policy.gain(_hosted(some), step.emitting, rows, keys))
         drafts = [request.drafting.best for request in some]
         best = [one for one in drafts if one is not None]
         made = any(one.speculated for one in best)
@@ -443,15 +443,15 @@ class Drafting:
         """Go on after an error of drafting: without the drafts of these requests, and with nothing learnt."""
         self._errors = 1 if self._steps - self._failed > _FORGIVEN else self._errors + 1
         self._failed = self._steps
-        rest = "nothing is drafted any more" if self._errors >= _MOST_ERRORS else "what was learnt is learnt anew"
+        rest = "speculation is disabled" if self._errors >= _MOST_ERRORS else "its estimates are reset"
         logger.error("drafting failed (%s: %s); %s", type(error).__name__, error, rest, exc_info=error)
-        self._begin_anew()
+        self._reset_policy()
         for request in requests:
             self.reset(request)
 
     def restart(self, requests: Iterable[Drafted]) -> None:
         """Begin anew with these requests, and with what was known at the start: all else may be in any state."""
-        self._begin_anew()
+        self._reset_policy()
         for host in self._hosts:
             host.reset()
         self._forgotten()  # by the proposer too
@@ -461,7 +461,7 @@ class Drafting:
             state.pending, state.layers, state.hit = NO_DRAFT, ProposerState(), False
             self.admit(request)
 
-    def _begin_anew(self) -> None:
+    def _reset_policy(self) -> None:
         self.policy = deepcopy(self._first)
         self._belief = self.policy.belief if self.policy else Belief()
         if self._device is not None:

@@ -52,7 +52,7 @@ class Faults:
         self.counts[method] += 1
         what = f"{type(error).__name__}: {brief(str(error))}"
         logger.error(
-            "the proposer %s failed on request %d, which goes on without %s (%s)",
+            "the proposer %s failed on request %d, which continues without %s (%s)",
             *(method, request_id, "it" if lasting else "this step's draft", what),
             exc_info=error,
         )
@@ -187,13 +187,13 @@ def check_draft(draft: Draft, vocab_size: int | None) -> None:
     """
     tokens, nodes = draft.tokens, len(draft.tokens)
     if set(map(type, tokens)) != {int} or min(tokens) < 0:
-        raise ValueError("its draft holds something that is no token id")
+        raise ValueError("its draft has an invalid token id")
     if vocab_size is not None and max(tokens) >= vocab_size:
-        raise ValueError(f"its draft holds token {max(tokens)}, beyond the vocabulary of {vocab_size}")
+        raise ValueError(f"its draft has token {max(tokens)}, beyond the vocabulary of {vocab_size}")
     if {len(draft.parents), len(draft.source), nodes if draft.probs is None else len(draft.probs)} != {nodes}:
-        raise ValueError("its draft has more of one kind than of another: tokens, parents, sources, probabilities")
+        raise ValueError("its draft's tokens, parents, sources and probabilities differ in number")
     kinds = set(map(type, draft.parents)) - {int} | set(map(type, draft.source)) - {str}
     if kinds or not all(issubclass(kind, int | float) for kind in set(map(type, draft.probs or ()))):
-        raise ValueError("its draft holds parents, sources or probabilities that are none")
+        raise ValueError("its draft has invalid parents, sources or probabilities")
     if not (draft.is_chain or all(-1 <= parent < node for node, parent in enumerate(draft.parents))):
-        raise ValueError("its draft is no tree: a node does not come after its parent")
+        raise ValueError("its draft is not a tree: a node does not come after its parent")

@@ -62,7 +62,7 @@ class Measuring:
             self._busy, self._stamina = 0, min(2 * self._stamina, self.length * _SELDOM)
             self.left = self.length
 
-    def surprise(self) -> None:
+    def reset(self) -> None:
         """Return to the initial frequency."""
         self._stamina = _BUSY
 
@@ -155,7 +155,7 @@ class Ahead:
         count: int,
         requests: int,
         keys: int,
-        near: int = 1,
+        trying: int = 1,
         behind: int = 0,
         rerun: float = 0.0,
         passed: int = 1,
@@ -169,7 +169,7 @@ class Ahead:
             count: requests to draft for.
             requests: that emit.
             keys: that these read.
-            near: number of those requests for which the proposer has least to catch up: a trial is for them.
+            trying: requests that a trial is for: those for which the proposer has least to catch up.
             behind: tokens that it has to catch up for these.
             rerun: seconds that the target takes to run some of those tokens once more.
             passed: steps since the last call.
@@ -200,12 +200,12 @@ class Ahead:
                 return further
             return best
         self.trial = True
-        self.belief.doubt()
+        self.belief.decay()
         if not self.belief.enough:
             return further
-        worth = near * sum(accumulate(self.belief.levels(further), mul)) * plain / requests
-        cost, table = self.cost.by_length(further, near)[further], self._table(requests)
-        rows = table[min(requests + near * further, len(table) - 1)] + keys * steps.key - plain
+        worth = trying * sum(accumulate(self.belief.levels(further), mul)) * plain / requests
+        cost, table = self.cost.by_length(further, trying)[further], self._table(requests)
+        rows = table[min(requests + trying * further, len(table) - 1)] + keys * steps.key - plain
         price = max(cost + rows - worth, _LOST * cost) + (_WARM * _COLD * plain / _RUN if plain < _SHORT else 0.0)
         return further if self._buys(price, self._follow * behind + rerun) else 0
 
@@ -213,13 +213,13 @@ class Ahead:
         """Return seconds of steps by rows: of so many without drafts, and of more right behind drafts."""
         return self._steps.table if self._colder is None else Behind(self._steps.table, self._colder.table, requests)
 
-    def beside(self, gain: float) -> None:
+    def observe_hosts(self, gain: float) -> None:
         """Learn what the proposers on the host gain alone: the factor in goodput of a step."""
         self._others += _OTHERS * (gain - self._others)
 
     def verified(self, rows: int, keys: int, seconds: float) -> None:
         """Learn the time of a short step right behind drafts: these evict weights, and take Python's time too."""
-        self._colder = self._colder or self._steps.beside()
+        self._colder = self._colder or self._steps.derive()
         self._colder.observe(rows, keys, seconds)
 
     def _buys(self, price: float, catching_up: float) -> bool:
@@ -356,7 +356,7 @@ class Policy:
         return self.measuring.left > 1 and self.plain < _SHORT
 
     @property
-    def hopeful(self) -> bool:
+    def may_draft(self) -> bool:
         """Whether any draft token could be worth a row, or be verified to see what rows cost."""
         return self.price < _HOPELESS or self._trial
 
@@ -469,12 +469,12 @@ class Policy:
             if self.ahead is not None and not times.rested:
                 self.ahead.verified(rows, keys, seconds)
             else:
-                self._verifying = self._verifying or self.cost.beside()
+                self._verifying = self._verifying or self.cost.derive()
                 self._verifying.observe(rows, keys, seconds)
         elif times.settled and (drafted or times.rested >= self._cold):
             measured = self.measuring.left > 0 and self.ahead is not None
             if self.cost.observe(rows, keys, seconds, measured=measured) < _SURPRISE and self.measuring.left:
-                self.measuring.surprise()
+                self.measuring.reset()
         elif times.settled:
             self.cost.observe_cold(rows, keys, seconds - times.forward)
         self._steps += 1

@@ -18,7 +18,7 @@ from parlay.engine.request import Request, RequestCounts
 from parlay.engine.request_processor import check_ids, processor_of
 from parlay.engine.resolve import ResolvedEngine, end_tokens, request_defaults, resolve
 from parlay.engine.scheduler import Scheduler
-from parlay.engine.speculation import make_drafting, method_names, settle_wish
+from parlay.engine.speculation import make_drafting, method_names, resolve_override
 from parlay.engine.stats import EngineStats
 from parlay.engine.step import Worker, drive
 from parlay.errors import EngineFaultError, about, brief
@@ -110,7 +110,7 @@ class Engine:
         pools = self._states, self._draft_states
         self._scheduler = Scheduler(config, self._pool, drafting, self.stats, loaded.processors, *pools)
         self._arrivals = self._next_id = 0
-        self._signals, self._torn = Deferred(), False  # whether an exception has ended a change half-way
+        self._signals, self._interrupted = Deferred(), False  # whether an exception has ended a change half-way
         logger.info("numerics id: %s", self.numerics_id)
 
     def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
@@ -153,11 +153,11 @@ class Engine:
         requests = self._make(tokens, params, ordinal, priority=priority, tenant=tenant, deadline=deadline)
         try:
             with self._signals:
-                self._mend()
-                self._torn = True
+                self._recover()
+                self._interrupted = True
                 for request in requests:
                     self._scheduler.add(request)
-                self._torn = False
+                self._interrupted = False
             return requests  # noqa: TRY300 - nothing may come between: the caller knows of them, or they are gone
         except BaseException:
             self.abort(*requests)
@@ -182,9 +182,9 @@ class Engine:
             expected = encode_prediction(self.codec, params.prediction, self.vocab_size, self.max_model_len)
             prediction = Prediction(expected)
             params = replace(params, prediction=None)  # plans carry parameters, and need no text
-        wish = settle_wish(params.speculative, self.methods, automatic=self._automatic)
-        if wish is not params.speculative:
-            params = replace(params, speculative=wish)
+        override = resolve_override(params.speculative, self.methods, automatic=self._automatic)
+        if override is not params.speculative:
+            params = replace(params, speculative=override)
         form = params.structured_outputs
         assert form is None or isinstance(form, StructuredOutputsParams)
         with about("structured_outputs"):
@@ -241,24 +241,24 @@ class Engine:
             RankError: another rank is lost, or waits in a pass that did not end.
         """
         with self._signals:
-            self._mend()
-            self._torn = True
-            moved = self._step()
-            self._torn = False
-        return moved
+            self._recover()
+            self._interrupted = True
+            progressed = self._step()
+            self._interrupted = False
+        return progressed
 
     def _step(self) -> list[Request]:
         began, emitted, drafting = perf_counter(), self._scheduler.emitted, self._scheduler.drafting.seconds
         unfinished = list(self._scheduler.requests)
         try:
-            moved, times = drive(self._scheduler, self._worker)
+            progressed, times = drive(self._scheduler, self._worker)
         except SpanError as error:
             self._fail(error)
             return [r for r in unfinished if r.finish_reason is not None]
         if times is not None:
             drafted = self._scheduler.drafting.seconds - drafting
             self.stats.add(times, perf_counter() - began, self._scheduler.emitted - emitted, drafted)
-        return moved
+        return progressed
 
     def _fail(self, error: SpanError) -> None:
         """Abort the request that made a step fail, if the engine can continue."""
@@ -278,14 +278,14 @@ class Engine:
         try:
             self.check()
         except AssertionError:
-            self._torn = True
-            self._mend()
+            self._interrupted = True
+            self._recover()
 
-    def _mend(self) -> None:
-        """Begin anew with what is known for sure, if the last change was not completed."""
-        if self._torn:
-            self._scheduler.mend(perf_counter(), processing=self._worker.reset())
-            self._torn = False
+    def _recover(self) -> None:
+        """Restart from a consistent state if the last change was interrupted."""
+        if self._interrupted:
+            self._scheduler.recover(perf_counter(), processing=self._worker.reset())
+            self._interrupted = False
 
     def snapshot(self) -> StatsSnapshot:
         """Return the counters since start, and how full the engine is."""
@@ -305,12 +305,12 @@ class Engine:
     def abort(self, *requests: Request) -> None:
         """End requests now; harmless for those that have ended."""
         with self._signals:
-            self._mend()
+            self._recover()
             for request in requests:
                 if request.finish_reason is None:
-                    self._torn = True
+                    self._interrupted = True
                     self._scheduler.finish(request, "abort", perf_counter())
-                    self._torn = False
+                    self._interrupted = False
 
     def close(self) -> None:
         """End the processes of other ranks, if there are any; so does dropping the engine."""

@@ -21,7 +21,7 @@ from parlay.log import logger
 from parlay.parallel.gloo import Gloo, GlooRing, connect_ranks, make_store, reach_store
 
 _JOINING = 600.0  # seconds until all have to be there
-_LOOK = 1.0  # seconds between two looks whether they still may come
+_POLL = 1.0  # seconds between two checks whether they still may come
 
 
 class JoinedRanks(Ranks):
@@ -39,7 +39,7 @@ class JoinedRanks(Ranks):
             ConfigError: an environment variable is wrong.
         """
         super().__init__()
-        self._size, self._key, self._patience = size, key, env.rank_timeout()
+        self._size, self._key, self._timeout = size, key, env.rank_timeout()
         self._host, self._port = server.getsockname()[:2]
         self._address = f"{self._host}:{self._port}"
         self._entrance, self._ways = Entrance(server, key), list[Gloo | GlooRing]()
@@ -71,13 +71,13 @@ class JoinedRanks(Ranks):
         self._entrance.close()
         self._store = store = make_store(self._host)
         for rank, link in enumerate(self._links, 1):
-            own = replace(first, rank=rank, store=store.port, patience=self._patience)
+            own = replace(first, rank=rank, store=store.port, timeout=self._timeout)
             try:
                 link.send_bytes(msgspec.msgpack.encode(own))
             except OSError:
                 raise RankError(f"rank {rank} has left while others joined; start the engine again") from None
         own_store = reach_store(hosts[0], store.port)  # which may outlive the one that listens
-        ways = exchange, ring, drafts = connect_ranks(own_store, hosts[0], first.seat, self._patience)
+        ways = exchange, ring, drafts = connect_ranks(own_store, hosts[0], first.seat, self._timeout)
         self._ways += [way for way in ways if way is not None]
         self.group = first.seat.group(exchange, ring, fast=first.fast)
         self.draft_group = first.seat.draft_group(drafts)
@@ -92,7 +92,7 @@ class JoinedRanks(Ranks):
         while True:
             self._check()
             try:
-                return self._entrance.next(_LOOK)
+                return self._entrance.next(_POLL)
             except TimeoutError:
                 if monotonic() > until:
                     raise RankError(

@@ -18,7 +18,7 @@ from parlay.log import logger
 
 _GREETING = 5  # seconds that the other side has to prove itself
 _AT_ONCE = 64  # who may be at it; the first of more is sent away, since a rank takes milliseconds
-_LOOK = 0.05  # seconds between two looks who has
+_POLL = 0.05  # seconds between two checks who has
 _QUIET, _PROBES = 10, 3  # seconds without a word, and between questions; unanswered ones until a machine is lost
 
 
@@ -69,7 +69,7 @@ class Entrance:
             left = until - monotonic()
             if left <= 0:
                 raise TimeoutError
-            self._server.settimeout(min(left, _LOOK))
+            self._server.settimeout(min(left, _POLL))
             with suppress(TimeoutError):
                 accepted, other = self._server.accept()
                 self._greeted[accepted] = None

@@ -14,19 +14,19 @@ _STEPS = 500  # progress reports; models of experts have tens of thousands of te
 class LoadProgress:
     """The loading of a target and its proposers, as one count of bytes."""
 
-    def __init__(self, config: EngineConfig, total: int, tell: OnProgress) -> None:
+    def __init__(self, config: EngineConfig, total: int, on_progress: OnProgress) -> None:
         """Report that nothing is loaded yet.
 
         Args:
             config: of the engine.
             total: bytes of all weights.
-            tell: called with progress, the last time when all are loaded.
+            on_progress: called with progress, the last time when all are loaded.
         """
         name = config.model.rstrip("/").rpartition("/")[2]
         self._name = f"{name} as {config.storage}" if config.storage in MADE else name
-        self._total, self._tell, self._machines = total, tell, config.machines
-        self._done = self._told = 0
-        self._say(self._name)
+        self._total, self._on_progress, self._machines = total, on_progress, config.machines
+        self._done = self._reported = 0
+        self._report(self._name)
 
     def target(self, size: int) -> AbstractContextManager[OnRead]:
         """Load the target within, of `size` bytes; gives the function to call with every tensor."""
@@ -42,14 +42,14 @@ class LoadProgress:
 
         def on_read(count: int) -> None:
             self._done = min(self._done + count, end)
-            if self._done - self._told >= self._total / _STEPS:
-                self._say(what)
+            if self._done - self._reported >= self._total / _STEPS:
+                self._report(what)
 
         yield on_read
         self._done = end  # what is no tensor, such as a buffer for results, is counted here
-        if self._told < end:
-            self._say(what)
+        if self._reported < end:
+            self._report(what)
 
-    def _say(self, what: str) -> None:
-        self._told = self._done
-        self._tell(Progress(what, self._done, self._total))
+    def _report(self, what: str) -> None:
+        self._reported = self._done
+        self._on_progress(Progress(what, self._done, self._total))

@@ -47,7 +47,7 @@ class LocalRanks(Ranks):
         self._threads = share_threads(env.threads(), size)
         self.threads = self._threads[0]
         self._places = place_ranks(size, allowed_processors(), memory_nodes())
-        self._room, self._patience = max(_ROOM, room), env.rank_timeout()
+        self._room, self._timeout = max(_ROOM, room), env.rank_timeout()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._files: list[int] = []
         self._ways: list[SharedMemory | SharedRing] = []
@@ -61,7 +61,7 @@ class LocalRanks(Ranks):
         Raises:
             ConfigError: this machine has no memory that processes could share.
         """
-        first = replace(first, room=self._room, patience=self._patience, share=first.share and first.share.found)
+        first = replace(first, room=self._room, timeout=self._timeout, share=first.share and first.share.found)
         try:
             from parlay.kernels.exchange import make_memory, make_ring, map_memory
 
@@ -75,12 +75,12 @@ class LocalRanks(Ranks):
             rings = [kept(make_ring(seat.stages, seat.stages, first.handed)) for _ in range(seat.sharing)]
             drafts = kept(make_memory(max(seat.drafters, 1), self._room))
             exchange, ring, among_drafters = map_memory(
-                (stages[0], rings[0], drafts), seat, self._room, first.handed, self._patience
+                (stages[0], rings[0], drafts), seat, self._room, first.handed, self._timeout
             )
         except (ImportError, AttributeError, OSError) as error:
             raise ConfigError(
-                f"{first.size} ranks need the native kernels and memory that processes share, which this "
-                f"machine does not give ({error}); leave their number at 1"
+                f"{first.size} ranks need the native kernels and shared memory, which this machine lacks "
+                f"({error}); leave their number at 1"
             ) from error
         self.group = seat.group(exchange, ring, fast=first.fast)
         self.draft_group = seat.draft_group(among_drafters)

@@ -20,7 +20,7 @@ from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.engine.loads import check_room
 from parlay.engine.timing import MOST_TIMED
 from parlay.errors import ConfigError, RankError
-from parlay.garbage_collection import search_seldom
+from parlay.garbage_collection import raise_threshold
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.log import logger
@@ -56,7 +56,7 @@ class Assignment:
         room: bytes that a rank may send at once, through shared memory.
         handed: bytes of the longest message to the next stage.
         store: port of rank 0's machine where ranks of several machines find each other.
-        patience: seconds to wait for another rank.
+        timeout: seconds to wait for another rank.
         processors: to run on.
         fast: see `Group`.
         taps: after how many layers states are read by a proposer.
@@ -82,7 +82,7 @@ class Assignment:
     room: int = 0
     handed: int = 0
     store: int = 0
-    patience: float = 0.0
+    timeout: float = 0.0
     processors: Sequence[int] = ()
     fast: bool = False
     taps: Sequence[int] = ()
@@ -159,7 +159,7 @@ def other_bits(who: str, here: Sequence[str], there: Sequence[str]) -> str:
     """Return the sentence that refuses a rank, from the point of view of either side."""
     differ = "; ".join(f"{own} here, {other} there" for own, other in differing(here, there))
     remedy = "give all ranks the same model, kernels, instruction set and torch"
-    return f"{who} would compute other bits than rank 0: {differ}; {remedy}"
+    return f"{who} would compute different bits than rank 0: {differ}; {remedy}"
 
 
 def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None:
@@ -191,7 +191,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
             ) from None
         logger.warning("rank %d of %d of %s", own.rank, own.size, own.model)
         store = reach_store(address[0], own.store)
-        ways = exchange, ring, drafts = connect_ranks(store, host, own.seat, own.patience)
+        ways = exchange, ring, drafts = connect_ranks(store, host, own.seat, own.timeout)
         for way in ways:
             if way is not None:
                 ended.callback(way.close)
@@ -207,7 +207,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
             connection.send_bytes(msgspec.msgpack.encode(RankReady(error=f"{type(error).__name__}: {error}")))
             raise
         connection.send_bytes(msgspec.msgpack.encode(RankReady((*numerics, identity))))
-        obey(connection, runner, drafter)
+        execute(connection, runner, drafter)
 
 
 def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> None:
@@ -221,7 +221,7 @@ def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> Non
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # rank 0 decides when this ends
     Thread(target=_end_with_rank_0, args=(lifeline,), name="parlay-watch", daemon=True).start()
-    search_seldom()
+    raise_threshold()
     log.configure()
     with Connection(orders) as connection:
         own = msgspec.msgpack.decode(connection.recv_bytes(), type=Assignment)
@@ -229,7 +229,7 @@ def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> Non
         from parlay.kernels.exchange import map_memory  # which not every installation has
 
         files = memory, ring, drafts
-        ways = exchange, channel, among_drafters = map_memory(files, own.seat, own.room, own.handed, own.patience)
+        ways = exchange, channel, among_drafters = map_memory(files, own.seat, own.room, own.handed, own.timeout)
         for file in set(files):
             os.close(file)
         try:
@@ -240,7 +240,7 @@ def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> Non
             return
         connection.send_bytes(msgspec.msgpack.encode(RankReady(numerics)))
         try:
-            obey(connection, runner, drafter)
+            execute(connection, runner, drafter)
         except (RankError, ConfigError):
             pass  # rank 0 knows
         except BaseException:
@@ -283,8 +283,10 @@ def _load_share(own: Assignment, runner: ModelRunner, drafters: Exchange | None)
     return proposer
 
 
-def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: DeviceProposer | None = None) -> None:
-    """Do what rank 0 does, until it closes the connection.
+def execute(
+    connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: DeviceProposer | None = None
+) -> None:
+    """Execute rank 0's orders until it closes the connection.
 
     Args:
         connection: to rank 0.

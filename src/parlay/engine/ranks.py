@@ -16,7 +16,7 @@ from parlay.parallel.group import ALONE, Group
 from parlay.runner.orders import OnOrder, Order, Refusal, encode, nobody
 
 _ENDED = "rank {} of this engine has ended"
-_LOOK = 2.0
+_POLL = 2.0
 _STARTING = 600.0  # seconds that a rank may take to load its weights
 
 
@@ -71,7 +71,7 @@ class Ranks:
         group: rank 0's view of it, once they are started.
         draft_group: its view of those that share a proposer's layers.
         threads: number that this rank computes with.
-        beside: ranks that divide this machine's memory, where each counts for itself.
+        memory_shares: ranks among which this machine's memory is divided, where each counts for itself.
         close: ends the others; so does dropping this.
     """
 
@@ -82,7 +82,7 @@ class Ranks:
         self.group: Group = ALONE
         self.draft_group: Group = ALONE
         self.threads = env.threads()
-        self.beside = 1
+        self.memory_shares = 1
         self._links: list[Connection[bytes, bytes]] = []
         self._orders = Orders(self._links)
         self.close = lambda: None
@@ -103,12 +103,12 @@ class Ranks:
         return self._orders if self._links else nobody
 
     @property
-    def looks(self) -> float | None:
-        """Seconds between two looks of an idle engine whether all ranks are still there; None without others."""
-        return _LOOK if self._links else None
+    def poll_interval(self) -> float | None:
+        """Seconds after which an idle engine checks whether all ranks are alive; None without others."""
+        return _POLL if self._links else None
 
-    def look(self) -> None:
-        """Make sure that no rank has ended since it has loaded.
+    def check_alive(self) -> None:
+        """Check that all ranks are alive.
 
         Raises:
             RankError: one has.

@@ -71,8 +71,8 @@ class RayRanks(JoinedRanks):
         self._actors: list[Any] = []
         self._runs: list[Any] = []
         self._nodes = cluster.util.placement_group_table(self._bundles)["bundles_to_node_id"]
-        self.beside = self._sharing(0)
-        self.threads = env.threads_of(self.beside)
+        self.memory_shares = self._sharing(0)
+        self.threads = env.threads_of(self.memory_shares)
         others = self._entrance, self._links, self._ways
         self.close = weakref.finalize(self, _close, os.getpid(), cluster, self._bundles, self._actors, *others)
 

@@ -90,7 +90,7 @@ class Request:
 
     def interrupt(self, now: float) -> None:
         """End it, since an exception has come in the middle of a change to it."""
-        self.error = EngineFaultError("a step was interrupted in which this request was; send it again")
+        self.error = EngineFaultError("this request's step was interrupted; send it again")
         self.finish_reason, self.counts.finished = "abort", now
 
     def ends(self, token: int, known: int) -> FinishReason | None:

@@ -102,7 +102,7 @@ def resolve(config: EngineConfig, speculative: SpeculativeConfig) -> ResolvedEng
         machines = loads(config, model, dtype, drafts, share.ranks if share else 1)
         ranks = make_ranks(config, 4 * model.vocab_size)
         num_blocks, room = count_on_all(
-            config, machines, max_model_len, available_memory(config.device) // ranks.beside
+            config, machines, max_model_len, available_memory(config.device) // ranks.memory_shares
         )
         check_weights(model)
     return ResolvedEngine(

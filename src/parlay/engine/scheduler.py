@@ -284,7 +284,7 @@ class Scheduler:
         """
         assert output.plan_id == plan.plan_id, "an answer to another plan"
         drafts = next((drafts for one, drafts in self._drafts if one is plan), StepDrafts())
-        requests, moved, failed = self.take_back(plan), list[Request](), None
+        requests, progressed, failed = self.take_back(plan), list[Request](), None
         outcomes: list[Outcome] = []
         for span, verdict, proposal in zip(plan.spans, output.verdicts, output.proposals, strict=True):
             request = requests[span.request_id]
@@ -297,7 +297,7 @@ class Scheduler:
                 self.stats.prefilled += max(rows, 0)
                 if span.sample:
                     self._emit(request, span, verdict, now)
-                    moved.append(request)
+                    progressed.append(request)
             except Exception as error:
                 failed = SpanError(request.request_id)
                 failed.__cause__ = error
@@ -318,7 +318,7 @@ class Scheduler:
         for request in requests.values():
             if request in self._preempted:
                 self.preempt(request)
-        return moved
+        return progressed
 
     def take_back(self, plan: Plan) -> dict[int, Request]:
         """End a plan under way, and free what its aborted requests held; return its requests.
@@ -385,8 +385,8 @@ class Scheduler:
             request.error = verdict.error
             self.finish(request, "abort", now)
 
-    def mend(self, now: float, *, processing: bool = True) -> None:
-        """Begin anew after an exception that came from outside in the middle of anything.
+    def recover(self, now: float, *, processing: bool = True) -> None:
+        """Recover from an exception that came from outside in the middle of anything.
 
         Blocks are nobody's, plans are dropped, and all unfinished requests wait with the tokens that they have. Only
         those end whose tokens were being committed, or, if the step was `processing`, whose processors were at work.

@@ -128,26 +128,26 @@ def method_names(methods: tuple[Method, ...]) -> tuple[str, ...]:
     return (PLAIN, *(method.name for method in methods))
 
 
-def settle_wish(
-    wish: SpeculationOverride | Mapping[str, Any] | None, methods: tuple[str, ...], *, automatic: bool
+def resolve_override(
+    override: SpeculationOverride | Mapping[str, Any] | None, methods: tuple[str, ...], *, automatic: bool
 ) -> SpeculationOverride | None:
-    """Return a request's own wish about speculation, as the engine follows it.
+    """Return a request's override of speculation as the engine applies it.
 
     Args:
-        wish: as the request has it.
+        override: as the request has it.
         methods: what a request may name.
         automatic: whether the engine was started with `auto`, which a request may name too: it changes nothing.
 
     Raises:
         RequestError: it names a method that is not loaded.
     """
-    assert wish is None or isinstance(wish, SpeculationOverride)
-    if wish is None or wish.method in (None, *methods):
-        return wish
-    if wish.method == AUTO and automatic:
-        return replace(wish, method=None)
+    assert override is None or isinstance(override, SpeculationOverride)
+    if override is None or override.method in (None, *methods):
+        return override
+    if override.method == AUTO and automatic:
+        return replace(override, method=None)
     raise RequestError(
-        f"the speculative method {wish.method!r} is not loaded{nearest(str(wish.method), methods)}; "
+        f"the speculative method {override.method!r} is not loaded{nearest(str(override.method), methods)}; "
         "name it in speculative_config when the engine is started",
         param="speculative",
     )

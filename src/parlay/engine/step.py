@@ -292,8 +292,8 @@ def drive(scheduler: Scheduler, worker: Worker) -> tuple[list[Request], StepTime
         return expired, None
     with _taken_back_if_it_fails(oldest, scheduler, worker):
         output = worker.finish()
-        moved = scheduler.commit(oldest, output, perf_counter(), lambda: perf_counter() - now)
-    return expired + moved, output.times
+        progressed = scheduler.commit(oldest, output, perf_counter(), lambda: perf_counter() - now)
+    return expired + progressed, output.times
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def make_ring(size: int, places: int, room: int) -> int:
 
 
 def map_memory(
-    files: "tuple[int, int, int]", seat: RankPosition, room: int, handed: int, patience: float
+    files: "tuple[int, int, int]", seat: RankPosition, room: int, handed: int, timeout: float
 ) -> "tuple[SharedMemory | None, SharedRing | None, SharedMemory | None]":
     """Return how a rank reaches those of its stage, the stages before and after, and those that share a proposer.
 
@@ -39,15 +39,15 @@ def map_memory(
         seat: of the rank.
         room: bytes that a rank may hand over at once.
         handed: bytes of the longest message to the next stage.
-        patience: seconds after which a rank that does not come is given up.
+        timeout: seconds after which a rank that does not come is given up.
     """
     exchange = ring = drafts = None
     if seat.sharing > 1:
-        exchange = SharedMemory(files[0], seat.place, seat.sharing, room, patience)
+        exchange = SharedMemory(files[0], seat.place, seat.sharing, room, timeout)
     if seat.stages > 1:
-        ring = SharedRing(files[1], seat.stage, seat.stages, seat.stages, handed, patience)
+        ring = SharedRing(files[1], seat.stage, seat.stages, seat.stages, handed, timeout)
     if seat.drafters:
-        drafts = SharedMemory(files[2], seat.rank, seat.drafters, room, patience)
+        drafts = SharedMemory(files[2], seat.rank, seat.drafters, room, timeout)
     return exchange, ring, drafts
 
 

@@ -51,7 +51,7 @@ class AsyncEngine(ABC):
         """`ready` when requests are accepted; otherwise `starting`, `restarting` after a death, or `closed`."""
 
     @abstractmethod
-    def _absence(self) -> ParlayError:
+    def _unavailable(self) -> ParlayError:
         """Return why no request is accepted now."""
 
     @property
@@ -83,14 +83,14 @@ class AsyncEngine(ABC):
     def codec(self) -> TextCodec:
         """The target's tokenizer and chat template, in this process."""
         if self._codec is None:
-            raise self._absence()
+            raise self._unavailable()
         return self._codec
 
     @property
     def facts(self) -> EngineReady:
         """What the engine reported when it was ready."""
         if self._facts is None:
-            raise self._absence()
+            raise self._unavailable()
         return self._facts
 
     @abstractmethod
@@ -163,7 +163,7 @@ class AsyncEngine(ABC):
         more = {name: options.pop(name) for name in _REQUEST_OPTIONS if name in options}
         asked, codec = ChatOptions.parse(options), self.codec
         count = pieces(messages, asked.tools)
-        text = await codec.beside(asked.chat_template, lambda: codec.chat(messages, asked), count)
+        text = await codec.run_template(asked.chat_template, lambda: codec.chat(messages, asked), count)
         prompt = {"prompt": text, "prompt_token_ids": self.codec.encode(text, add_special_tokens=False)}
         outputs = self.generate(prompt, sampling_params, **more)
         try:
@@ -176,7 +176,7 @@ class AsyncEngine(ABC):
 
     def _check_present(self) -> None:
         if self.state != "ready":
-            raise self._absence()
+            raise self._unavailable()
 
     async def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
         content = content_of(prompt)
@@ -243,6 +243,6 @@ class AsyncEngine(ABC):
         except ReportError:
             raise
         except Exception:
-            logger.exception("a request's output could not be taken")
+            logger.exception("a request's output could not be processed")
             self._leave(key, stream)
-            stream.fail(EngineFaultError("the request's output could not be taken; the log says why"))
+            stream.fail(EngineFaultError("the request's output could not be processed; see the log"))

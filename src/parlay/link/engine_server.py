@@ -31,7 +31,7 @@ from parlay.types.params import SamplingParams
 _STATS_SECONDS = 0.1  # between two snapshots while the engine is busy
 
 
-def introduce(engine: Engine) -> EngineReady:
+def describe_engine(engine: Engine) -> EngineReady:
     """Return an engine's description."""
     return EngineReady(
         engine.numerics_id,
@@ -62,23 +62,23 @@ class EngineServer:
     def run(self) -> None:
         """Serve until told to stop."""
         try:
-            while self._obey():
+            while self._take_commands():
                 if self._engine.busy:
                     self._stats_due = True
                     for request in self._engine.step():
-                        self._moved(request)
-                self._tell()
+                        self._progressed(request)
+                self._send_outputs()
         finally:
             self._forms.close()
 
     # ------------------------------------------------------------------------------------------------ commands
 
-    def _obey(self) -> bool:
+    def _take_commands(self) -> bool:
         """Carry out the commands that came in, waiting for one if there is nothing else to do; False to stop."""
         if not self._engine.busy:
             ranks = self._engine.ranks
-            self._transport.wait(sending=self._unsent is not None, seconds=ranks.looks)
-            ranks.look()
+            self._transport.wait(sending=self._unsent is not None, seconds=ranks.poll_interval)
+            ranks.check_alive()
         for add, seconds, found in self._forms.take():
             if isinstance(found, Failure):
                 self._failures.append(found)
@@ -131,7 +131,7 @@ class EngineServer:
 
     # ------------------------------------------------------------------------------------------------- reports
 
-    def _moved(self, request: Request) -> None:
+    def _progressed(self, request: Request) -> None:
         sent = self._by_request.get(request.request_id)
         if sent is None:  # another completion of the same prompt has failed
             return
@@ -143,7 +143,7 @@ class EngineServer:
         elif all(r.finish_reason is not None for r in sent.requests):
             self._news.update(dict.fromkeys(sent.shown(), sent))
 
-    def _tell(self) -> None:
+    def _send_outputs(self) -> None:
         """Send what is new, unless the front is behind; later progress is then sent along with it."""
         if self._unsent is None:
             self._unsent = self._message()

@@ -68,11 +68,11 @@ class Stream:
         """Take what is new; False if it can never be read.
 
         Raises:
-            ReportError: it is of a completion that there is not.
+            ReportError: it is of an unknown completion.
         """
         deltas = [one for one in news if isinstance(one, Delta)]
         if not all(0 <= one.index < len(self._completions) for one in deltas):
-            raise ReportError("the engine reported on a completion that there is not")
+            raise ReportError("the engine reported on an unknown completion")
         with self._lock:
             self._unfinished -= {one.index for one in deltas if one.finish_reason is not None}
             self._news += news

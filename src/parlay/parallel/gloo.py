@@ -54,7 +54,7 @@ def reach_store(host: str, port: int) -> TCPStore:
 
 
 def connect_ranks(
-    store: TCPStore, host: str, seat: RankPosition, patience: float
+    store: TCPStore, host: str, seat: RankPosition, timeout: float
 ) -> "tuple[Gloo | None, GlooRing | None, Gloo | None]":
     """Return how a rank reaches those of its stage, the stages before and after, and those that share a proposer.
 
@@ -62,18 +62,18 @@ def connect_ranks(
         store: where all ranks find each other; all of them call this.
         host: the address at which this process listens.
         seat: of the rank.
-        patience: seconds after which a rank that does not come is given up.
+        timeout: seconds after which a rank that does not come is given up.
 
     Raises:
         RankError: one does not come.
     """
     exchange = ring = drafts = None
     if seat.sharing > 1:
-        exchange = Gloo(PrefixStore(f"stage {seat.stage}", store), seat.place, seat.sharing, host, patience)
+        exchange = Gloo(PrefixStore(f"stage {seat.stage}", store), seat.place, seat.sharing, host, timeout)
     if seat.stages > 1:
-        ring = GlooRing(PrefixStore(f"ring {seat.place}", store), seat.stage, seat.stages, host, patience)
+        ring = GlooRing(PrefixStore(f"ring {seat.place}", store), seat.stage, seat.stages, host, timeout)
     if seat.drafters:
-        drafts = Gloo(PrefixStore("drafts", store), seat.rank, seat.drafters, host, patience)
+        drafts = Gloo(PrefixStore("drafts", store), seat.rank, seat.drafters, host, timeout)
     return exchange, ring, drafts
 
 
@@ -91,7 +91,7 @@ class Gloo:
         rank: int,
         size: int,
         host: str,
-        patience: float,
+        timeout: float,
         meeting: float = _REACHING,
     ) -> None:
         """Connect to the other ranks, all of which do the same.
@@ -101,16 +101,16 @@ class Gloo:
             rank: of this process.
             size: of the group.
             host: the address at which this process listens.
-            patience: seconds after which a rank that does not come to an exchange is given up.
+            timeout: seconds after which a rank that does not come to an exchange is given up.
             meeting: seconds, if that is longer, that a rank may take to connect.
 
         Raises:
             RankError: one does not come.
         """
         self._size = size
-        self._group = _group(store, rank, size, host, max(patience, meeting))
+        self._group = _group(store, rank, size, host, max(timeout, meeting))
         self._options = AllgatherOptions()
-        self._options.timeout = timedelta(seconds=patience)
+        self._options.timeout = timedelta(seconds=timeout)
 
     def close(self) -> None:
         """Leave the group. Its threads hold tensors, which they must not drop while the interpreter ends."""
@@ -132,7 +132,7 @@ class Gloo:
 class GlooRing:
     """A `Channel` over TCP, of which the same holds."""
 
-    def __init__(self, store: PrefixStore, rank: int, size: int, host: str, patience: float) -> None:
+    def __init__(self, store: PrefixStore, rank: int, size: int, host: str, timeout: float) -> None:
         """Connect to the other ranks, all of which do the same.
 
         Args:
@@ -140,14 +140,14 @@ class GlooRing:
             rank: of this process, which sends to the next and receives from the one before.
             size: of the ring; as many messages may be under way from each.
             host: the address at which this process listens.
-            patience: seconds after which a rank that does not come is given up.
+            timeout: seconds after which a rank that does not come is given up.
 
         Raises:
             RankError: one does not come.
         """
         self._next, self._before, self._size = (rank + 1) % size, (rank - 1) % size, size
-        self._group = _group(store, rank, size, host, max(patience, _REACHING))
-        self._patience = timedelta(seconds=patience)
+        self._group = _group(store, rank, size, host, max(timeout, _REACHING))
+        self._timeout = timedelta(seconds=timeout)
         self._sent = deque[tuple[Any, Tensor]]()  # whose memory has to stay until it was received
 
     def close(self) -> None:
@@ -161,12 +161,12 @@ class GlooRing:
         with _rank_errors():
             self._sent.append((self._group.send([states.view(torch.uint8)], self._next, 0), states))
             while len(self._sent) > self._size:
-                self._sent.popleft()[0].wait(self._patience)
+                self._sent.popleft()[0].wait(self._timeout)
 
     def receive(self, states: Tensor) -> None:
         """See `parlay.parallel.pipeline.Channel`."""
         with _rank_errors():
-            self._group.recv([states.view(torch.uint8)], self._before, 0).wait(self._patience)
+            self._group.recv([states.view(torch.uint8)], self._before, 0).wait(self._timeout)
 
 
 def _group(store: TCPStore | PrefixStore, rank: int, size: int, host: str, meeting: float) -> Any:

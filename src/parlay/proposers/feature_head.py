@@ -108,7 +108,7 @@ class _Before:
         for source, cache, out in zip(sources, self._caches, self._rows, strict=True):
             self._kernels.causal_conv(source, self._taps, None, False, states, cache.tails, cache.kept_rows, out)
 
-    def beside(self, sources: Tensor) -> Tensor:
+    def append_previous(self, sources: Tensor) -> Tensor:
         """Return the states of a step's rows, and behind them those of the rows before each: `[n, 2 rows, H]`."""
         return torch.cat((sources, self._rows), dim=1)
 
@@ -239,7 +239,7 @@ class FeatureHead(CheckpointHead):
         sources = self.sources(hidden, tapped)
         before = self._before
         if before is not None and any(map(_lacks_one, spans)):
-            sources = before.beside(sources)
+            sources = before.append_previous(sources)
         fresh = _fresh(spans, verdicts, held=before is not None)
         found = [_run(i, spans[i], verdicts[i], rows, ready=ready) for i, rows, ready in fresh]
         runs = [run for run in found if run is not None]

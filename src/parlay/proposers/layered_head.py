@@ -45,7 +45,7 @@ class LayeredHead(FeatureHead):
     def __init__(self, options: CheckpointOptions, target: TargetInfo) -> None:
         super().__init__(options, target)
         assert self.cache is not None
-        self.cache = replace(self.cache, beside=(self.depth - 1) * self.config.hidden_size)
+        self.cache = replace(self.cache, extra=(self.depth - 1) * self.config.hidden_size)
 
     def load(self, runtime: Runtime) -> None:
         """Read the weights, and allocate what is kept of tokens and of drafts."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from parlay.server.errors import ApiError
 
-_ENDS = "the server is shutting down; ask another one"
+_ENDS = "the server is shutting down; retry with another server"
 
 
 class Admission:
@@ -59,13 +59,13 @@ class Admission:
         key, more = admitted.key, count - admitted.count
         room = min(self._most, self._most_per_key)
         if count > room:
-            raise ApiError(400, f"the request asks for {count} completions and may for {room}; lower n or split it")
+            raise ApiError(400, f"the request asks for {count} completions; the limit is {room}; lower n or split it")
         if self.closing and more == count:  # a request that is prepared already goes on
             raise ApiError(503, _ENDS)
         if self.open + more > self._most:
-            raise ApiError(429, "the server has as many requests as it takes; retry a little later")
+            raise ApiError(429, "too many open requests; retry later")
         if self._per_key[key] + more > self._most_per_key:
-            raise ApiError(429, f"this key has its {self._most_per_key} completions open; wait for one of them")
+            raise ApiError(429, f"this key has {self._most_per_key} open completions, its limit; retry later")
         self._count(key, more)
         admitted.count = count
 
@@ -106,19 +106,19 @@ class BodyBudget:
         self._of: Counter[str] = Counter()
         self.used = 0
 
-    def take(self, key: str, count: int) -> None:
+    def acquire(self, key: str, count: int) -> None:
         """Hold further bytes of a key.
 
         Raises:
             ApiError: the key would hold more than would be left.
         """
         if self._of[key] + count > self._most - self.used - count:
-            raise ApiError(429, "the server holds as many bytes of requests as it takes; retry a little later")
+            raise ApiError(429, "too many bytes of open requests; retry later")
         self.used += count
         self._of[key] += count
 
-    def give(self, key: str, count: int) -> None:
-        """Hold that many less."""
+    def release(self, key: str, count: int) -> None:
+        """Release that many."""
         self.used -= count
         self._of[key] -= count
         if not self._of[key]:

@@ -132,10 +132,10 @@ def _described(context: Context, name: str) -> dict[str, Any]:
 
 
 async def health(context: Context) -> Response:
-    """Say that the server lives.
+    """Report liveness.
 
     Raises:
-        ApiError: its engine does not.
+        ApiError: the engine is not running.
     """
     state = context.engine.state
     if state not in ("ready", "starting"):
@@ -144,19 +144,19 @@ async def health(context: Context) -> Response:
 
 
 async def ready(context: Context) -> Response:
-    """Say that requests are taken.
+    """Report readiness.
 
     Raises:
-        ApiError: they are not.
+        ApiError: requests are not accepted.
     """
     if context.admission.closing:
-        raise ApiError(503, "the server is shutting down; ask another one")
+        raise ApiError(503, "the server is shutting down; retry with another server")
     context.check_ready()
     return json_response({"status": "ready"})
 
 
 async def version(context: Context) -> Response:
-    """Say what computes."""
+    """Return the version and the numerics id."""
     return json_response({"version": __version__, "numerics_id": context.engine.numerics_id})
 
 
@@ -171,20 +171,20 @@ _STORED = "/v1/responses/{name}"
 _GONE = {"404": "no such response of this key"}
 _REPLAY = {"400": "a parameter is malformed", **_GONE}
 ENDPOINTS = (
-    Endpoint("/v1/completions", completions, "Complete prompts", "POST", CompletionFields, "Completion"),
-    Endpoint("/v1/chat/completions", chat_completions, "Answer a conversation", "POST", ChatFields, "ChatCompletion"),
-    Endpoint("/v1/responses", responses, "Answer, and go on from there", "POST", ResponseFields, "Response"),
-    Endpoint(_STORED, response, "A stored response", answer="Response", errors=_REPLAY),
-    Endpoint(_STORED, forget, "Forget a stored response", "DELETE", answer="Deleted", errors=_GONE),
-    Endpoint("/tokenize", to_tokens, "Text to token ids", "POST", TokenizeFields, "Tokens"),
-    Endpoint("/detokenize", to_text, "Token ids to text", "POST", DetokenizeFields, "Text"),
-    Endpoint("/v1/models", models, "The model that is served, by each of its names", answer="Models"),
+    Endpoint("/v1/completions", completions, "Text completion", "POST", CompletionFields, "Completion"),
+    Endpoint("/v1/chat/completions", chat_completions, "Chat completion", "POST", ChatFields, "ChatCompletion"),
+    Endpoint("/v1/responses", responses, "Create a response", "POST", ResponseFields, "Response"),
+    Endpoint(_STORED, response, "Get a stored response", answer="Response", errors=_REPLAY),
+    Endpoint(_STORED, forget, "Delete a stored response", "DELETE", answer="Deleted", errors=_GONE),
+    Endpoint("/tokenize", to_tokens, "Tokenize text", "POST", TokenizeFields, "Tokens"),
+    Endpoint("/detokenize", to_text, "Detokenize token ids", "POST", DetokenizeFields, "Text"),
+    Endpoint("/v1/models", models, "List the served model's names", answer="Models"),
     # Names on the hub have slashes.
-    Endpoint("/v1/models/{name:path}", one_model, "One model", answer="Model", errors={"404": "no such model"}),
-    Endpoint("/health", health, "Whether the server lives", answer="Status", errors={"503": "it does not"}),
-    Endpoint("/ready", ready, "Whether requests are taken", answer="Status", errors={"503": "not now"}),
-    Endpoint("/version", version, "What computes", answer="Version"),
-    Endpoint("/metrics", scrape, "Counters for Prometheus"),
+    Endpoint("/v1/models/{name:path}", one_model, "Get the model", answer="Model", errors={"404": "no such model"}),
+    Endpoint("/health", health, "Liveness", answer="Status", errors={"503": "the engine is not running"}),
+    Endpoint("/ready", ready, "Readiness", answer="Status", errors={"503": "not ready"}),
+    Endpoint("/version", version, "Version and numerics id", answer="Version"),
+    Endpoint("/metrics", scrape, "Prometheus metrics"),
 )
 
 

@@ -105,7 +105,7 @@ class Context:
         """
         state = self.engine.state
         if state != "ready":
-            raise ApiError(503, f"the engine is {state}; retry a little later")
+            raise ApiError(503, f"the engine is {state}; retry later")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
         """Return the result of `work`, as `Threads.run`, unless the client leaves before it is begun.
@@ -123,7 +123,7 @@ class Context:
             self.threads.run(self.state.client.name, size, work), self.request.receive, self.admission.cut
         )
 
-    async def beside(self, template: str | None, count: int, work: Callable[[], T]) -> T:
+    async def run_template(self, template: str | None, count: int, work: Callable[[], T]) -> T:
         """Return the result of `work`, which runs a chat template, as `run` does.
 
         Args:
@@ -131,7 +131,7 @@ class Context:
             count: the `pieces` that it is given.
             work: what to do.
         """
-        rendered = self.threads.beside(self.state.client.name, self.engine.codec, template, count, work)
+        rendered = self.threads.run_template(self.state.client.name, self.engine.codec, template, count, work)
         return await while_wanted(rendered, self.request.receive, self.admission.cut)
 
 
@@ -148,7 +148,7 @@ async def while_wanted(work: Coroutine[Any, Any, T], receive: Receive, cut: asyn
         ApiError: the server ends.
     """
     task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(_hung_up(receive))
+    left = asyncio.ensure_future(_disconnected(receive))
     ending = asyncio.ensure_future(cut.wait())
     try:
         await asyncio.wait((task, left, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +156,7 @@ async def while_wanted(work: Coroutine[Any, Any, T], receive: Receive, cut: asyn
             return task.result()
         if left.done():
             raise ClientLeftError
-        raise ApiError(503, "the server was stopped before the answer was complete; ask again")
+        raise ApiError(503, "the server shut down before the answer was complete; retry")
     finally:
         for each in (task, left, ending):
             each.cancel()
@@ -164,6 +164,6 @@ async def while_wanted(work: Coroutine[Any, Any, T], receive: Receive, cut: asyn
                 await each
 
 
-async def _hung_up(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -91,16 +91,16 @@ def as_api_error(error: Exception) -> ApiError:
         case ParlayError():  # the engine was closed, has died, or has no memory
             return ApiError(503, str(error))
         case TimeoutError():
-            return ApiError(504, "the request took longer than the server allows; ask for fewer tokens")
+            return ApiError(504, "the request timed out; ask for fewer tokens")
         case HTTPException():
             return ApiError(error.status_code, _http(error), headers=error.headers)
     logger.error("a request failed inside the server", exc_info=error)
-    return ApiError(500, f"the server failed on this request ({type(error).__name__}); its log says where")
+    return ApiError(500, f"internal server error ({type(error).__name__}); see the server's log")
 
 
 def _http(error: HTTPException) -> str:
     known = {
-        404: "there is nothing here; /openapi.json lists what there is",
-        405: "this path is not for this method; the header Allow says for which",
+        404: "no such endpoint; see /openapi.json",
+        405: "method not allowed; see the Allow header",
     }
     return known.get(error.status_code, brief(str(error.detail)))

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from parlay.garbage_collection import give_memory_back
+from parlay.garbage_collection import trim_memory
 from parlay.text.tokenizer import TextCodec
 
 T = TypeVar("T")
@@ -121,19 +121,21 @@ class Threads:
             try:
                 return work()
             finally:
-                give_memory_back()
+                trim_memory()
 
         return await self._huge_turns.run(key, lambda: loop.run_in_executor(self._huge, huge))
 
-    async def beside(self, key: str, codec: TextCodec, template: str | None, count: int, work: Callable[[], T]) -> T:
+    async def run_template(
+        self, key: str, codec: TextCodec, template: str | None, count: int, work: Callable[[], T]
+    ) -> T:
         """Return the result of `work`, which runs a chat template, when it is the key's turn there.
 
         Args:
             key: whose turn it takes.
             codec: runs the template.
             template: a client's; None for the model's own.
-            count: as in `TextCodec.beside`.
+            count: as in `TextCodec.run_template`.
             work: as there.
         """
         turns = self._template_turns.setdefault(codec.lane(template, count), FairQueue())
-        return await turns.run(key, lambda: codec.beside(template, work, count))
+        return await turns.run(key, lambda: codec.run_template(template, work, count))

@@ -44,7 +44,7 @@ _REQUEST = (
 _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "vllm:time_to_first_token_seconds": ("From a request's arrival to its first token.", _FIRST_TOKEN),
     "vllm:inter_token_latency_seconds": (
-        "From one token to the next; tokens of one step share its time.",
+        "Time between tokens; tokens of one step share its time.",
         _PER_TOKEN,
     ),
     "vllm:request_time_per_output_token_seconds": ("Mean time of a request's tokens after the first.", _PER_TOKEN),
@@ -64,7 +64,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...], _Read]] = {
         for name, (text, read) in COUNTERS.items()
     },
     "vllm:prefix_cache_queries": (
-        "Prompt tokens that the prefix cache might have had.",
+        "Prompt tokens looked up in the prefix cache.",
         (),
         lambda now: now.queried_tokens,
     ),
@@ -81,7 +81,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...], _Read]] = {
         lambda now: dict(sorted(now.lengths.items())),
     ),
     "parlay:proposer_faults": (
-        "Requests that a proposer has failed, which went on without it.",
+        "Requests on which a proposer failed, which continued without it.",
         ("method",),
         lambda now: now.faults,
     ),
@@ -91,7 +91,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...], _Read]] = {
         lambda now: {source: one.drafted for source, one in now.methods.items()},
     ),
     "parlay:tokens_saved": (
-        "Draft tokens that took no step of their own, by the proposer.",
+        "Steps saved by draft tokens, by the proposer.",
         ("method",),
         lambda now: {source: one.saved for source, one in now.methods.items()},
     ),
@@ -146,10 +146,8 @@ class PrometheusMetrics:
         kind = verification_of(numerics_id)
         self._info = (numerics_id, kind, str(kind not in LOSSY).lower())
         labels = (*_LABELS, "endpoint", "status")
-        self._http = prometheus.Counter(_HTTP, "Answers of the server.", labels, registry=None)
-        self._ended = prometheus.Counter(
-            _SUCCESS, "Requests that ended.", (*_LABELS, "finished_reason"), registry=None
-        )
+        self._http = prometheus.Counter(_HTTP, "HTTP responses.", labels, registry=None)
+        self._ended = prometheus.Counter(_SUCCESS, "Finished requests.", (*_LABELS, "finished_reason"), registry=None)
         self._histograms = {
             name: prometheus.Histogram(name, text, _LABELS, buckets=borders, registry=None)
             for name, (text, borders) in _HISTOGRAMS.items()
@@ -220,7 +218,7 @@ class PrometheusMetrics:
                     if counted == name:
                         counter.add_metric((*labels, *own), value)
             yield counter
-        restarts = CounterMetricFamily(_RESTARTS, "How often the engine was started anew.", labels=_LABELS)
+        restarts = CounterMetricFamily(_RESTARTS, "How often the engine was restarted.", labels=_LABELS)
         for engine in self._engines:
             restarts.add_metric(engine.labels, engine.restarts)
         yield restarts

@@ -29,7 +29,7 @@ _DRAINED = 32  # times the limit: a client that is still sending would not read 
 
 
 class AccessLayer:
-    """The outermost layer."""
+    """Names and logs requests, checks keys, and bounds bodies in size and time."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class AccessLayer:
         state.request_id = _request_id(headers.get(b"x-request-id"))
         scope.setdefault("state", {})["request"] = state
 
-        async def tell(message: Message) -> None:
+        async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 state.status, state.began = message["status"], True
                 message["headers"] = [
@@ -76,12 +76,12 @@ class AccessLayer:
                 check_page(scope["method"], headers, self._config)
             self._identify(scope["path"], headers.get(b"authorization"), state)
             limits = self._budget, self._large[state.client.name]
-            await self._app(inner, _BodyReceiver(receive, headers, self._config, *limits, state), tell)
+            await self._app(inner, _BodyReceiver(receive, headers, self._config, *limits, state), send_named)
         except Exception as error:
             if not state.began:
                 answer = as_api_error(error)
                 state.facts["error"] = str(answer)
-                await answer.response()(scope, receive, tell)
+                await answer.response()(scope, receive, send_named)
         finally:
             state.resources.close()
             self._close(scope, state)
@@ -128,7 +128,7 @@ class _BodyReceiver:
         self._budget, self._key = budget, state.client.name
         self._large, self._has_turn, self._account = large, False, state
         self._kept = 0
-        state.body.callback(lambda: budget.give(self._key, self._kept))
+        state.body.callback(lambda: budget.release(self._key, self._kept))
         self._most = config.max_body_bytes
         self._seconds = config.body_timeout
         self._deadline: float | None = None
@@ -150,7 +150,7 @@ class _BodyReceiver:
             raise self._refusal()
         try:
             count = len(message.get("body", b""))
-            self._budget.take(self._key, count)
+            self._budget.acquire(self._key, count)
             self._kept += count
         except ApiError:
             await self._drain(message)
@@ -210,7 +210,7 @@ _LINE = len("  HTTP/1.1\r\n\r\n")
 
 
 class HeadLayer:
-    """The outermost layer."""
+    """Refuses requests whose head is ambiguous or too long."""
 
     def __init__(self, app: ASGIApp) -> None:
         """Wrap `app`."""
@@ -218,14 +218,14 @@ class HeadLayer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it and close its connection."""
-        trouble = _trouble(scope) if scope["type"] == "http" else ""
-        if trouble:
-            await ApiError(400, trouble, headers={"Connection": "close"}).response()(scope, receive, send)
+        error = _head_error(scope) if scope["type"] == "http" else ""
+        if error:
+            await ApiError(400, error, headers={"Connection": "close"}).response()(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
 
-def _trouble(scope: Scope) -> str:
+def _head_error(scope: Scope) -> str:
     names = {name for name, _ in scope["headers"]}
     if b"transfer-encoding" in names:
         if b"content-length" in names:

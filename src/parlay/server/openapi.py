@@ -106,8 +106,9 @@ _EXAMPLES: dict[type[BodyFields], dict[str, Any]] = {
     DetokenizeFields: {"tokens": [100, 101]},
 }
 _BODY_ERRORS = {
-    "400": "a field is wrong", "404": "no such model", "408": "too slow", "413": "too large", "415": "no JSON",
-    "429": "too many", "503": "not ready", "504": "took too long",
+    "400": "invalid request", "404": "no such model", "408": "the body arrived too slowly",
+    "413": "the body is too large", "415": "the body is not JSON", "429": "too many open requests",
+    "503": "not ready", "504": "the request timed out",
 }  # fmt: skip
 _REPLAYED = [
     {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
@@ -230,7 +231,8 @@ def _operation(endpoint: Endpoint, path: str, model: str, *, keyed: bool) -> dic
             examples["streamed"] = {"value": {**_EXAMPLES[body], "stream": True, **usage}}
         content = {"schema": _reference(body.__name__), "examples": examples}
         operation["requestBody"] = {"required": True, "content": {"application/json": content}}
-    errors = {**(_BODY_ERRORS if body else {}), **endpoint.errors, **({"401": "no key"} if keyed else {})}
+    unauthorized = {"401": "missing or unknown API key"} if keyed else {}
+    errors = {**(_BODY_ERRORS if body else {}), **endpoint.errors, **unauthorized}
     operation["responses"] = {
         "200": _success(endpoint.answer, streamed=streamed),
         **{status: {"description": errors[status], "content": _json("Error")} for status in sorted(errors)},
@@ -243,9 +245,9 @@ def _success(answer: str, *, streamed: bool) -> dict[str, Any]:
     if not answer:
         return {"description": "the text", "content": {"text/plain": {"schema": {"type": "string"}}}}
     if streamed:
-        description = "the answer; with stream its chunks as the data of events"
+        description = "the response; with stream, its chunks as server-sent events"
         return {"description": description, "content": {**_json(answer), "text/event-stream": {}}}
-    return {"description": "the answer", "content": _json(answer)}
+    return {"description": "the response", "content": _json(answer)}
 
 
 def _json(name: str) -> dict[str, Any]:
@@ -282,7 +284,7 @@ def schemas(*, strict: bool = False) -> dict[str, Any]:
         properties = schema["properties"] | needed
         if cls.sampling:
             properties = {name: sampling[name] for name in names if name in cls.sampling} | _GUIDED | properties
-            own |= dict.fromkeys(_GUIDED, "An older name of a part of `structured_outputs`.")
+            own |= dict.fromkeys(_GUIDED, "Deprecated; use `structured_outputs`.")
         schema["properties"] = {
             name: {
                 **(value if name in needed else _or_null(value, _also(cls, name))),

@@ -69,7 +69,7 @@ def vocabulary(path: Path, arch: str, size: int, ends: Sequence[int], raw: Mappi
         )
     keys = {**_special(path, size, tokenizer, ends, about, raw), **_frame(path, tokenizer)}
     letters = "ByteLevel" in json.dumps(spec["pre_tokenizer"])
-    keys |= _byte_level(path, tokenizer, spec) if letters else _PIECES[FAMILIES[arch].pieces](tokenizer, spec)
+    keys |= _byte_level(path, tokenizer, spec) if letters else _PIECES[FAMILIES[arch].tokenizer_kind](tokenizer, spec)
     keys |= _tokens(size, own, spec, letters)
     keys = {f"tokenizer.ggml.{key}": value for key, value in keys.items() if value != []}
     templates = about.get("chat_templates", {})

@@ -215,7 +215,7 @@ class TextCodec:
         runner = self._runners[self.lane(options.chat_template, pieces(messages, options.tools))]
         return render(template, messages, self._special, options, runner)
 
-    async def beside(self, template: str | None, work: Callable[[], T], count: int = 0) -> T:
+    async def run_template(self, template: str | None, work: Callable[[], T], count: int = 0) -> T:
         """Return the result of `work`, which runs a chat template, without blocking the event loop.
 
         Args:

@@ -236,7 +236,7 @@ class BlockTrainee(Trainee):
             state = layer(state, contexts, blocks)
         return norm(state[blocks.real], self.norm)
 
-    def beside(self) -> dict[str, dict[str, Any]]:  # noqa: D102
+    def extra_files(self) -> dict[str, dict[str, Any]]:  # noqa: D102
         return {OWN_MASK: {"embedding": self.mask, "mask_token_id": self._mask_token}}
 
     @property

@@ -37,8 +37,8 @@ class TrainProgress:
     """A run's progress.
 
     Attributes:
-        doing: in a word.
-        done, total: of that, steps or responses.
+        doing: `prompts`, `responses` or `training`.
+        done, total: of that, in prompts, responses or steps.
         loss: of the last step, or None.
         figures: the newest, or None.
     """
@@ -121,13 +121,13 @@ def _train(
     if options.data is None:
 
         def tick_prompts(done: int) -> None:
-            watch(TrainProgress("asking", done, options.generate))
+            watch(TrainProgress("prompts", done, options.generate))
 
         texts = write_prompts(work / "prompts.jsonl", options, weights, codec, tick_prompts)
     if options.generate:
 
         def tick_responses(done: int) -> None:
-            watch(TrainProgress("writing", done, options.generate))
+            watch(TrainProgress("responses", done, options.generate))
 
         texts = write_responses(work / "responses.jsonl", texts, options, weights, target.vocab_size, tick_responses)
     teacher = Teacher(options)  # only now, so that the target's weights are in memory once while it writes

@@ -104,7 +104,7 @@ def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str, tar
 
     weights = {name: stored(tensor) for name, tensor in tensors.items()}
     _whole(output / trainee.file, lambda at: save_file(weights, at, metadata={"format": "pt"}))
-    for name, content in trainee.beside().items():
+    for name, content in trainee.extra_files().items():
         found = {key: stored(part) if isinstance(part, Tensor) else part for key, part in content.items()}
         _whole(output / name, partial(torch.save, found))
     if trainee.tokenized:

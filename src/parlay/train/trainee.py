@@ -91,8 +91,8 @@ class Trainee(nn.Module, ABC):
     def draft(self, lesson: Lesson) -> Iterator[DraftStep]:
         """Yield every node in turn, for all rows of a lesson that have a label for it."""
 
-    def beside(self) -> dict[str, dict[str, Any]]:
-        """Return what further files of the public format hold, tensors and numbers, by the files' names."""
+    def extra_files(self) -> dict[str, dict[str, Any]]:
+        """Return further files of the public format: their tensors and numbers, by file name."""
         return {}
 
     @abstractmethod

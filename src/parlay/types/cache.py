@@ -74,7 +74,7 @@ class CacheSpec:
             differs; widths of 0 where it reads another layer's.
         sources: of every layer, the one whose keys and values it reads, or -1.
         slots: how many of its own tokens there is room for with each of the target's.
-        beside: numbers of a token besides its keys and values, in all layers.
+        extra: numbers of a token besides its keys and values, in all layers.
     """
 
     layers: int
@@ -88,7 +88,7 @@ class CacheSpec:
     heads: tuple[tuple[int, int, int], ...] = ()
     sources: tuple[int, ...] = ()
     slots: int = 1
-    beside: int = 0
+    extra: int = 0
 
     @property
     def bytes_per_token(self) -> int:
@@ -97,7 +97,7 @@ class CacheSpec:
             size = sum(count * (self.row_bytes(key) + self.row_bytes(value)) for count, key, value in self.heads)
         else:
             size = (1 + self.values) * self.layers * self.kv_heads * self.row_bytes(self.head_dim)
-        return self.slots * (size + self.beside * self.itemsize)
+        return self.slots * (size + self.extra * self.itemsize)
 
     def row_bytes(self, width: int) -> int:
         """Bytes of a key or value of `width` numbers."""

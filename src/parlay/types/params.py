@@ -30,13 +30,12 @@ _BIAS, _ID = (Scalar.of(*get_args(hint)) for hint in (Bias, Id))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationOverride:
-    """A request's own wish about speculation, within what the engine was started with.
+    """Per-request override of speculation, within the engine's configuration.
 
     Attributes:
         enabled: False decodes this request plainly.
         num_speculative_tokens: at most this many tokens a draft; None keeps the engine's number.
-        method: who drafts, of the methods that the engine has loaded; `none` decodes plainly, None leaves it to the
-            engine.
+        method: one of the loaded methods; `none` decodes plainly, None leaves it to the engine.
     """
 
     enabled: bool = True
@@ -154,7 +153,7 @@ class SamplingParams:
         structured_outputs: the form of the answer, such as a JSON schema; it then ends by itself.
         prediction: a text that the output will mostly repeat, such as a file before an edit, or its token ids. It
             becomes draft tokens and changes no token of the output; any engine takes it, also one without a proposer.
-        speculative: this request's own wish about speculation.
+        speculative: per-request override of speculation.
         return_rejected: report which draft tokens were rejected, and where.
 
     Raises:

@@ -45,7 +45,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         if embedding is None:
             raise ModelError(f"{path} lacks the tensor 'token_embd.weight'")
         queries = _queries(file, name, family)
-        varied = _varied(file, name) if family.varied else {}
+        varied = _varied(file, name) if family.heads_vary_by_window else {}
         far, near = _by_window(file, name, family)
         sizes = _sizes(file, name, varied | far | ({"num_attention_heads": queries[0]} if queries else {}))
         heads = sizes["num_attention_heads"]
@@ -137,7 +137,7 @@ def _queries(file: GGUFFile, name: str, family: Family) -> list[int]:
 def _by_window(file: GGUFFile, name: str, family: Family) -> tuple[dict[str, int], dict[str, int]]:
     """Return sizes that files list by layer: of layers without a window, by the keys of all models, and with one."""
     far, near = dict[str, int](), dict[str, int]()
-    for part, hf in family.near.items():
+    for part, hf in family.window_sizes.items():
         key = f"{name}.{part}"
         values = file.numbers(key) if file.is_array(key) else [file.integer(key)]
         windows = file.numbers(f"{name}.attention.sliding_window_pattern") or [0] * len(values)
@@ -242,7 +242,7 @@ def _recurrent(file: GGUFFile, name: str, family: Family, layers: int) -> dict[s
     found: dict[str, Any] = {}
     listed, heads = f"{name}.attention.recurrent_layers", f"{name}.attention.head_count_kv"
     every = size_of(file, f"{name}.full_attention_interval", 4)
-    if family.alone:
+    if family.single_part_layers:
         found["layers_block_type"] = [_lone_kind(file, family, i) for i in range(layers)]
         kinds = [True] * layers
     elif listed in file and file.is_array(listed):
@@ -253,7 +253,7 @@ def _recurrent(file: GGUFFile, name: str, family: Family, layers: int) -> dict[s
         kinds = [(i + 1) % max(every, 1) != 0 for i in range(layers)]
     if len(kinds) < layers:
         raise ModelError(f"{file.path}: {len(kinds)} layers are said to be recurrent or not, of {layers}")
-    if not family.alone:
+    if not family.single_part_layers:
         found["layer_types"] = [family.recurrent if kind else "full_attention" for kind in kinds[:layers]]
     if family.value:
         width, count = size_of(file, f"{name}.ssm.inner_size"), size_of(file, f"{name}.ssm.time_step_rank")
@@ -279,7 +279,7 @@ def _eps(file: GGUFFile, name: str, family: Family) -> dict[str, float]:
     if family.layer_norms and f"{name}.{rms}" in file:  # norms that do not subtract the mean, of some models
         return {"rms_norm_eps": file.number(f"{name}.{rms}")}
     # Nemotron-H's files have the key of norms that subtract the mean.
-    return {hf: file.number(f"{name}.{other if family.alone and f'{name}.{key}' not in file else key}")}
+    return {hf: file.number(f"{name}.{other if family.single_part_layers and f'{name}.{key}' not in file else key}")}
 
 
 def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:

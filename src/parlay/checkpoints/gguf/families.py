@@ -222,7 +222,7 @@ FAMILIES = {
         options=WINDOWS | {"final_logit_softcapping": "final_logit_softcapping", "logit_scale": "output_multiplier"},
         listed=True,
         query_scale="qk_scale_factor",
-        written=False,
+        exportable=False,
     ),
     "gpt-oss": Family(
         "GptOssForCausalLM",
@@ -254,7 +254,7 @@ FAMILIES = {
         | mixture("num_experts", "top_k_experts", feed_forward_length="moe_intermediate_size")
         | {"attention.shared_kv_layers": "num_kv_shared_layers"},
         fixed=_FIXED4,
-        varied=True,
+        heads_vary_by_window=True,
         whole=_SCALAR | {"ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale"},
         outer={
             "per_layer_token_embd": "model.embed_tokens_per_layer",
@@ -262,7 +262,7 @@ FAMILIES = {
             "per_layer_proj_norm": "model.per_layer_projection_norm",
         },
         also=("Gemma4UnifiedForCausalLM",),
-        pieces="gemma4",
+        tokenizer_kind="gemma4",
         joined_experts=True,
     ),
     "gemma4-assistant": Family(
@@ -270,10 +270,10 @@ FAMILIES = {
         _GEMMA,
         options=_GEMMA4 | {"embedding_length_out": "backbone_hidden_size"},
         fixed=_FIXED4,
-        varied=True,
+        heads_vary_by_window=True,
         whole=_SCALAR,
         outer={f"nextn.{name}_projection": f"{name}_projection" for name in ("pre", "post")},
-        written=False,
+        exportable=False,
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM",
@@ -322,7 +322,7 @@ _GRANITE_MOE_SWA = Family(
     options=FAMILIES["granite_swa"].options
     | mixture("num_local_experts", shared_feed_forward_length="shared_intermediate_size"),
     listed=True,
-    written=False,
+    exportable=False,
 )
 _MIXTRAL = Family("MixtralForCausalLM", interleaved=True, options=WINDOW | mixture("num_local_experts"))
 
@@ -340,7 +340,7 @@ def family_for(architecture: str, *, recurrent: bool = False, experts: bool = Fa
         (name, family)
         for name, family in families
         if architecture in (family.architecture, *family.also)
-        and family.written
+        and family.exportable
         and (recurrent or not family.recurrent)
         and ("expert_count" in family.options or not experts)
     )

@@ -41,24 +41,24 @@ class Family:
         refused: keys of files whose numbers mean something else.
         latent: the model has latent attention, and sizes of its own.
         recurrent: what `layer_types` calls the layers that are no attention; empty where there is none.
-        alone: a layer is one of those, attention, a network or experts alone.
-        varied: heads differ between layers with a window and those without.
+        single_part_layers: a layer is one of those, attention, a network or experts alone.
+        heads_vary_by_window: heads differ between layers with a window and those without.
         value: config key for the width of a recurrent head's values.
         whole: further tensors of a layer, by their whole names in it.
         squeezed: endings of names of tensors without their middle dimension of one.
         flat: endings of names of vectors that are stored as matrices.
         outer: tensors outside of layers that are named otherwise than most families' are.
-        marks: key of a list that tells recurrent layers from others.
+        recurrent_key: key of a list that tells recurrent layers from others.
         sections: parts of the turning columns, by which coordinate of an image they turn with.
-        pieces: what files call tokenizers of pieces.
-        written: whether `export` writes it.
+        tokenizer_kind: what files call tokenizers that are not byte-level.
+        exportable: whether `export` writes it.
         joined_experts: the gate and the up of experts are stored behind one another.
         queries: config key of a list of how many heads of queries each layer has, where that may differ.
         gating: config key of whether the gate on attention's output is by head, which the tensor's shape says.
-        near_rotary: layers with a window have a rotary embedding of their own, which has a key for each number.
+        window_rotary: layers with a window have a rotary embedding of their own, which has a key for each number.
         query_scale: config key of a factor on queries, which files have as the weights of their norms.
         value_width: config key of how wide values are, where they may be narrower than keys.
-        near: config keys by the metadata's that list a size by layer: those of what layers with a window have.
+        window_sizes: config keys, by the metadata's that list a size by layer, of the sizes of layers with a window.
         halved: of the columns that files count, half turn in layers without a window.
         numbers: tensors of each layer, by their names in it, whose numbers files list among the metadata: the list's
             key, and the tensors' shape.
@@ -81,24 +81,24 @@ class Family:
     refused: tuple[str, ...] = ()
     latent: bool = False
     recurrent: str = ""
-    alone: bool = False
-    varied: bool = False
+    single_part_layers: bool = False
+    heads_vary_by_window: bool = False
     value: str = ""
     whole: dict[str, str] = field(default_factory=dict)
     squeezed: tuple[str, ...] = ()
     flat: tuple[str, ...] = ()
     outer: dict[str, str] = field(default_factory=dict)
-    marks: str = "attention.head_count_kv"
+    recurrent_key: str = "attention.head_count_kv"
     sections: tuple[int, ...] = ()
-    pieces: str = "llama"
-    written: bool = True
+    tokenizer_kind: str = "llama"
+    exportable: bool = True
     joined_experts: bool = False
     queries: str = ""
     gating: str = ""
-    near_rotary: bool = False
+    window_rotary: bool = False
     query_scale: str = ""
     value_width: str = ""
-    near: dict[str, str] = field(default_factory=dict)
+    window_sizes: dict[str, str] = field(default_factory=dict)
     halved: bool = False
     numbers: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     sparse: str = ""

@@ -49,7 +49,7 @@ def _delta_nets(architecture: str, options: dict[str, str], sections: tuple[int,
         value="linear_value_head_dim",
         whole={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
         squeezed=("conv1d.weight",),
-        marks="attention.recurrent_layers",
+        recurrent_key="attention.recurrent_layers",
         sections=sections,
     )
 
@@ -81,7 +81,7 @@ def _nemotron(options: dict[str, str]) -> Family:
         },
         fixed={"linear_rates": True},
         recurrent="mamba",
-        alone=True,
+        single_part_layers=True,
         value="mamba_head_dim",
         whole=_SPACES,
         squeezed=("mamba.conv1d.weight",),

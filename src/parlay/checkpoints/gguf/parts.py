@@ -104,11 +104,11 @@ class GGUFModel(GGUFFile):
         if not path.is_file():
             raise ModelError(f"{path} does not exist, part {number + 1} of {count} of a model; fetch it too")
         part = GGUFFile(path)
-        said = part.integer("split.no", 0), part.integer("split.count", 1)
-        if said != (number, count):
+        numbers = part.integer("split.no", 0), part.integer("split.count", 1)
+        if numbers != (number, count):
             raise ModelError(
-                f"{path} says that it is part {said[0] + 1} of {said[1]}; it was renamed or is of another model, "
-                "fetch it again"
+                f"{path} says that it is part {numbers[0] + 1} of {numbers[1]}; it was renamed or is of another "
+                "model, fetch it again"
             )
         key = "general.architecture"
         if key in part and part.text(key) != self.text(key):

@@ -25,7 +25,7 @@ YARN = {
 def rotary_keys(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:
     """Return `read_rotary_keys`, by kind of layer where layers with a window have an embedding of their own."""
     keys = read_rotary_keys(file, name, family, head_dim)
-    if not family.near_rotary:
+    if not family.window_rotary:
         return keys
     whole = keys.pop("rope_scaling", {"rope_type": "default"})
     base, partial = keys.pop("rope_theta"), keys.pop("partial_rotary_factor", 1.0)

@@ -138,8 +138,8 @@ class BitsAndBytesLayers(QuantisedLayers):
         if math.prod(self._shape(base, part)) > _LONGEST:
             self._refuse(base, part, f"a state, which has {_LONGEST} bytes at most")
         try:
-            said = json.loads(bytes(self._get(base, part).flatten().tolist()))
-            state = _state(said, form, self._has(base, "weight.nested_absmax"))
+            raw = json.loads(bytes(self._get(base, part).flatten().tolist()))
+            state = _state(raw, form, self._has(base, "weight.nested_absmax"))
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ModelError(
                 f"{self._path}: {base}.{part} does not describe a matrix of two sizes, its blocks and their scales; "
@@ -148,16 +148,16 @@ class BitsAndBytesLayers(QuantisedLayers):
         return state
 
 
-def _state(said: Any, form: str, nested: bool) -> _State:
+def _state(raw: Any, form: str, nested: bool) -> _State:
     """Return what a mapping says; a ValueError, KeyError or TypeError means that it is none."""
-    high, wide = (_size(size, 1 << 40) for size in said["shape"])
-    offset = float(said["nested_offset"]) if nested else 0.0
-    if said["quant_type"] != form or not math.isfinite(offset) or (not nested and "nested_blocksize" in said):
+    high, wide = (_size(size, 1 << 40) for size in raw["shape"])
+    offset = float(raw["nested_offset"]) if nested else 0.0
+    if raw["quant_type"] != form or not math.isfinite(offset) or (not nested and "nested_blocksize" in raw):
         raise ValueError
     return _State(
         (high, wide),
-        _size(said["blocksize"], _LARGEST),
-        (_size(said["nested_blocksize"], _LARGEST), offset) if nested else None,
+        _size(raw["blocksize"], _LARGEST),
+        (_size(raw["nested_blocksize"], _LARGEST), offset) if nested else None,
     )
 
 

@@ -159,8 +159,8 @@ class ScaledLayers(IntegerLayers):
         if counts in ((), (1,), (outputs,)):
             counts = (*counts, 1, 1)[:2]
         # By tensor, by channel, by group of inputs, or in the blocks that the config says.
-        said = self._packing.blocks
-        if len(counts) == 2 and counts != (said and block_counts(shape, said)):
+        blocks = self._packing.blocks
+        if len(counts) == 2 and counts != (blocks and block_counts(shape, blocks)):
             rows, columns = counts
             if rows not in (1, outputs) or not columns or inputs % columns:
                 self._refuse(base, part, f"the scales of {outputs} x {inputs} numbers")
@@ -176,8 +176,8 @@ class ScaledLayers(IntegerLayers):
             for scheme in self._packing.schemes
             if scheme.packed == packed and scheme.bits == self._packed_bits.get(base, 8)
         ]
-        said = self._packing.blocks
-        if said is None or counts != block_counts(shape, said):
+        blocks = self._packing.blocks
+        if blocks is None or counts != block_counts(shape, blocks):
             each = inputs // counts[1]
             # A group may be larger than all of a layer's inputs.
             alike = [

@@ -160,13 +160,13 @@ def _read_fp8(path: Path, config: Mapping[str, Any]) -> QuantisationConfig:
 
 def _read_bitsandbytes(path: Path, config: Mapping[str, Any]) -> QuantisationConfig:
     """Return how bitsandbytes has stored weights; the rest is known from tensors beside each layer's."""
-    said = [key for key in ("load_in_4bit", "load_in_8bit") if config.get(key) is True]
-    if len(said) != 1:
+    flags = [key for key in ("load_in_4bit", "load_in_8bit") if config.get(key) is True]
+    if len(flags) != 1:
         raise ModelError(
             f"{path}: quantization_config of bitsandbytes needs either load_in_4bit or load_in_8bit to be true, not "
-            f"{' and '.join(said) or 'none'}"
+            f"{' and '.join(flags) or 'none'}"
         )
-    if said == ["load_in_4bit"]:
+    if flags == ["load_in_4bit"]:
         return QuantisationConfig(path, "codebook", (Scheme(4, packed=True),))
     return QuantisationConfig(path, "scaled", (Scheme(8),))
 
@@ -178,8 +178,8 @@ def _read_compressed(path: Path, config: Mapping[str, Any]) -> QuantisationConfi
     and its tensors say which of several schemes is its own.
     """
     for key in ("sparsity_config", "transform_config"):
-        said = config.get(key)
-        if said and not (isinstance(said, dict) and said.get("format") == "dense"):
+        extension = config.get(key)
+        if extension and not (isinstance(extension, dict) and extension.get("format") == "dense"):
             raise ModelError(f"{path}: quantization_config has a {key}, which is not served")
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
@@ -223,14 +223,14 @@ def _check_format(path: Path, form: object) -> None:
         )
 
 
-def _blocks(path: Path, said: object) -> tuple[int, int] | None:
-    if said is None:
+def _blocks(path: Path, sizes: object) -> tuple[int, int] | None:
+    if sizes is None:
         return None
-    if isinstance(said, list | tuple) and len(said) == 2:
-        high, wide = said
+    if isinstance(sizes, list | tuple) and len(sizes) == 2:
+        high, wide = sizes
         if type(high) is int and type(wide) is int and min(high, wide) > 0:
             return high, wide
-    raise ModelError(f"{path}: blocks of weights must have two sizes above 0, not {shown(said)}")
+    raise ModelError(f"{path}: blocks of weights must have two sizes above 0, not {shown(sizes)}")
 
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")

@@ -108,9 +108,9 @@ class IntegerLayers(QuantisedLayers):
     def _spread(self, name: str, factors: Tensor) -> Tensor:
         """Return numbers of blocks `[a, b]` as one for each weight; blocks at the end may be smaller."""
         outputs, inputs = self._shapes[name]
-        said = self._packing.blocks
-        if said and factors.shape == block_counts((outputs, inputs), said):
-            high, wide = said
+        blocks = self._packing.blocks
+        if blocks and factors.shape == block_counts((outputs, inputs), blocks):
+            high, wide = blocks
         else:
             high, wide = outputs // len(factors), inputs // factors.shape[1]
         return factors.repeat_interleave(high, 0)[:outputs].repeat_interleave(wide, 1)[:, :inputs]

@@ -28,7 +28,7 @@ def as_filed(config: ModelConfig, family: Family) -> ModelConfig:
     fused = style.fused_mlp and "mlp.gate_up_proj" in family.inner.values()
     apart = _factor(factors, _HEAD) != _factor(factors, _EMBEDDING)
     width = whole.intermediate_size
-    if family.alone and experts is not None:  # files have one width, of networks or of experts
+    if family.single_part_layers and experts is not None:  # files have one width, of networks or of experts
         width = experts.width
     return replace(
         whole,

@@ -35,7 +35,7 @@ def family_to_write(config: ModelConfig) -> tuple[str, Family]:
         has = {"recurrent": style.recurrent is not None, "experts": style.experts is not None}
         found = family_for(config.architecture, **has)
     if found is None:
-        written = (family for family in FAMILIES.values() if family.written)
+        written = (family for family in FAMILIES.values() if family.exportable)
         known = ", ".join(dict.fromkeys(name for f in written for name in (f.architecture, *f.also)))
         raise ModelError(
             f"{config.path}: parlay writes no GGUF files of {config.architecture}; it does of {known}, "
@@ -60,7 +60,7 @@ def metadata(config: ModelConfig, further: Sequence[ModelConfig] = ()) -> dict[s
     given = {key: values.get(hf) for key, hf in keys.items()}
     found = {key: value for key, value in given.items() if value not in (None, family.fixed.get(keys[key]))}
     if family.listed and config.style.windows:
-        more = further if family.near else ()  # in files that tell kinds of layers apart by this list
+        more = further if family.window_sizes else ()  # in files that tell kinds of layers apart by this list
         windows = config.style.windows + tuple(max(layer.style.windows) for layer in more)
         found["attention.sliding_window_pattern"] = [window > 0 for window in windows]
     if config.style.experts and (config.style.experts.sigmoid or family.latent):
@@ -73,7 +73,7 @@ def metadata(config: ModelConfig, further: Sequence[ModelConfig] = ()) -> dict[s
         found["attention.key_length_mla"] = latent.query
         found["attention.value_length_mla"] = latent.value
         found["vocab_size"] = config.vocab_size
-    for key, _ in (EPS[config.style.layer_norms], *((EPS[True],) if family.alone else ())):
+    for key, _ in (EPS[config.style.layer_norms], *((EPS[True],) if family.single_part_layers else ())):
         found[key] = config.rms_norm_eps
     if family.sections:  # of positions in images
         found["rope.dimension_sections"] = _sections(config, family.sections)
@@ -92,7 +92,7 @@ def _sections(config: ModelConfig, usual: tuple[int, ...]) -> list[int]:
 def _by_layer(config: ModelConfig, family: Family, further: Sequence[ModelConfig]) -> dict[str, Value]:
     """Return what differs from layer to layer, and the sizes of recurrent layers."""
     style, recurrent = config.style, config.style.recurrent
-    if style.heads and family.varied:
+    if style.heads and family.heads_vary_by_window:
         return _by_kind(config)
     if recurrent is None:
         each = [(layer, i) for layer in (config, *further) for i in range(layer.num_layers)]
@@ -102,7 +102,7 @@ def _by_layer(config: ModelConfig, family: Family, further: Sequence[ModelConfig
         }
         near, found = style.local_rotary, dict[str, Value]()
         found |= {key: listed for key, listed in counts.items() if style.heads and len({*listed}) > 1}
-        if family.near_rotary and near is not None and any(style.windows):
+        if family.window_rotary and near is not None and any(style.windows):
             found |= {"rope.freq_base_swa": near.theta, "rope.dimension_count_swa": turning(config, near)}
         return found
     if unfit := recurrent.unfit():
@@ -111,11 +111,11 @@ def _by_layer(config: ModelConfig, family: Family, further: Sequence[ModelConfig
     attends = [
         not scans and not (style.networks and style.networks[i]) for i, scans in enumerate(recurrent.layers)
     ] + [True] * len(further)
-    if family.recurrent and family.marks == "attention.head_count_kv":
-        found[family.marks] = [config.num_kv_heads * each for each in attends]
+    if family.recurrent and family.recurrent_key == "attention.head_count_kv":
+        found[family.recurrent_key] = [config.num_kv_heads * each for each in attends]
     elif family.recurrent:
-        found[family.marks] = [not each for each in attends]
-    if family.alone:
+        found[family.recurrent_key] = [not each for each in attends]
+    if family.single_part_layers:
         sparse = style.experts.sparse if style.experts is not None else style.networks
         if sparse != style.networks:
             raise ModelError(

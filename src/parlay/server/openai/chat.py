@@ -64,7 +64,7 @@ async def read_conversation(
         return found
     work = partial(read, context, found)
     if _brings(context, found):
-        return await context.beside(found["chat_template"], 0, work)
+        return await context.run_template(found["chat_template"], 0, work)
     return await context.run(LONG, work)
 
 
@@ -90,14 +90,14 @@ def read_chat(context: Context, body: dict[str, Any], names: Names = CHAT) -> Re
     given = fields.chat_template not in (None, *context.engine.codec.template_names)
     if given and not context.config.trust_request_chat_template:
         raise ApiError(
-            400, "this server runs no chat template of a client's; leave it out, or start it with "
+            400, "chat templates of requests are disabled; leave it out, or start the server with "
             "--trust-request-chat-template", param="chat_template",
         )  # fmt: skip
     tools = read_tools(fields)
-    wishes = {"return_sources": fields.return_sources, "return_rejected": sampling.get("return_rejected")}
-    for name, wanted in wishes.items():
+    unsupported = {"return_sources": fields.return_sources, "return_rejected": sampling.get("return_rejected")}
+    for name, wanted in unsupported.items():
         if tools.mode != "none" and wanted:
-            raise ApiError(400, f"{name} is about text; leave it or tools out", param=name)
+            raise ApiError(400, f"{name} cannot be combined with tools; leave one of them out", param=name)
     style = ModelStyle.of(context, fields, tools)
     form = form_of(
         fields, tools, style.form, context.engine.codec.tokenizer, sampling.get("structured_outputs"), names
@@ -129,7 +129,7 @@ def _sampling(fields: ChatFields, given: dict[str, Any], context: Context) -> di
     values = dict(given)
     most = fields.max_completion_tokens
     if most is not None and values.get("max_tokens", most) != most:
-        raise ApiError(400, "max_completion_tokens and max_tokens are one; give one of them", param="max_tokens")
+        raise ApiError(400, "max_completion_tokens and max_tokens are one limit; give one", param="max_tokens")
     values["max_tokens"] = values.get("max_tokens", most)
     if fields.logprobs:
         top = fields.top_logprobs or 0  # here logprobs is a switch; the engine's is a number

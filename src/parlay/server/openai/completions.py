@@ -43,7 +43,7 @@ def _read(context: Context, body: dict[str, Any]) -> tuple["CompletionShape", li
     params = make_params({**context.engine.sampling_defaults, **sampling}, context.config)
     check_stream(fields.stream, params, scored=scored)
     if fields.prompt is None:
-        raise ApiError(400, "the field prompt is needed", param="prompt")
+        raise ApiError(400, "the field prompt is required", param="prompt")
     codec, longest = context.engine.codec, context.engine.max_model_len
     prompts = completion_prompts(
         fields.prompt, codec, context.config, longest, add_special_tokens=fields.add_special_tokens
@@ -68,7 +68,7 @@ def check_stream(stream: bool, params: SamplingParams, *, scored: bool) -> None:
     if stream and params.candidates > params.n:
         raise ApiError(400, "best_of above n cannot be streamed; leave one of them out", param="best_of")
     if stream and scored:
-        raise ApiError(400, "prompt_logprobs comes with whole answers; leave stream out", param="prompt_logprobs")
+        raise ApiError(400, "prompt_logprobs cannot be streamed; leave stream out", param="prompt_logprobs")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -29,11 +29,11 @@ def as_function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _described(custom: Mapping[str, Any]) -> str:
     """Return the description, with the form that the input has; in responses it stands one level further out."""
-    said, form = str(custom.get("description") or ""), custom.get("format")
+    description, form = str(custom.get("description") or ""), custom.get("format")
     form = form.get("grammar", form) if isinstance(form, dict) else None
     if not isinstance(form, dict) or not isinstance(form.get("definition"), str):
-        return said
-    return f"{said}\n\nThe input has this form ({form.get('syntax')}):\n{form['definition']}".strip()
+        return description
+    return f"{description}\n\nThe input has this form ({form.get('syntax')}):\n{form['definition']}".strip()
 
 
 def input_of(arguments: str) -> str:

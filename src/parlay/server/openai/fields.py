@@ -12,7 +12,7 @@ from parlay.config import ServerConfig, build
 from parlay.errors import ConfigError, shown
 from parlay.server.errors import ApiError
 from parlay.server.openai.foreign_fields import COUNTED, ForeignField
-from parlay.server.openai.translate import ignored_keys, nested_tool, objects_of, settled, translated
+from parlay.server.openai.translate import ignored_keys, nested_tool, objects_of, translated, without_empty
 from parlay.types.params import SamplingParams
 
 F = TypeVar("F", bound="BodyFields")
@@ -49,7 +49,7 @@ class BodyFields:
     Attributes:
         endpoint: whose body it is, a key of `RENAMED`.
         sampling: names of the sampling parameters that it may have besides its own fields.
-        model: whom to ask; the one that is served where left out.
+        model: a name of the served model; optional.
     """
 
     endpoint: ClassVar[str]
@@ -57,7 +57,7 @@ class BodyFields:
 
     model: str | None = None
 
-    def remarks(self, *, strict: bool) -> tuple[str, ...]:
+    def warnings(self, *, strict: bool) -> tuple[str, ...]:
         """Return warnings for the client about its fields.
 
         Args:
@@ -74,15 +74,15 @@ class RequestFields(BodyFields):
     """What every request for an answer may have besides sampling parameters.
 
     Attributes:
-        stream: send the answer while it grows.
+        stream: send the answer as it is generated.
         stream_options: with `include_usage` true, the last chunk has the usage of the whole request; with
             `continuous_usage_stats` too, every chunk has the usage so far.
-        user: a label; nothing depends on it.
-        safety_identifier: a label.
-        prompt_cache_key: a label.
-        metadata: labels.
-        store: answers of `/v1/responses` alone are stored.
-        service_tier: there is one for all.
+        user: a label without effect.
+        safety_identifier: a label without effect.
+        prompt_cache_key: a label without effect.
+        metadata: labels without effect.
+        store: accepted and ignored; only `/v1/responses` stores answers.
+        service_tier: accepted and ignored.
     """
 
     sampling: ClassVar[frozenset[str]] = SAMPLING
@@ -99,7 +99,7 @@ class RequestFields(BodyFields):
     def __post_init__(self) -> None:
         if self.stream_options and not self.stream:
             raise ConfigError(
-                "stream_options is about streamed answers; leave it out or set stream to true", param="stream_options"
+                "stream_options needs stream; leave it out or set stream to true", param="stream_options"
             )
 
 
@@ -108,10 +108,10 @@ class CommonFields(RequestFields):
     """What completions and chat completions have in common.
 
     Attributes:
-        return_sources: give `sources`, which says who drafted each piece of the text.
-        return_token_ids: give `token_ids` and `prompt_token_ids`.
+        return_sources: return `sources`, the drafting method of each piece of the text.
+        return_token_ids: return `token_ids` and `prompt_token_ids`.
         return_tokens_as_token_ids: write the tokens of log-probabilities as `token_id:ID`.
-        return_metrics: give `metrics.speculative_decoding`, in vLLM's form; of a streamed answer with its usage.
+        return_metrics: return `metrics.speculative_decoding`, in vLLM's form; when streaming, with the usage.
         prediction: a text that the answer will mostly repeat, `{"type": "content", "content": ...}`; it makes the
             answer come faster and changes nothing in it.
     """
@@ -135,14 +135,14 @@ class CommonFields(RequestFields):
                 param="return_metrics",
             )
 
-    def remarks(self, *, strict: bool) -> tuple[str, ...]:
+    def warnings(self, *, strict: bool) -> tuple[str, ...]:
         """Return warnings for the client about its fields."""
         options = self.stream_options or {}
         found = [ignored_keys("stream_options", options, _STREAM_OPTIONS, strict=strict)]
         if options.get("include_obfuscation"):
             found.append("include_obfuscation: ignored, since chunks are never padded")
         if self.store:
-            found.append("store: ignored, since answers of /v1/responses alone are stored")
+            found.append("store: ignored, since only /v1/responses stores answers")
         return tuple(filter(None, found))
 
     @property
@@ -163,7 +163,7 @@ class CompletionFields(CommonFields):
     Attributes:
         prompt: text, token ids, or a list of either.
         echo: begin the text with the prompt.
-        add_special_tokens: those that the tokenizer itself adds to a text, such as one for its beginning.
+        add_special_tokens: add the tokenizer's special tokens, such as one for the beginning of a text.
     """
 
     endpoint: ClassVar[str] = "completions"
@@ -182,9 +182,9 @@ class TemplatedFields:
             tools whose calls have a text as input, as `{"type": "custom", "custom": {"name", "description"}}`.
         tool_choice: `none`, `auto`, `required`, `{"type": "function", "function": {"name"}}`, likewise `custom`, or
             `{"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}`.
-        chat_template: the name of one of the model's own, or where the server allows it another template.
-        add_generation_prompt: end the prompt with what begins an answer.
-        continue_final_message: go on with the last message.
+        chat_template: the name of one of the model's templates or, if the server allows it, another template.
+        add_generation_prompt: end the prompt with the beginning of an answer.
+        continue_final_message: continue the last message.
         chat_template_kwargs: further variables that the template reads.
         reasoning_effort: a variable that the template reads, such as `low`; `none` also unsets `enable_thinking`.
         verbosity: a variable that the template reads, such as `low`.
@@ -205,15 +205,15 @@ class ChatFields(CommonFields, TemplatedFields):
     """The body of `/v1/chat/completions`, besides sampling parameters.
 
     Attributes:
-        messages: with `role` and `content`, which is text, a list of parts, or null beside calls.
-        logprobs: give log-probabilities.
-        top_logprobs: of this many most likely tokens at each position.
+        messages: with `role` and `content`, which is text, a list of parts, or null beside tool calls.
+        logprobs: return log-probabilities.
+        top_logprobs: return this many most likely tokens at each position.
         max_completion_tokens: another name of `max_tokens`.
         response_format: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema":
             {"name": ..., "schema": ...}}`.
-        parallel_tool_calls: whether there may be several calls.
+        parallel_tool_calls: whether an answer may have several tool calls.
         modalities: `["text"]`.
-        include_reasoning: give what the model writes before its answer as `reasoning_content`.
+        include_reasoning: return the reasoning before the answer as `reasoning_content`.
         disable_additional_properties: objects of `response_format` and of tools have no properties but those that
             their schema lists, unless it says `additionalProperties`.
     """
@@ -251,8 +251,8 @@ class TokenizeFields(BodyFields, TemplatedFields):
     Attributes:
         prompt: text; or give messages.
         messages: a conversation, put through the chat template as chat completions do.
-        add_special_tokens: those that the tokenizer itself adds; None adds them to a prompt and not to messages.
-        return_token_strs: give each token's text too.
+        add_special_tokens: add the tokenizer's special tokens; None adds them to a prompt and not to messages.
+        return_token_strs: return each token's text too.
     """
 
     endpoint: ClassVar[str] = "tokenize"
@@ -313,13 +313,13 @@ def parse(
     own = {f.name for f in fields(cls)}
     kind: type = cls  # mypy takes the hash of a dataclass's objects for that of the class
     body, warnings = translated(cls.endpoint, body, own | cls.sampling, _others(kind), strict=strict)
-    body = settled(body, objects_of(kind) | objects_of(SamplingParams))
+    body = without_empty(body, objects_of(kind) | objects_of(SamplingParams))
     try:
         made = build(cls, {name: value for name, value in body.items() if name in own}, "field")
     except ConfigError as error:
         raise ApiError(400, str(error), param=error.param) from None
     sampling = {name: value for name, value in body.items() if name not in own}
-    return made, sampling, warnings + made.remarks(strict=strict)
+    return made, sampling, warnings + made.warnings(strict=strict)
 
 
 def make_params(values: Mapping[str, Any], config: ServerConfig) -> SamplingParams:
@@ -361,5 +361,5 @@ def check_model(asked: str | None, served: Sequence[str]) -> None:
     if asked and asked not in (*served, *files, *(file.removesuffix(".gguf") for file in files)):
         names = " or ".join(map(repr, served))
         raise ApiError(
-            404, f"there is no model {shown(asked)} here but {names}", param="model", code="model_not_found"
+            404, f"the model {shown(asked)} does not exist; use {names}", param="model", code="model_not_found"
         )

@@ -173,21 +173,21 @@ RENAMED: dict[str, Mapping[str, Renamed]] = {
     "detokenize": {"ids": Renamed("tokens"), "token_ids": Renamed("tokens")},
 }  # fmt: skip
 
-_LABEL = "it is a label, on which nothing depends"
-_CACHE = "prompts are cached by themselves"
+_LABEL = "it is only a label"
+_CACHE = "prefix caching is automatic"
 _ROUTE = "one model is served, with one set of options"
-_MORE = "answers have no such part"
-_EVENTS = "a step is one event"
-_WEIGHS = "it only sets how another one works that is not served"
+_MORE = "responses have no such field"
+_EVENTS = "each step is sent as one event"
+_SAMPLERS = "it only tunes a sampler that is not supported"
 _MODEL = "options of the model are set when the server starts"
 _ITS_OWN = "the model's own chat template makes the prompt"
-_BEAMS = "beams are not searched; best_of samples several answers and gives the most likely"
-_SAMPLER = "there is no such step of sampling; use top_p, top_k or min_p"
-_PENALTY = "there is no such penalty; use repetition_penalty, frequency_penalty or presence_penalty"
+_BEAMS = "beam search is not supported; best_of samples several answers and returns the most likely"
+_SAMPLER = "this sampler is not supported; use top_p, top_k or min_p"
+_PENALTY = "this penalty is not supported; use repetition_penalty, frequency_penalty or presence_penalty"
 _BUDGET = "reasoning has no limit of its own; use reasoning_effort, or max_tokens for all of it"
-_CUT = "prompts are never cut; send a shorter one"
+_CUT = "prompts are never truncated; send a shorter one"
 _TEXT_ONLY = "the model reads and writes text"
-_SEARCH = "the model searches nothing"
+_SEARCH = "the server has no search tools"
 _BANS = "it has another form here; use bad_words, or logit_bias with token ids"
 _PLACED = "a prompt is sent as it is to be read; put it into the prompt or the messages"
 
@@ -200,8 +200,8 @@ FOREIGN: dict[str, ForeignField] = {
     **_all("client_metadata request_id session_id rid trace trace_id user_id end_user tags genkey title", _LABEL),
     **_all("custom_labels routing_key user_name chat_id parent_id", _LABEL),
     **_all("user safety_identifier prompt_cache_key metadata service_tier", _LABEL),
-    **_all("moderation guardrails safety_model mask_sensitive_info", "nothing is moderated"),
-    **_all("access_programs", "there are no such programs"),
+    **_all("moderation guardrails safety_model mask_sensitive_info", "there is no moderation"),
+    **_all("access_programs", "access programs are not supported"),
     **_all("models provider route transforms plugins preset fallbacks ttl draft_model context_length", _ROUTE),
     **_all("bootstrap_host bootstrap_port bootstrap_room data_parallel_rank queue_threshold", _ROUTE),
     **_all("routed_dp_rank disagg_prefill_dp_rank ngram_corpus_id", _ROUTE),
@@ -209,7 +209,7 @@ FOREIGN: dict[str, ForeignField] = {
     **_all("keep_alive f16_kv vocab_only max_context_length truncation_length n_threads", _MODEL),
     **_all("guided_decoding_backend speculative_ngram prompt_lookup_num_tokens backend_sampling", _MODEL),
     **_all("priority", "requests are served in the order they come in"),
-    **_all("context_management truncation truncation_side prompt_truncate_len", "nothing is left out of a prompt"),
+    **_all("context_management truncation truncation_side prompt_truncate_len", "prompts are never truncated"),
     **_all("context_length_exceeded_behavior", "a prompt that is too long is refused"),
     **_all("usage stream_interval sse_ping_interval tool_stream incremental_output result_format", _EVENTS),
     **_all("stream_reasoning legacy_api can_abort quiet use_cache wait_for_model api_type api_server", _EVENTS),
@@ -226,21 +226,21 @@ FOREIGN: dict[str, ForeignField] = {
     **_all("vllm_xargs custom_params", "the server has no extensions"),
     **_all("extra_body", "OpenAI's client for Python sends its entries as fields of the body; put them there"),
     **_all("reasoning_format separate_reasoning reasoning_split reasoning_history parse_tool_calls",
-        "the server's options say how reasoning and calls are read"),
+        "the server's options --reasoning-parser and --tool-call-parser decide this"),
     **_all("reasoning_control reasoning_budget_message reasoning_budget_start_tag reasoning_budget_end_tag", _BUDGET),
     **_all("reasoning_budget_end_tags", _BUDGET),
     **_all("chat_format chat_parser generation_prompt grammar_lazy grammar_triggers grammar_type preserved_tokens",
-        "the model's chat template says how calls are written"),
+        "the model's chat template decides how tool calls are written"),
     **_all("mode prompt_mode instruction_template instruction_template_str chat_template_str character", _ITS_OWN),
     **_all("bot_name user_bio name1 name2 greeting chat_instruct_command message_delimiters add_bos_token", _ITS_OWN),
     **_all("samplers sampler_order sampler_priority temperature_last temp_last",
         "parameters are applied in one order"),
     **_all("repeat_last_n repetition_penalty_range rep_pen_range rep_pen_slope penalty_last_n penalize_nl",
         "repetition_penalty counts prompt and answer as a whole"),
-    **_all("xtc_threshold dynatemp_exponent dynatemp_low dynatemp_high dry_base dry_allowed_length", _WEIGHS),
-    **_all("dry_penalty_last_n dry_sequence_breakers dry_range mirostat_tau mirostat_eta adaptive_decay", _WEIGHS),
-    **_all("mirostat_target mirostat_lr smoothing_curve early_stopping num_beam_groups min_temp max_temp", _WEIGHS),
-    **_all("temp_exponent search_options search_settings use_default_badwordsids", _WEIGHS),
+    **_all("xtc_threshold dynatemp_exponent dynatemp_low dynatemp_high dry_base dry_allowed_length", _SAMPLERS),
+    **_all("dry_penalty_last_n dry_sequence_breakers dry_range mirostat_tau mirostat_eta adaptive_decay", _SAMPLERS),
+    **_all("mirostat_target mirostat_lr smoothing_curve early_stopping num_beam_groups min_temp max_temp", _SAMPLERS),
+    **_all("temp_exponent search_options search_settings use_default_badwordsids", _SAMPLERS),
     # These would change the answer.
     **_all("use_beam_search", _BEAMS, [False]),
     **_all("num_beams beam_width", _BEAMS, [0, 1]),
@@ -249,7 +249,7 @@ FOREIGN: dict[str, ForeignField] = {
     **_all("logits_processors custom_logit_processor",
         "functions cannot be sent; use logit_bias, allowed_token_ids or bad_words", []),
     **_all("logprob_token_ids", "the most likely tokens are reported; use logprobs", []),
-    **_all("watermark watermarking", "nothing is hidden in answers", []),
+    **_all("watermark watermarking", "watermarking is not supported", []),
     **_all("repetition_detection stop_regex", "only stop, stop_token_ids and max_tokens end an answer", []),
     **_all("t_max_predict_ms max_time", "only stop, stop_token_ids and max_tokens end an answer", [0, -1]),
     **_all("typical_p typical typ_p tfs tfs_z", _SAMPLER, [1]),
@@ -267,9 +267,9 @@ FOREIGN: dict[str, ForeignField] = {
     **_all("truncate_prompt_tokens truncate", _CUT, [-1]),
     **_all("max_length", "it counts the prompt at some servers and not at others; use max_tokens", []),
     **_all("min_length", "it counts the prompt at some servers and not at others; use min_tokens", [0]),
-    **_all("max_tokens_second", "answers are as fast as they are", [0]),
+    **_all("max_tokens_second", "generation speed cannot be limited", [0]),
     **_all("auto_max_new_tokens", "without max_tokens a chat goes on to the context limit", []),
-    **_all("n_indent", "lines are not indented", [0]),
+    **_all("n_indent", "indentation cannot be constrained", [0]),
     **_all("force_words_ids constraints ban_tokens banned_words token_ids_logprob", _BANS, []),
     **_all("bad_words_ids suppress_tokens begin_suppress_tokens custom_token_bans banned_tokens", _BANS, []),
     **_all("banned_strings sequence_bias logit_bias_exp forced_bos_token_id forced_eos_token_id", _BANS, []),
@@ -283,14 +283,14 @@ FOREIGN: dict[str, ForeignField] = {
     **_all("format", "it is called response_format in chat", []),
     **_all("system context memory input_prefix input_suffix input_extra", _PLACED, []),
     **_all("template", "a template of a client's is called chat_template", []),
-    **_all("token_healing safe_prompt disable_search", "there is no such step", []),
+    **_all("token_healing safe_prompt disable_search", "it is not supported", []),
     **_all("web_search_options enable_search search_parameters data_sources", _SEARCH, []),
     **_all("functions", "it is the older form; describe them as tools", []),
     **_all("function_call", "it is the older form; use tool_choice", ["none", "auto"]),
-    **_all("suffix", "text is completed at its end only", []),
-    **_all("conversation", "no conversations are kept by name", []),
+    **_all("suffix", "fill-in-the-middle is not supported", []),
+    **_all("conversation", "conversations are not stored", []),
     **_all("previous_response previous_input_messages", "responses go on from previous_response_id", []),
-    **_all("deferred background", "an answer is computed while its client waits", []),
+    **_all("deferred background", "background responses are not supported", []),
 }  # fmt: skip
 
 _CHAT = "it is about conversations; use /v1/chat/completions"
@@ -333,10 +333,8 @@ ELSEWHERE: dict[str, Mapping[str, ForeignField]] = {
             [],
         ),
         **_all("messages", "it is called input here", []),
-        **_all("prompt", "no prompts are kept by name; give instructions and input", []),
-        **_all(
-            "conversation", "no conversations are kept by name; give previous_response_id, or all items as input", []
-        ),
+        **_all("prompt", "prompt templates are not stored; give instructions and input", []),
+        **_all("conversation", "conversations are not stored; give previous_response_id, or all items as input", []),
         **_all("modalities", _TEXT_ONLY, [["text"]]),
         **_all("prediction", "predictions come with chat completions; the answer is the same without"),
         **_all("include_reasoning", "a response has its reasoning", [True]),

@@ -58,7 +58,7 @@ async def chat_prompt(context: Context, messages: list[dict[str, Any]], options:
     count = await context.run(len(messages), lambda: pieces(messages, options.tools))
     with about("messages"):
         check_pieces(count, context.engine.max_model_len)
-        text = await context.beside(options.chat_template, count, lambda: codec.chat(messages, options))
+        text = await context.run_template(options.chat_template, count, lambda: codec.chat(messages, options))
         check_text(text, codec.most_characters, context.engine.max_model_len)
         tokens = await context.run(len(text), lambda: codec.encode(text, add_special_tokens=False))
     check_prompt(len(tokens), config)
@@ -94,7 +94,7 @@ def check_text(text: str, most_characters: int, most_tokens: int) -> None:
     if len(text) > most_characters * most_tokens:
         raise ContextLengthError(
             f"This model's maximum context length is {most_tokens} tokens, but the prompt has {len(text)} "
-            "characters, more than so many tokens stand for; shorten it"
+            "characters, more than fit into it; shorten it"
         )
 
 
@@ -125,7 +125,7 @@ def predicted(fields: CommonFields, codec: TextCodec, config: ServerConfig) -> l
     with about("prediction"):
         tokens = codec.encode(fields.prediction.text, add_special_tokens=False)
         if most is not None and len(tokens) > most:
-            raise RequestError(f"prediction has {len(tokens)} tokens and may have {most}; shorten it")
+            raise RequestError(f"prediction has {len(tokens)} tokens; the limit is {most}; shorten it")
     return tokens
 
 

@@ -238,8 +238,8 @@ class ReasoningReader:
                 self._draft, self._read = FreeReader(*self._calls), 0
             new, recent = self._text[self._read :], self._text[max(0, self._read - max(map(len, self._stops))) :]
             self._read = len(self._text)
-            said = any(isinstance(one, str) and one.strip() for one in self._draft.feed(new, finished))
-            if said or any(mark in recent for mark in self._stops) or (finished and not self._draft.called):
+            visible = any(isinstance(one, str) and one.strip() for one in self._draft.feed(new, finished))
+            if visible or any(mark in recent for mark in self._stops) or (finished and not self._draft.called):
                 self._draft, mark = None, next(one for one in self._begins if self._text.startswith(one))
                 given, self._text = given + mark, self._text[len(mark) :]
             elif finished:

@@ -230,7 +230,7 @@ class _Making:
             trouble = str(error)
         if not trouble:
             return schema
-        self.dropped.append(f"nothing is enforced of {trouble}")
+        self.dropped.append(f"not enforced: {trouble}")
         return _OBJECT
 
     def schema(self, schema: dict[str, Any], where: str, strict: bool, param: str) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def _event(event: Event) -> bytes:
 
 
 async def forget(context: Context) -> Response:
-    """Forget a stored response.
+    """Delete a stored response.
 
     Raises:
         ApiError: there is none.

@@ -44,12 +44,12 @@ class ResponseFields(RequestFields):
             unless it says `additionalProperties`.
         chat_template_kwargs: further variables that the template reads.
         reasoning: `{"effort": ...}`, a variable that the template reads; the rest changes nothing.
-        truncation: a conversation that is too long is refused in any case.
-        include: nothing more is given.
-        background: false; who asks waits.
-        max_tool_calls: of tools that the server runs, which are none.
-        top_logprobs: 0.
-        prompt_cache_retention: a label.
+        truncation: accepted and ignored; a conversation that is too long is refused.
+        include: accepted and ignored; log-probabilities are refused.
+        background: must be false; background responses are not supported.
+        max_tool_calls: accepted and ignored; the server runs no tools.
+        top_logprobs: must be 0.
+        prompt_cache_retention: a label without effect.
     """
 
     endpoint: ClassVar[str] = "responses"
@@ -82,7 +82,7 @@ class ResponseFields(RequestFields):
         super().__post_init__()
         _check(self)
 
-    def remarks(self, *, strict: bool) -> tuple[str, ...]:
+    def warnings(self, *, strict: bool) -> tuple[str, ...]:
         """Return warnings for the client about its fields."""
         inner = {"reasoning": _REASONING, "text": _TEXT, "stream_options": _STREAM_OPTIONS}
         found = [ignored_keys(name, getattr(self, name) or {}, known, strict=strict) for name, known in inner.items()]
@@ -93,10 +93,10 @@ def _without_effect(asked: ResponseFields) -> list[str]:
     """Return warnings for the client about values that are accepted."""
     found = []
     if asked.truncation != "disabled":
-        found.append(f"truncation={shown(asked.truncation)}: ignored, since nothing is left out of a conversation")
+        found.append(f"truncation={shown(asked.truncation)}: ignored, since conversations are never truncated")
     more = [name for name in asked.include if name != _ENCRYPTED]
     if more:
-        found.append(f"include: {listed(more)} ignored, since there is no such thing")
+        found.append(f"include: {listed(more)} ignored, since it is not supported")
     if (asked.stream_options or {}).get("include_obfuscation"):
         found.append("include_obfuscation: ignored, since events are never padded")
     return found
@@ -108,9 +108,7 @@ def _check(asked: ResponseFields) -> None:
         "max_output_tokens": f"max_output_tokens must be at least 1, not {shown(asked.max_output_tokens)}"
         if asked.max_output_tokens is not None and asked.max_output_tokens < 1
         else None,
-        "background": "an answer is computed while its client waits; leave background out"
-        if asked.background
-        else None,
+        "background": "background responses are not supported; leave background out" if asked.background else None,
         "truncation": f"truncation is 'auto' or 'disabled', not {shown(asked.truncation)}"
         if asked.truncation not in ("auto", "disabled")
         else None,
@@ -149,11 +147,11 @@ def chat_fields(asked: ResponseFields, functions: Functions) -> dict[str, Any]:
         found["tools"] = functions.tools
     if functions.tools or asked.tool_choice not in ("auto", "none"):  # agents send "auto" without tools too
         found["tool_choice"] = choice_of(asked.tool_choice)
-    wishes = {
+    template_options = {
         "reasoning_effort": (asked.reasoning or {}).get("effort"),
         "verbosity": (asked.text or {}).get("verbosity"),
     }
-    found |= {name: value for name, value in wishes.items() if value is not None}
+    found |= {name: value for name, value in template_options.items() if value is not None}
     form = _form(asked.text or {})
     return found if form is None else {**found, "response_format": form}
 

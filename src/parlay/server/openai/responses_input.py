@@ -183,12 +183,12 @@ def _add(made: _MessageBuilder, item: dict[str, Any], where: str) -> None:
         case "reasoning":
             made.reason(item)
         case "item_reference":
-            raise _wrong(where, "no item of this id is kept; give the item itself, or previous_response_id")
+            raise _wrong(where, "no item with this id is stored; give the item itself, or previous_response_id")
         case kind if kind in _SILENT:
             pass
         case kind if kind in _COMPACTED:
-            said = item.get("summary") or item.get("content")
-            made.describe("user", said if isinstance(said, str) else _GONE)
+            summary = item.get("summary") or item.get("content")
+            made.describe("user", summary if isinstance(summary, str) else _GONE)
         case str(kind) if kind.endswith("_output"):
             made.result(called, item.get("name"), _output(item))
         case str(kind) if kind.endswith("_call") and isinstance(item.get("call_id"), str):

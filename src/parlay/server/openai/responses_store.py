@@ -90,7 +90,7 @@ class ResponseStore:
         return {item["id"]: item for body in bodies for item in msgspec.json.decode(body)["output"]}
 
     def delete(self, name: str, owner: str) -> None:
-        """Forget a response of `owner`.
+        """Delete a response of `owner`.
 
         Raises:
             ApiError: there is none.
@@ -112,7 +112,7 @@ class ResponseStore:
         if found is None:
             raise ApiError(
                 404, f"there is no response {shown(name)} of this key: it was not stored, or was deleted, or "
-                "forgotten for newer ones; give the whole conversation as input",
+                "evicted by newer ones; give the whole conversation as input",
                 param=param, code="response_not_found",
             )  # fmt: skip
         return found

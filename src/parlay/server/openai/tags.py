@@ -205,8 +205,8 @@ def _parameter(tags: Tags, rule: str, key: str, due: frozenset[str], mark: Mark)
     head = f"{mark(before)} {literal(key) if key else 'KEY'} {mark(behind)}"
     if tags.attributes is not None:
         texts = [] if due and "string" not in due else [tags.attributes.text]
-        told = [*texts, *([] if due == TEXT else tags.attributes.other)]
-        head += f" ({' | '.join(map(literal, told))}) {mark(tags.attributes.end)}"
+        values = [*texts, *([] if due == TEXT else tags.attributes.other)]
+        head += f" ({' | '.join(map(literal, values))}) {mark(tags.attributes.end)}"
     own = f"{rule}_value"
     if tags.inner and not key:
         return [f'{rule}: {head} {own} KEY ">"', *until(own, f"{tags.inner}</", mark)]

@@ -73,5 +73,5 @@ def _text(tokens: Sequence[int], codec: TextCodec, warnings: tuple[str, ...]) ->
     size = codec.tokenizer.get_vocab_size()
     wrong = next((token for token in tokens if not 0 <= token < size), None)
     if wrong is not None:
-        raise RequestError(f"tokens holds {shown(wrong)}, which is no id between 0 and {size - 1}", param="tokens")
+        raise RequestError(f"tokens has {shown(wrong)}, which is not an id between 0 and {size - 1}", param="tokens")
     return json_response(warned({"prompt": codec.decode(tokens, skip_special_tokens=False)}, warnings))

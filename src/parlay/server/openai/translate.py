@@ -20,8 +20,8 @@ _LONGEST = 64  # characters of a name that may be one
 _ALIKE = 0.85  # of difflib; a letter more, less or exchanged in names of at least six
 
 
-_Remarks = defaultdict[str, list[str]]  # what is said of fields, and their names
-_UNKNOWN, _NEUTRAL = "unknown {} ignored", "of other servers, at values that change nothing, {} ignored"
+_Warnings = defaultdict[str, list[str]]  # what is said of fields, and their names
+_UNKNOWN, _NEUTRAL = "unknown {} ignored", "unsupported {} ignored at a value without effect"
 
 
 def translated(
@@ -50,25 +50,25 @@ def translated(
     """
     found = {name: value for name, value in body.items() if name in known}
     renamed, elsewhere = RENAMED.get(endpoint, {}), ELSEWHERE.get(endpoint, {})
-    remarks, unknown = _Remarks(list), 0
+    warnings, unknown = _Warnings(list), 0
     for name, value in body.items():
         if name in known:
             continue
         if name in renamed:
-            _rename(found, name, renamed[name].to, renamed[name].read(value), remarks)
+            _rename(found, name, renamed[name].to, renamed[name].read(value), warnings)
             continue
         entry = elsewhere.get(name) or FOREIGN.get(name) or others.get(name)
         if entry is None:
             unknown += 1
-            close = _meant(name, known) if unknown <= _NAMED else ""
+            close = _closest(name, known) if unknown <= _NAMED else ""
             if strict or close:
                 raise _unknown(f"unknown field {shown(name)}", close, known, name)
-            remarks[_UNKNOWN].append(name)
+            warnings[_UNKNOWN].append(name)
         elif strict or not entry.ignores(value):
             raise _refused(name, value, entry)
         else:
-            remarks[entry.why if entry.only is None else _NEUTRAL].append(name)
-    return found, tuple(_sentence(what, names) for what, names in remarks.items())
+            warnings[entry.why if entry.only is None else _NEUTRAL].append(name)
+    return found, tuple(_sentence(what, names) for what, names in warnings.items())
 
 
 def _sentence(what: str, names: Sequence[str]) -> str:
@@ -81,7 +81,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _meant(name: str, known: Collection[str]) -> str:
+def _closest(name: str, known: Collection[str]) -> str:
     """Return the known name that another is a misspelling of; empty if it is none."""
     if len(name) > _LONGEST:
         return ""
@@ -98,7 +98,7 @@ def ignored_keys(name: str, given: Mapping[str, Any], known: Sequence[str], *, s
     """
     unknown = [key for key in given if key not in known]
     for key in unknown[:_NAMED]:
-        close = _meant(key, known)
+        close = _closest(key, known)
         if strict or close:
             raise _unknown(f"unknown key {shown(key)} in {name}", close, known, name)
     return f"unknown keys of {name} were ignored: {_some(unknown)}" if unknown else ""
@@ -120,16 +120,16 @@ def _refused(name: str, value: Any, entry: ForeignField) -> ApiError:
     )  # fmt: skip
 
 
-def _rename(found: dict[str, Any], name: str, to: str, value: Any, remarks: _Remarks) -> None:
+def _rename(found: dict[str, Any], name: str, to: str, value: Any, warnings: _Warnings) -> None:
     """Put a value under its name here, unless that is given too."""
     outer, _, inner = to.partition(".")
     given = found.get(outer, {}) if inner else found
     if value is None:
-        remarks["it says nothing here"].append(name)
+        warnings["its value has no effect"].append(name)
     elif to == "structured_outputs" and isinstance(found.get(to), dict):
         raise ApiError(400, f"{name} is part of structured_outputs, which has one form; give one", param=name)
     elif not isinstance(given, dict) or given.get(inner or to, value) != value:
-        remarks[f"{to} was given too"].append(name)
+        warnings[f"{to} was given too"].append(name)
     elif inner:
         found[outer] = {**given, inner: value}
     else:
@@ -151,7 +151,7 @@ def _is_object(hint: Any) -> bool:
     )
 
 
-def settled(body: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any]:
+def without_empty(body: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any]:
     """Return a body without values that stand for nothing.
 
     They are what is empty, where PHP writes objects as lists, and a negative number of tokens, which is no limit.

@@ -31,7 +31,7 @@ from parlay.text.tokenizer import TextCodec
 from parlay.types.progress import OnProgress, ignore
 from parlay.types.stats import DraftStats, StatsSnapshot, summed
 
-_ABSENT = {
+_UNAVAILABLE = {
     "starting": "the engine is being started; send the request again",
     "restarting": DIED,
     "closed": "the engine was closed; start another",
@@ -90,7 +90,7 @@ class EngineClient(AsyncEngine):
             name = "the engine" if data_parallel_size == 1 else f"replica {number}"
             progress = ignore if number else on_progress
             start, lost = partial(self._start_process, number), lambda replica: self._link.lost(replica)
-            calls = Calls(start, self._meet, self._take_outputs, progress, lost)
+            calls = Calls(start, self._check_ready, self._take_outputs, progress, lost)
             return Replica(number, name, engine_timeout, calls)
 
         every = [replica(number) for number in range(data_parallel_size)]
@@ -122,8 +122,8 @@ class EngineClient(AsyncEngine):
         """Return the newest snapshots together; each counts from its engine's last start, up to 0.1 s ago."""
         return total([replica.stats for replica in self.replicas])
 
-    def _absence(self) -> ParlayError:
-        return (ParlayError if self._state == "closed" else EngineDeadError)(_ABSENT[self.state])
+    def _unavailable(self) -> ParlayError:
+        return (ParlayError if self._state == "closed" else EngineDeadError)(_UNAVAILABLE[self.state])
 
     async def start(self) -> None:
         """Start the processes and wait until their engines are loaded. To be called once.
@@ -151,7 +151,7 @@ class EngineClient(AsyncEngine):
             self._quiet = asyncio.Event()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._quiet.wait(), drain_seconds)
-        self._fail_all(self._absence())
+        self._fail_all(self._unavailable())
         if self._codec is not None:
             self._codec.close()
         await self._link.end()
@@ -176,7 +176,7 @@ class EngineClient(AsyncEngine):
         own = self._shares[number], self._places[number]
         return EngineLink(self._config, self._speculative, *own, on_report, on_end)
 
-    def _meet(self, replica: Replica, facts: EngineReady) -> None:
+    def _check_ready(self, replica: Replica, facts: EngineReady) -> None:
         """Let an engine serve if it computes as the others do."""
         if self._facts is not None and any(other.facts is not None for other in self.replicas):
             check_alike(self._facts, facts, replica.number)

@@ -136,10 +136,10 @@ class EngineLink:
             try:
                 self._on_report(decode_report(data))
             except (msgspec.MsgspecError, ReportError):
-                logger.exception("the engine's process sent a report that makes no sense, and is killed")
+                logger.exception("the engine's process sent an invalid report and is killed")
                 self.kill()
             except Exception:  # it is not the engine that failed
-                logger.exception("a report of the engine's process could not be taken")
+                logger.exception("a report of the engine's process could not be processed")
 
     def _end(self) -> None:
         self._read()

@@ -14,7 +14,7 @@ import zmq
 from parlay import env, log
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ParlayError
-from parlay.garbage_collection import leave_out_what_is_loaded, search_seldom
+from parlay.garbage_collection import freeze_loaded, raise_threshold
 from parlay.link.protocol import Alive, EngineLoading, Failure, encode
 from parlay.log import logger
 from parlay.system import stay_on
@@ -42,7 +42,7 @@ def main(
     # The front decides when to end: a terminal's interrupt and a service manager's SIGTERM reach both processes.
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
-    search_seldom()
+    raise_threshold()
     env.adopt(variables)
     stay_on(processors)  # so do all threads and ranks that are started from here on
     loaded = Event()
@@ -57,22 +57,22 @@ def main(
         try:
             log.configure()
             from parlay.engine.engine import Engine  # loads torch, by now with the watch set
-            from parlay.link.engine_server import EngineServer, introduce
+            from parlay.link.engine_server import EngineServer, describe_engine
             from parlay.server.remote.transport import SocketTransport
 
-            def tell(progress: Progress) -> None:
+            def report_progress(progress: Progress) -> None:
                 with suppress(zmq.Again):  # the front is busy
                     reports.send(encode(EngineLoading(progress)), zmq.NOBLOCK)
 
-            engine = Engine(config, speculative, tell)
+            engine = Engine(config, speculative, report_progress)
         except Exception as error:
             if not isinstance(error, ParlayError):
                 logger.exception("the engine could not start")
             reports.send(encode(Failure.of(error, "the engine could not start")))
             return
-        reports.send(encode(introduce(engine)))
+        reports.send(encode(describe_engine(engine)))
         loaded.set()
-        leave_out_what_is_loaded()
+        freeze_loaded()
         with SocketTransport(commands, reports) as transport:
             EngineServer(engine, transport).run()
     finally:

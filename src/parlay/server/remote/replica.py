@@ -57,17 +57,17 @@ class Heartbeat:
         self._seconds = seconds
         self._waiting, self._expired = waiting, expired
         self._timer: asyncio.TimerHandle | None = None
-        self._heard = 0.0
+        self._last_beat = 0.0
 
     def begin(self) -> None:
         """Expect a message from now on, unless one is expected already."""
         if self._timer is None:
-            self.hear()
+            self.beat()
             self._set(self._seconds)
 
-    def hear(self) -> None:
+    def beat(self) -> None:
         """Record a message."""
-        self._heard = monotonic()
+        self._last_beat = monotonic()
 
     def end(self) -> None:
         """Expect nothing more."""
@@ -76,13 +76,13 @@ class Heartbeat:
             self._timer = None
 
     def _set(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         if not self._waiting():
             return
-        left = self._heard + self._seconds - monotonic()
+        left = self._last_beat + self._seconds - monotonic()
         if left > 0:
             self._set(left)
         else:
@@ -118,12 +118,12 @@ class Replica:
         self.open: dict[int, Stream] = {}
         self._name, self._calls = name, calls
         self._link: EngineLink | None = None
-        self._came_up: asyncio.Future[None] | None = None  # set by the engine that is being started
-        self._revival: asyncio.Task[None] | None = None
+        self._started: asyncio.Future[None] | None = None  # set by the engine that is being started
+        self._restarting: asyncio.Task[None] | None = None
         self._delay, self._up_since = _FIRST_DELAY, 0.0
         self._served = False  # when it was retired
-        self._patience = Heartbeat(engine_timeout, lambda: self.load > 0, self._give_up)
-        self._start_patience = Heartbeat(max(engine_timeout, _START), lambda: self._starting, self._give_up)
+        self._heartbeat = Heartbeat(engine_timeout, lambda: self.load > 0, self._kill_hung)
+        self._start_heartbeat = Heartbeat(max(engine_timeout, _START), lambda: self._starting, self._kill_hung)
 
     @property
     def pid(self) -> int | None:
@@ -137,7 +137,7 @@ class Replica:
 
     @property
     def _starting(self) -> bool:
-        return self._came_up is not None and not self._came_up.done()
+        return self._started is not None and not self._started.done()
 
     async def start(self) -> None:
         """Start the process and wait until its engine is loaded. To be called once.
@@ -154,9 +154,9 @@ class Replica:
         """Restart no more, and finish open requests. Idempotent."""
         if self.state != "closed":
             self._served, self.state = self.state == "ready", "closed"
-        if self._revival is not None:
-            self._revival.cancel()
-            await asyncio.wait([self._revival])
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.wait([self._restarting])
 
     async def end(self) -> None:
         """End the process, after `retire`."""
@@ -184,7 +184,7 @@ class Replica:
         self._link.send(add)
         stream.replica = self.number
         self.open[add.key] = stream
-        self._patience.begin()
+        self._heartbeat.begin()
 
     def send(self, command: Command) -> None:
         """Send another command; does nothing where there is no process."""
@@ -195,19 +195,19 @@ class Replica:
         """Forget a request whose reader is gone, if this replica has it."""
         self.open.pop(key, None)
         if not self.open:
-            self._patience.end()
+            self._heartbeat.end()
 
     # ---------------------------------------------------------------------------------------------- the process
 
     async def _launch(self) -> None:
         """Start a process and wait until it is ready or has failed."""
-        self._came_up = asyncio.get_running_loop().create_future()
-        self._link = self._calls.link(self._take, self._ended)
-        self._start_patience.begin()
+        self._started = asyncio.get_running_loop().create_future()
+        self._link = self._calls.link(self._on_report, self._ended)
+        self._start_heartbeat.begin()
         try:
-            await self._came_up
+            await self._started
         finally:
-            self._start_patience.end()
+            self._start_heartbeat.end()
         if self._link is None:
             raise EngineDeadError(
                 f"{self._name}'s process died as soon as it had started; see what it wrote to stderr"
@@ -218,23 +218,23 @@ class Replica:
         link, self._link, self.facts = self._link, None, None
         # Its counters are kept until the next one's first report; its open requests are lost.
         self.stats = replace(self.stats, running=0, waiting=0, blocks_used=0)
-        if self._came_up is not None and self._starting:
+        if self._started is not None and self._starting:
             how = "" if link is None else f" (exit code {link.exit_code})"
-            self._came_up.set_exception(
+            self._started.set_exception(
                 EngineDeadError(f"{self._name}'s process died while it started{how}; see what it wrote to stderr")
             )
         elif self.state == "ready":
             code = link and link.exit_code
             logger.error("%s's process died (exit code %s) and is being restarted", self._name, code)
             self.state = "restarting"
-            self._revival = asyncio.get_running_loop().create_task(self._revive())
+            self._restarting = asyncio.get_running_loop().create_task(self._restart())
         lost, self.open = self.open, {}
         for stream in lost.values():
             stream.fail(EngineDeadError(DIED))
-        self._patience.end()
+        self._heartbeat.end()
         self._calls.lost(self)
 
-    async def _revive(self) -> None:
+    async def _restart(self) -> None:
         now = asyncio.get_running_loop().time
         if now() - self._up_since > _STEADY:
             self._delay = _FIRST_DELAY
@@ -252,37 +252,37 @@ class Replica:
                 self.state, self._up_since = "ready", now()
                 return
 
-    def _give_up(self) -> None:
+    def _kill_hung(self) -> None:
         """The engine hangs: it can only be killed."""
         if self._link is not None:
-            logger.error("%s has said nothing for too long, which --engine-timeout limits, and is killed", self._name)
+            logger.error("%s sent nothing within --engine-timeout and is killed", self._name)
             self._link.kill()
 
-    def _take(self, report: Report) -> None:
+    def _on_report(self, report: Report) -> None:
         """Pass the engine's reports on."""
-        self._patience.hear()
-        self._start_patience.hear()
+        self._heartbeat.beat()
+        self._start_heartbeat.beat()
         if isinstance(report, Outputs):
             if report.stats is not None:
                 self.stats = report.stats
             self._calls.outputs(report)
         elif isinstance(report, EngineLoading):
             self._calls.progress(report.progress)
-        elif isinstance(report, Alive) or self._came_up is None or not self._starting:
-            pass  # it was heard, or the waiter is gone
+        elif isinstance(report, Alive) or self._started is None or not self._starting:
+            pass  # a heartbeat, or the waiter is gone
         elif isinstance(report, EngineReady):
-            self._meet(report, self._came_up)
+            self._on_ready(report, self._started)
         else:
-            self._came_up.set_exception(report.error())
+            self._started.set_exception(report.error())
 
-    def _meet(self, facts: EngineReady, came_up: "asyncio.Future[None]") -> None:
+    def _on_ready(self, facts: EngineReady, started: "asyncio.Future[None]") -> None:
         """The engine is loaded, and serves unless a check fails."""
         try:
             self._calls.ready(self, facts)
         except Exception as error:  # whoever waits must not wait for ever
-            came_up.set_exception(error)
+            started.set_exception(error)
             assert self._link is not None
             self._link.kill()
         else:
             self.facts = facts
-            came_up.set_result(None)
+            started.set_result(None)

@@ -111,7 +111,7 @@ def test_other_ids_for_the_same_tokens(make_llm: MakeLLM, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({}, ConfigError, "'model' is needed"),
+        ({}, ConfigError, "'model' is required"),
         ({"model": "/nowhere"}, ModelError, "there is no model '/nowhere'"),
         ({"model": 3}, ConfigError, "model"),
         ({"model": "x", "draft_tensor_parallel_size": 0}, ConfigError, "must be at least 1"),

@@ -154,10 +154,10 @@ class Proposer(HeadProposer):
         return checked_ids(chosen, self._target.config.vocab_size, f"{self.head.path}: {MAP}")
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
-        self._guess(level, self._hidden[:rows])
+        self._run_blocks(level, self._hidden[:rows])
 
     @shared
-    def _guess(self, level: int, before: Tensor) -> None:
+    def _run_blocks(self, level: int, before: Tensor) -> None:
         """Run a head's blocks on the target's states `[rows, H]`."""
         kernels, rows, layers = self._kernels, len(before), self._blocks[level]
         state = self._states[level, :rows]

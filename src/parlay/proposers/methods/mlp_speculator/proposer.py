@@ -32,7 +32,7 @@ __all__ = ["EMBEDDED", "Options", "Proposer"]
 
 EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-mlp-speculator"}
 _EPS = 1e-6
-_MOST_GUESSES = 64
+_MOST_DRAFTED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Proposer(HeadProposer):
         head, target = self.head, self._target
         vocab, width, count = head.count("vocab_size"), head.count("emb_dim"), head.count("n_predict")
         head.check_target(target.config, hidden=width, vocab=vocab)
-        if count > _MOST_GUESSES:
-            raise ModelError(f"{head.path / 'config.json'}: n_predict must be at most {_MOST_GUESSES}, not {count}")
+        if count > _MOST_DRAFTED:
+            raise ModelError(f"{head.path / 'config.json'}: n_predict must be at most {_MOST_DRAFTED}, not {count}")
         inner = head.count("inner_dim", 0, least=0) or width
         self._vocab, self._inner = min(vocab, target.config.vocab_size), inner
         self._scaled = head.flag("scale_input", False)
