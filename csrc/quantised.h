@@ -520,9 +520,9 @@ void block_task(const LinearArgs& a, const Quantised& x, int64_t first_row, int6
 
 template <class T, class Out>
 void block_tasks(const LinearArgs& a, Shares& shares, int64_t thread) {
-  each_task<Quantised>(a, shares, thread, [&](int64_t first_row, int64_t rows) __attribute__((always_inline)) {
+  each_task<Quantised>(a, shares, thread, 1, [&](int64_t first_row, int64_t rows) __attribute__((always_inline)) {
     return Quantised((const T*)a.x, first_row, rows, a.inputs, rows + kMostBlockRows);
-  }, [&](const Quantised& x, int64_t first_row, int64_t panel) __attribute__((always_inline)) {
+  }, [&](const Quantised& x, int64_t first_row, int64_t panel, int64_t) __attribute__((always_inline)) {
     with_format(a.kind, [&](auto format) { block_task<decltype(format), Out>(a, x, first_row, panel); });
   });
 }

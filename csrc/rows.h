@@ -48,20 +48,22 @@ struct Rows {
   X* at(int64_t block, int64_t row) const { return blocks + (block * laid + row) * stride; }
 };
 
-// Calls task(x, first row, panel) for each task that it takes, a panel against a chunk of rows; chunks are of nearly
-// equal size, and prepare(first row, rows) makes x of one, once for all of its panels that follow one another.
+// Calls task(x, first row, panel, count) for the tasks that it takes, panels against a chunk of rows, `most` at once if
+// there is one chunk; chunks are of nearly equal size, and prepare(first row, rows) makes x of one, once for all of its
+// panels that follow one another.
 template <class X, class Prepare, class Task>
-PARLAY_INLINE void each_task(const LinearArgs& a, Shares& shares, int64_t thread, Prepare prepare, Task task) {
+PARLAY_INLINE void each_task(const LinearArgs& a, Shares& shares, int64_t thread, int64_t most, Prepare prepare,
+                             Task task) {
   const int64_t panels = (a.outputs + kPanel - 1) / kPanel, chunks = (a.rows + kLinearRows - 1) / kLinearRows;
   int64_t known = -1, first_row = 0;
   X x = {};
-  for (int64_t at; (at = shares.take(thread)) >= 0;) {
-    const int64_t chunk = at / panels;
+  for (Shares::Some some; (some = shares.take(thread, chunks == 1 ? most : 1)).count;) {
+    const int64_t chunk = some.first / panels;
     if (chunk != known) {
       known = chunk, first_row = a.rows * chunk / chunks;
       x = prepare(first_row, a.rows * (chunk + 1) / chunks - first_row);
     }
-    task(x, first_row, at % panels);
+    task(x, first_row, some.first % panels, some.count);
   }
 }
 

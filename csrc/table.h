@@ -254,18 +254,23 @@ struct Shares {
   void set(int64_t thread, int64_t begin, int64_t end) {
     stretches[thread].left = (uint64_t)begin << 32 | (uint64_t)end;
   }
-  // A task for the thread with this number; -1 if there are none.
-  int64_t take(int64_t thread) {
+  struct Some {
+    int64_t first, count;
+  };
+  // Tasks for the thread with this number, at most `most` of its own stretch, one of another's; none if all are taken.
+  Some take(int64_t thread, int64_t most = 1) {
     for (int64_t i = 0; i < count; ++i) {
       uint64_t& left = stretches[(thread + i) % count].left;
       uint64_t seen = __atomic_load_n(&left, __ATOMIC_RELAXED);
       while (seen >> 32 < (seen & 0xffffffff)) {
-        const uint64_t rest = i ? seen - 1 : seen + ((uint64_t)1 << 32);
+        const int64_t all = (int64_t)(seen & 0xffffffff) - (int64_t)(seen >> 32);
+        const int64_t some = i ? 1 : all < most ? all : most;
+        const uint64_t rest = i ? seen - 1 : seen + ((uint64_t)some << 32);
         if (__atomic_compare_exchange_n(&left, &seen, rest, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-          return (int64_t)(i ? (rest & 0xffffffff) : seen >> 32);
+          return {(int64_t)(i ? (rest & 0xffffffff) : seen >> 32), some};
       }
     }
-    return -1;
+    return {0, 0};
   }
 };
 

@@ -114,9 +114,9 @@ void tile_tasks(const LinearArgs& a, Shares& shares, int64_t thread) {
   const int64_t tile = a.rows < kTileRows ? a.rows : kTileRows;
   const Tiles tiles(tile);
   Vec total[kLinearRows][kPanelVecs];
-  each_task<Rows<bf16>>(a, shares, thread, [&](int64_t first_row, int64_t rows) __attribute__((always_inline)) {
+  each_task<Rows<bf16>>(a, shares, thread, 1, [&](int64_t first_row, int64_t rows) __attribute__((always_inline)) {
     return Rows<bf16>((const bf16*)a.x, a.inputs, first_row, rows, kTileInputs, tile);
-  }, [&](const Rows<bf16>& x, int64_t first_row, int64_t panel) __attribute__((always_inline)) {
+  }, [&](const Rows<bf16>& x, int64_t first_row, int64_t panel, int64_t) __attribute__((always_inline)) {
     const bf16* weight = (const bf16*)a.weight + panel * ((a.inputs + 1) / 2 * 2) * kPanel;
     for (int64_t row = 0; row < x.laid; row += 2 * kTileRows) {
       const int64_t ahead = row ? 0 : kTileAhead;  // the other rows find the panel in the cache
