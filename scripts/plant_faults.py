@@ -165,6 +165,13 @@ FAULTS = [
         "        for host in []:\n            host.forget(request)",
     ),
     Fault(
+        "panels read side by side, of which the later begin a block of inputs with the first one's sums",
+        "tests/kernels/test_row_invariance.py",
+        "csrc/linear.h",
+        "first ? sum[p][v] : total[p][v] + sum[p][v]",
+        "first ? sum[p][v] : total[0][v] + sum[p][v]",
+    ),
+    Fault(
         "a wrong block of K",
         "tests/kernels",
         "csrc/rows.h",
