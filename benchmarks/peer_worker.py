@@ -102,8 +102,8 @@ class Parlay(PeerEngine):
         blocks, states = tuple(range(-(-(context + len(tokens)) // size))), self._states()
         if runner.recurrent:  # slot 0 keeps the states behind the context, for all passes that go on from it
             states = self._states(0 if context else -1, stores=((len(tokens), 0 if keep else 1),))
-        stretch = self._rows.Stretch(tokens, context, blocks, states=states)
-        return runner.forward(self._rows.flatten([stretch], size, recurrent=runner.recurrent))
+        segment = self._rows.Segment(tokens, context, blocks, states=states)
+        return runner.forward(self._rows.flatten([segment], size, recurrent=runner.recurrent))
 
 
 class Llama(PeerEngine):

@@ -98,7 +98,7 @@ class Rig:
         config = EngineConfig(enable_prefix_caching=False)
         blocks = batch * -(-(context + room + length + 2) // config.block_size)
         max_rows = config.max_num_batched_tokens + batch
-        spare = scratch_blocks(config.block_size) if proposer.borrows else 0
+        spare = scratch_blocks(config.block_size) if proposer.uses_target_cache else 0
         places = 2 * batch * max(length, 1)
         room_for = StateRoom(2 * batch, places) if model.config.style.recurrent is not None else NO_ROOM
         states = StatePool(room_for) if room_for.slots else None

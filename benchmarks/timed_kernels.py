@@ -37,7 +37,8 @@ _COMPONENTS = {
     "gated_norm": "norm",
 }
 PARTS = "parts of linear layers"
-_NOT_TIMED = frozenset({"careful", "set_threads", "prefetch", "here", "place", "holds", "pack_linear", "pack_head"})
+_MEMORY = {"device_context", "to_device", "is_on_device"}
+_NOT_TIMED = frozenset({"fallback", "set_threads", "prefetch", "pack_linear", "pack_head", *_MEMORY})
 
 
 class TimedKernels:

@@ -116,8 +116,8 @@ FAULTS = [
         "an off-by-one in tree positions",
         "tests/runner",
         "src/parlay/runner/batch.py",
-        "np.asarray(depths(stretch.draft)) + end - 1",
-        "np.asarray(depths(stretch.draft)) + end",
+        "np.asarray(depths(segment.draft)) + end - 1",
+        "np.asarray(depths(segment.draft)) + end",
     ),
     Fault(
         "a block not freed",

@@ -274,11 +274,11 @@ def main() -> None:
     parser.add_argument("--kind", choices=_KINDS, default="q4_0", help="how matrices are stored (default: q4_0)")
     parser.add_argument("--layers", type=int, help="instead of the model's own number")
     parser.add_argument("--vocab", type=int, default=VOCAB, help=f"tokens (default: {VOCAB})")
-    parser.add_argument("--mtp", action="store_true", help="with a layer that predicts further tokens")
+    parser.add_argument("--mtp", action="store_true", help="with an MTP layer")
     arguments = parser.parse_args()
     shape = SHAPES[arguments.shape]
     if arguments.mtp and not isinstance(shape, Qwen35):
-        parser.error(f"{arguments.shape} has no layer that predicts further tokens")
+        parser.error(f"{arguments.shape} has no MTP layer")
     file = Hybrid(arguments.output, shape.arch, _KINDS[arguments.kind], arguments.vocab)
     shape.write(file, arguments.layers or shape.layers, mtp=arguments.mtp)
     file.end()

@@ -84,7 +84,7 @@ class Crooked:
         self.calls.append((*known, *path))
         row += crooked(self.calls[-1])
 
-    def guide(self, known: Sequence[int], path: Sequence[int], row: torch.Tensor) -> None:
+    def process_draft(self, known: Sequence[int], path: Sequence[int], row: torch.Tensor) -> None:
         raise AssertionError("verification drafts nothing")
 
 

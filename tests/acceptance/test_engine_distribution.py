@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from parlay import LLM, SamplingParams
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 
 VOCAB = 32
 SEEDS = 1500
@@ -40,7 +40,7 @@ def joint_distribution(llm: LLM, params: dict[str, Any]) -> NDArray[np.float64]:
     prompts = [PROMPT, *((*PROMPT, token) for token in range(VOCAB))]
     rows = []
     for prompt in prompts:
-        batch = flatten([Stretch(prompt, 0, (0, 1))], runner.block_size)
+        batch = flatten([Segment(prompt, 0, (0, 1))], runner.block_size)
         rows.append(runner.logits(runner.forward(batch), [len(prompt) - 1])[0])
     probabilities = [probabilities_of(row.double(), **params) for row in rows]
     return probabilities[0][:, None] * np.array(probabilities[1:])

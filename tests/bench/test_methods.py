@@ -266,9 +266,9 @@ def test_the_command(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--plot", "result.pdf"], "a plot is a .png file"),
-        (["--output", "rows.txt"], "an output is a .json file"),
-        (["--report", "/no/such/folder/page.md"], "a report is a .md file in a folder that exists"),
+        (["--plot", "result.pdf"], "a plot must be a .png file"),
+        (["--output", "rows.txt"], "an output must be a .json file"),
+        (["--report", "/no/such/folder/page.md"], "a report must be a .md file in an existing directory"),
         (["--precision", "0"], "precision must be a number above 0, not 0.0"),
         (["--minutes", "inf"], "minutes must be a number above 0, not inf"),
         (["--temperatures", "-1"], "a temperature must be at least 0"),
@@ -365,7 +365,7 @@ def test_engines_that_do_not_fit_side_by_side(models: tuple[str, str], monkeypat
     free = iter([1 << 34, 1 << 20])
     monkeypatch.setattr("parlay.env.available_memory", lambda: next(free))
     with pytest.raises(
-        CapacityError, match=r"the engine for ngram does not fit beside the 1 before it .*fewer methods"
+        CapacityError, match=r"the engine for ngram does not fit into memory with the 1 before it .*fewer methods"
     ):
         engines(models[0], contenders(models[0], None, ("ngram",)), 1)
 
@@ -385,8 +385,8 @@ def test_methods_that_draft_together(models: tuple[str, str], options: MethodsOp
     # A shape would be refused by whoever has no weights.
     assert list(engines(models[0], both, 1, tree=TreeShape(2, 3))) == list(both)
     for name, words in (
-        ("suffix+suffix", "'suffix' is no part of 'suffix\\+suffix'; name methods that draft, each of them once"),
-        ("none+suffix", "'none' is no part of"),
+        ("suffix+suffix", "'suffix' cannot be a part of 'suffix\\+suffix'; give methods that draft, each once"),
+        ("none+suffix", "'none' cannot be a part of"),
         ("suffix+sufix", "unknown method 'sufix' .did you mean 'suffix'"),
         ("suffix+eagle3", "the method 'eagle3' has no checkpoint for"),
     ):

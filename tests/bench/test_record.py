@@ -88,5 +88,5 @@ def test_files_of_something_else(content: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["rows.txt", "no/such/folder/rows.json"])
 def test_where_no_file_can_be(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"an output is a \.json file in a folder that exists"):
+    with pytest.raises(ConfigError, match=r"an output must be a \.json file in an existing directory"):
         Record(tmp_path / name, QUESTION, PROMPTS)

@@ -150,8 +150,8 @@ def test_the_command(kind: str, model: Path, tmp_path: Path, capsys: pytest.Capt
     ("arguments", "words"),
     [
         (["--num-prompts", "0"], "num_prompts must be at least 1"),
-        (["--plot", "result.pdf"], "a plot is a .png file"),
-        (["--plot", "/no/such/folder/x.png"], "in a folder that exists"),
+        (["--plot", "result.pdf"], "a plot must be a .png file"),
+        (["--plot", "/no/such/folder/x.png"], "in an existing directory"),
         (["--block-size", "0"], "block_size must be at least 1"),
         (["--speculative-config", "{"], "not valid JSON"),
     ],

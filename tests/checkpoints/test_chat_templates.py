@@ -78,7 +78,9 @@ def test_the_template_of_a_processor(tmp_path: Path, files: dict[str, str]) -> N
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
-    assert not TextCodec(write(tmp_path, [{"name": "x"}, 3, {"template": "y"}, {"name": 3, "template": "z"}])).chats
+    assert not TextCodec(
+        write(tmp_path, [{"name": "x"}, 3, {"template": "y"}, {"name": 3, "template": "z"}])
+    ).has_chat_template
 
 
 def test_several_without_a_default(tmp_path: Path) -> None:

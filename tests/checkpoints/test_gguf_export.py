@@ -227,7 +227,7 @@ def test_metadata_of_a_file_go_over_verbatim(tmp_path: Path, caplog: pytest.LogC
     source = write_gguf(write_llama(tmp_path / "model"), tmp_path / "source.gguf", "Q4_0", **more)
     with caplog.at_level(logging.WARNING, logger="parlay"):
         export(source, tmp_path / "out.gguf", "int8")
-    assert "source.gguf is quantised already" in caplog.text
+    assert "source.gguf is already quantised" in caplog.text
     with GGUFFile(source) as theirs, GGUFFile(tmp_path / "out.gguf") as ours:
         before, after = theirs.verbatim(), ours.verbatim()
         assert before.pop("general.file_type") != after.pop("general.file_type")

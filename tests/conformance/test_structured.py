@@ -187,7 +187,7 @@ def test_the_draft_models_layers_hold_no_other_guesses(
     engines: Engines, plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a draft model guesses without the grammar, what is forced may stand where it guessed otherwise."""
-    monkeypatch.setattr(Constraint, "guide", lambda *args: None)
+    monkeypatch.setattr(Constraint, "process_draft", lambda *args: None)
     llm = engines("draft_model")
     replaced = 0
     start = llm.engine._worker.start

@@ -24,7 +24,7 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.branched = self.moved = self.straight = 0
-        keep = ModelRunner.keep
+        keep = ModelRunner.move_accepted
 
         def noted(runner: ModelRunner, spans: list[Span], verdicts: list[Verdict], *rest: Any) -> Any:
             for span, verdict in zip(spans, verdicts, strict=True):
@@ -34,7 +34,7 @@ class Watched:
                     self.straight += verdict.path == tuple(range(len(verdict.path)))
             return keep(runner, spans, verdicts, *rest)
 
-        monkeypatch.setattr(ModelRunner, "keep", noted)
+        monkeypatch.setattr(ModelRunner, "move_accepted", noted)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

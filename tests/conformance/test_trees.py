@@ -173,7 +173,7 @@ def test_keeping_the_wrong_slots_is_caught(
         nonlocal moved
         moved += sum(v.path != tuple(range(len(v.path))) for v in verdicts)
 
-    monkeypatch.setattr(ModelRunner, "keep", keep)
+    monkeypatch.setattr(ModelRunner, "move_accepted", keep)
     plant(Planted([a.token_ids for a in expected]))
     answers = run(make_llm(), asks(0.7))
     assert moved > 10

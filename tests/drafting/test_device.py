@@ -112,13 +112,13 @@ def passes(monkeypatch: pytest.MonkeyPatch, llm: Any) -> list[int]:
     """Note how many pairs run."""
     counts: list[int] = []
     proposer = llm.engine._worker._proposer
-    keep = proposer._keep
+    keep = proposer._run_known_pairs
 
     def watched(batch: Any, *of: Any) -> Any:
         counts.append(len(batch.tokens))
         return keep(batch, *of)
 
-    monkeypatch.setattr(proposer, "_keep", watched)
+    monkeypatch.setattr(proposer, "_run_known_pairs", watched)
     return counts
 
 

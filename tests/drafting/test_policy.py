@@ -478,8 +478,8 @@ def test_short_steps_between_drafts_do_not_make_plain_ones_seem_slow(seconds: fl
     policy = Policy(cost)
     for step in range(400):
         policy.begin(1, 1, 0)
-        rested = step % 4
-        policy.timed(1, 0, 1.7 * seconds, StepTimes(forward=1.6 * seconds, rested=rested), drafted=False)
+        idle_steps = step % 4
+        policy.timed(1, 0, 1.7 * seconds, StepTimes(forward=1.6 * seconds, idle_steps=idle_steps), drafted=False)
     assert least * seconds <= cost.pace * cost.table[1] <= (least + 0.25) * seconds
     for _ in range(200):  # a long time without drafts tells what plain steps take
         policy.begin(1, 1, 0)

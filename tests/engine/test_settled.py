@@ -40,7 +40,7 @@ def test_steps_know_how_long_ago_the_proposer_ran(
         output = finish()
         drafted = any(proposal.draft.tokens for proposal in output.proposals)
         assert output.times.settled or len(seen) < 12  # until every pass is recorded
-        seen.append((any(span.draft.tokens for span in plan.spans), drafted, output.times.rested))
+        seen.append((any(span.draft.tokens for span in plan.spans), drafted, output.times.idle_steps))
         return output
 
     monkeypatch.setattr(worker, "finish", watched)
@@ -48,6 +48,6 @@ def test_steps_know_how_long_ago_the_proposer_ran(
     run(llm, [Ask((5, 6, 7), params)])
     later = list(pairwise(seen[12:]))
     assert any(drafted for (_, drafted, _), _ in later)
-    for (_, drafted, before), (verifies, _, rested) in later:
+    for (_, drafted, before), (verifies, _, idle_steps) in later:
         assert verifies == (drafted and verified)
-        assert rested == (0 if drafted else before + 1)
+        assert idle_steps == (0 if drafted else before + 1)

@@ -26,7 +26,7 @@ class OtherOrder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernels, name)
 
-    def careful(self) -> Kernels | None:
+    def fallback(self) -> Kernels | None:
         return self._then
 
     def pack_linear(self, weight: Tensor | Weight) -> LinearWeight:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parlay import env
 from parlay.kernels.base import Activation, Kernels
-from parlay.kernels.linear import WAYS, Way
+from parlay.kernels.linear import BACKENDS, Backend
 from parlay.kernels.reference import ReferenceKernels
 
 from .helpers import BLOCK, DTYPES, act_mul, cancelling, head, multiply, normalise, random, same_bits
@@ -313,11 +313,11 @@ def test_the_order_in_which_products_are_summed(
     assert same_bits(head(native, x, weight), expected)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_every_way_of_the_twin_is_right(way: Way, dtype: torch.dtype, inputs: int, outputs: int) -> None:
-    assert_linear_is_right(ReferenceKernels(way), dtype, inputs, outputs)
+def test_every_way_of_the_twin_is_right(backend: Backend, dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    assert_linear_is_right(ReferenceKernels(backend), dtype, inputs, outputs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,7 +11,17 @@ from parlay import EngineDeadError, ParlayError, RequestError, RequestOutput, Sa
 from parlay.config import EngineConfig
 from parlay.engine.memory import Memory
 from parlay.link.engine import AsyncEngine, State
-from parlay.link.protocol import Abort, Add, Command, Delta, EngineReady, Failure, Outputs, ReportError, plain_metrics
+from parlay.link.protocol import (
+    Abort,
+    Add,
+    Command,
+    Delta,
+    EngineReady,
+    Failure,
+    Outputs,
+    ProtocolError,
+    plain_metrics,
+)
 from parlay.sampling.seeds import arrival_seed
 from parlay.text.tokenizer import TextCodec
 from parlay.types.output import RequestMetrics
@@ -193,7 +203,7 @@ async def test_a_fault_of_this_side_is_one_request_s(engine: Played, caplog: pyt
 @pytest.mark.parametrize("index", [1, -1, 1 << 40])
 async def test_a_completion_that_there_is_not_contradicts(engine: Played, index: int) -> None:
     _, first = await begun(engine, [1], SHORT)
-    with pytest.raises(ReportError):
+    with pytest.raises(ProtocolError):
         engine.tell(0, [97], index=index)
     engine.tell(0, [98], "stop")
     assert (await first).outputs[0].text == "b"

@@ -171,7 +171,7 @@ def test_a_ring_is_never_missed() -> None:
     transport = ThreadTransport(lambda outputs: None)
     transport.put(Stop())
     transport.wait(sending=False)
-    transport.ring()
+    transport.wake()
     assert [transport.receive(), transport.receive()] == [Stop(), None]
     waiting = Thread(target=transport.wait, kwargs={"sending": False}, daemon=True)
     waiting.start()

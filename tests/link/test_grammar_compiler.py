@@ -17,7 +17,7 @@ class Compiler:
         self.order: list[str] = []
         self.begun, self.go = Event(), Event()
         self.rings = 0
-        self.forms = GrammarCompiler(self.prepare, self.ring)
+        self.forms = GrammarCompiler(self.prepare, self.wake)
 
     def prepare(self, params: SamplingParams, tenant: str) -> None:
         self.order.append(tenant)
@@ -28,7 +28,7 @@ class Compiler:
         if params.max_tokens == 8:
             raise ZeroDivisionError
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         self.rings += 1
 
     def submit(self, tenants: str, **params: int) -> None:

@@ -181,7 +181,7 @@ REFUSALS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
         {"num_hidden_layers": 2, "v_head_dim": 32},
         "values have another width than its keys|columns",
     ),
-    ("StableLm", "ForCausalLM", {"num_hidden_layers": 2}, "do not hand arguments of a call on to attention"),
+    ("StableLm", "ForCausalLM", {"num_hidden_layers": 2}, "do not pass keyword arguments on to attention"),
     ("Gemma", "ForCausalLM", {"num_hidden_layers": 2, "head_dim": 10}, "10 columns"),
     ("DiffLlama", "ForCausalLM", {"num_hidden_layers": 2}, "several times in a layer"),
 )

@@ -132,7 +132,7 @@ def test_nothing_is_left_out_where_families_take_turns(pairs: bool) -> None:
     assert len(some) < len(names) / 2
     found = set().union(*(distinctions(name, pairs=pairs) for name in some))
     assert all(distinctions(name, pairs=pairs) <= found for name in names)
-    assert (("style.parallel=True", "style.unrotated=False") in found) == pairs
+    assert (("style.nope=False", "style.parallel=True") in found) == pairs
     for one in (
         "style.recurrent: MambaLayers",
         "style.experts.shared",

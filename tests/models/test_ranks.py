@@ -20,9 +20,9 @@ from torch import Tensor
 from parlay import ConfigError
 from parlay.kernels.select import select_kernels
 from parlay.models.export.gguf import Form, export
-from parlay.models.select import check_ranks, describe_model, load_ends, load_model
+from parlay.models.select import check_ranks, describe_model, load_embed_and_lm_head, load_model
 from parlay.parallel.group import ALONE, Group
-from parlay.runner.batch import Batch, Stretch, flatten
+from parlay.runner.batch import Batch, Segment, flatten
 from parlay.runner.orders import Forward, Move, decode, encode
 from parlay.runner.runner import ModelRunner
 from parlay.types.cache import StateRoom
@@ -41,12 +41,12 @@ def batches(*, recurrent: bool) -> list[Batch]:
     tokens = random_tokens(80)
     cuts = (0, EAGER, EAGER + 1, EAGER + 2, EAGER + 3)
     made = [
-        Stretch(tokens[a:b], a, BLOCKS, states=StateUse(i % 2 if i else -1, stores=((b - a, 1 - i % 2),)))
+        Segment(tokens[a:b], a, BLOCKS, states=StateUse(i % 2 if i else -1, stores=((b - a, 1 - i % 2),)))
         for i, (a, b) in enumerate(pairwise(cuts))
     ]
     states = StateUse(0, (), ((1, 1),), (0, 1, 2, 3)), StateUse(1, (2, 3), ((2, 2), (3, 0)), (4, 5, 6, 7))
-    made += [Stretch(tokens[-1:], EAGER + 3 + i, BLOCKS, TREE, states=own) for i, own in enumerate(states)]
-    return [flatten([stretch], SIZE, recurrent=recurrent) for stretch in made]
+    made += [Segment(tokens[-1:], EAGER + 3 + i, BLOCKS, TREE, states=own) for i, own in enumerate(states)]
+    return [flatten([segment], SIZE, recurrent=recurrent) for segment in made]
 
 
 def tapped_runner(
@@ -160,7 +160,9 @@ def test_both_ends_whole(checkpoint: Callable[[str], Path]) -> None:
         config, kernels = describe_model(str(checkpoint(name))), select_kernels()
         whole = load_model(config, torch.float32, 128, kernels)
         hidden = torch.randn(3, config.hidden_size)
-        assert torch.equal(load_ends(config, torch.float32, kernels).logits(hidden), whole.logits(hidden))
+        assert torch.equal(
+            load_embed_and_lm_head(config, torch.float32, kernels).logits(hidden), whole.logits(hidden)
+        )
 
 
 def test_models_of_another_library_stay_whole(tmp_path: Path) -> None:

@@ -436,7 +436,7 @@ def test_a_layer_that_files_have_no_place_for(tmp_path: Path, caplog: pytest.Log
     model = write_mtp(tmp_path / "model", "mellum", mlp_layer_types=None)
     with caplog.at_level(logging.WARNING, logger="parlay"):
         file = export(model, tmp_path / "model.gguf", "bf16").path
-    assert "its layer for further tokens is left out; files of mellum have no place for it" in caplog.text
+    assert "its MTP layer is left out; files of mellum have no place for it" in caplog.text
     assert describe_model(str(file)).num_layers == 3
 
 

@@ -12,7 +12,7 @@ from kernels.breaking import OtherOrder
 
 from parlay.kernels.reference import ReferenceKernels
 from parlay.numerics import kernel_choice, selfcheck
-from parlay.numerics.kernel_choice import choose_kernels, judge
+from parlay.numerics.kernel_choice import check_invariance, choose_kernels
 from parlay.numerics.selfcheck import Case, product_case
 
 CASES = [product_case("linear", 96, 64, torch.bfloat16), Case("act_mul", (40,), torch.float32)]
@@ -47,42 +47,42 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
 
 
 def test_a_finding_is_remembered(memory: Path, checked: list[Case]) -> None:
-    first = judge(sound(), CASES, 2)
+    first = check_invariance(sound(), CASES, 2)
     assert first.exact
     assert checked == CASES
     assert memory.is_file()
-    assert judge(sound(), CASES, 2) == first
+    assert check_invariance(sound(), CASES, 2) == first
     assert checked == CASES
     # Another case is checked alone, and the order of cases is no matter.
     more = Case("rms_norm", (40,), torch.float32)
-    assert judge(sound(), [*CASES, more], 2).bits != first.bits
+    assert check_invariance(sound(), [*CASES, more], 2).bits != first.bits
     assert checked == [*CASES, more]
-    assert judge(sound(), CASES, 2) == first
+    assert check_invariance(sound(), CASES, 2) == first
 
 
 def test_failures_are_remembered_too(memory: Path, checked: list[Case]) -> None:
     broken = OtherOrder(sound(), lambda rows: rows == 5)
-    first = judge(broken, CASES, 1)
+    first = check_invariance(broken, CASES, 1)
     assert first.broken == (CASES[0],)
-    assert judge(broken, CASES, 1) == first
+    assert check_invariance(broken, CASES, 1) == first
     assert checked == CASES
 
 
 @pytest.mark.parametrize(
-    "change", ["threads", "name", "switches", "onednn", "mkl", "torch", "cpu", "kernels", "row counts"]
+    "change", ["threads", "name", "row_thresholds", "onednn", "mkl", "torch", "cpu", "kernels", "row counts"]
 )
 def test_another_setting_is_checked_anew(
     memory: Path, checked: list[Case], monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     kernels, threads = sound(), 1
-    judge(kernels, CASES, threads)
+    check_invariance(kernels, CASES, threads)
     match change:
         case "threads":
             threads = 2
         case "name":
             kernels = ReferenceKernels("rows")
-        case "switches":
-            kernels.switches = (3,)
+        case "row_thresholds":
+            kernels.row_thresholds = (3,)
         case "onednn":
             monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SOMETHING")
         case "mkl":
@@ -95,13 +95,13 @@ def test_another_setting_is_checked_anew(
             monkeypatch.setattr(kernel_choice, "digest_code", lambda *folders: "other")
         case "row counts":
             monkeypatch.setattr(selfcheck, "ROW_COUNTS", (1, 2))
-    judge(kernels, CASES, threads)
+    check_invariance(kernels, CASES, threads)
     assert checked == CASES * 2
 
 
 @pytest.mark.parametrize("part", ["row counts", "bits", "all"])
 def test_a_damaged_memory_is_forgotten(memory: Path, checked: list[Case], part: str) -> None:
-    good = judge(sound(), CASES, 1)
+    good = check_invariance(sound(), CASES, 1)
     whole = json.loads(memory.read_text())
     ((_, cases),) = whole["entries"].values()
     entry = cases[str(CASES[0])]
@@ -110,9 +110,9 @@ def test_a_damaged_memory_is_forgotten(memory: Path, checked: list[Case], part: 
     else:
         entry[0] = [5]
     memory.write_text("{" if part == "all" else json.dumps(whole))
-    assert judge(sound(), CASES, 1) == good
+    assert check_invariance(sound(), CASES, 1) == good
     assert checked == CASES * 2
-    assert judge(sound(), CASES, 1) == good
+    assert check_invariance(sound(), CASES, 1) == good
     assert checked == CASES * 2, "it was written anew"
 
 
@@ -120,7 +120,7 @@ def test_the_memory_does_not_grow_for_ever(memory: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(kernel_choice, "_SETTINGS", 3)
     for i in range(5):
         monkeypatch.setattr(kernel_choice, "digest_code", lambda *folders, i=i: str(i))
-        judge(sound(), CASES[1:], 1)
+        check_invariance(sound(), CASES[1:], 1)
     assert len(json.loads(memory.read_text())["entries"]) == 3
 
 
@@ -142,7 +142,7 @@ def test_broken_kernels_give_way_to_careful_ones(memory: Path, caplog: pytest.Lo
     assert verdict.exact
     assert "broken" in caplog.text
     assert "linear 96x64 bfloat16" in caplog.text
-    assert "the slower reference-rows run instead" in caplog.text
+    assert "using the slower reference-rows" in caplog.text
 
 
 def test_where_no_kernels_are_exact_the_fast_ones_run_and_it_is_said_loudly(
@@ -165,5 +165,5 @@ def test_careful_ways_of_the_twins() -> None:
         ways.append(kernels.name)
         if kernels.name != "reference":  # which a machine may break
             assert kernel_choice.summarise(selfcheck.check(kernels, CASES, 2)).exact
-        kernels = kernels.careful()
+        kernels = kernels.fallback()
     assert ways == ["reference", "reference-float32", "reference-rows"]

@@ -61,7 +61,7 @@ def test_another_order_for_some_numbers_of_rows(
 
 
 def _around(kernels: Kernels) -> list[int]:
-    return [count + d for count in kernels.switches for d in (-1, 0, 1)]
+    return [count + d for count in kernels.row_thresholds for d in (-1, 0, 1)]
 
 
 @pytest.mark.parametrize("slot", [0, 5, 46, 300])
@@ -75,7 +75,7 @@ def test_another_order_in_one_slot(reference: ReferenceKernels, slot: int) -> No
 
 def test_a_switch_is_looked_at_from_both_sides(reference: ReferenceKernels) -> None:
     class Switching(OtherOrder):
-        switches = (77,)
+        row_thresholds = (77,)
 
     case = product_case("linear", 256, 64, torch.float32)
     kernels = Switching(reference, lambda rows: rows == 76)

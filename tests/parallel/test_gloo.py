@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from parlay.errors import RankError
-from parlay.parallel.gloo import Gloo, connect_ranks, make_store, reach_store
+from parlay.parallel.gloo import Gloo, connect_ranks, connect_store, make_store
 from parlay.parallel.group import RankPosition
 
 HOST = "127.0.0.1"
@@ -23,7 +23,7 @@ def together(
 
     def one(rank: int) -> Tensor:
         time.sleep(late * rank)
-        own = store if rank == 0 else reach_store(HOST, store.port)
+        own = store if rank == 0 else connect_store(HOST, store.port)
         return work(rank, Gloo(own, rank, size, HOST, patience))
 
     with ThreadPoolExecutor(size) as pool:
@@ -68,7 +68,7 @@ def test_a_rank_may_take_longer_to_come_at_first() -> None:
 
 
 def test_a_group_that_is_never_complete() -> None:
-    with pytest.raises(RankError, match="do not reach each other"):
+    with pytest.raises(RankError, match="cannot connect to each other"):
         Gloo(make_store(HOST), 0, 2, HOST, 0.3, 0.3)
 
 
@@ -76,7 +76,7 @@ def test_a_stage_that_does_not_come_is_given_up() -> None:
     store = make_store(HOST)
 
     def one(rank: int) -> None:
-        own = store if rank == 0 else reach_store(HOST, store.port)
+        own = store if rank == 0 else connect_store(HOST, store.port)
         ring = connect_ranks(own, HOST, RankPosition(rank, 2), 0.5)[1]
         assert ring is not None
         if rank == 1:

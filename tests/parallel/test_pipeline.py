@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parlay.errors import RankError
 from parlay.kernels.exchange import SharedRing, make_ring
-from parlay.parallel.gloo import GlooRing, connect_ranks, make_store, reach_store
+from parlay.parallel.gloo import GlooRing, connect_ranks, connect_store, make_store
 from parlay.parallel.group import Group, RankPosition
 from parlay.parallel.pipeline import Channel, Pipeline, split_evenly
 
@@ -76,7 +76,7 @@ def test_messages_over_the_network_too(stages: int) -> None:
     store = make_store(HOST)
 
     def work(rank: int) -> list[Tensor]:
-        own = store if rank == 0 else reach_store(HOST, store.port)
+        own = store if rank == 0 else connect_store(HOST, store.port)
         exchange, ring, drafts = connect_ranks(own, HOST, RankPosition(rank, stages), 20.0)
         assert exchange is drafts is None
         assert isinstance(ring, GlooRing)
@@ -125,7 +125,7 @@ def test_a_message_that_does_not_fit_is_refused() -> None:
 
 def test_seats() -> None:
     seats = [RankPosition(rank, 6, 2, 2 if rank < 2 else 0) for rank in range(6)]
-    assert [(seat.stage, seat.place) for seat in seats] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [(one.stage, one.tp_rank) for one in seats] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     group = seats[5].group(None, None)
     assert (group.rank, group.size) == (1, 2)
     assert group.pipeline == Pipeline(2, 3)

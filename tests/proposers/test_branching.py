@@ -47,8 +47,8 @@ class Tabled(DraftHead):
     def propose(self, *of: Any) -> Any:
         raise NotImplementedError
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:
-        self._at: list[tuple[int, Path]] = [(one.index, ()) for one in turn]
+    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:
+        self._at: list[tuple[int, Path]] = [(one.index, ()) for one in starts]
 
     def gather(self, level: int, origin: Tensor) -> None:
         self._at = [self._at[row] for row in origin.tolist()]

@@ -29,7 +29,7 @@ from parlay.proposers.draft_head import Start
 from parlay.proposers.draft_slots import DraftSlots
 from parlay.proposers.expander import Expander
 from parlay.proposers.pass_recorder import PassRecorder
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.sampling.bound_processor import BoundProcessor
 from parlay.types.draft import Draft
 from parlay.types.plan import SpanError
@@ -124,7 +124,7 @@ def test_no_python_runs_between_two_levels(
     if tree == "off":
         with Between() as between:
             run(llm, asks(frequency_penalty=0.5))
-        assert {"Chain.guide", "replayed"} < between.functions, "or these would not be noticed"
+        assert {"Chain.process_draft", "replayed"} < between.functions, "or these would not be noticed"
 
 
 def test_passes_run_in_order_and_are_recorded_once() -> None:
@@ -164,11 +164,11 @@ def test_rows_of_levels_are_stretches_of_one(pairs: bool) -> None:
     places.prepare(turn)
     for level, rows in ((1, 3), (2, 2)):
         ours = places.batch(level, rows)
-        stretches = [
-            Stretch([3 * level + i], one.position + level - 1, one.span.blocks, first=one.first)
+        segments = [
+            Segment([3 * level + i], one.position + level - 1, one.span.blocks, first=one.first)
             for i, one in enumerate(turn[:rows])
         ]
-        theirs = flatten(stretches, 4)
+        theirs = flatten(segments, 4)
         assert torch.equal(ours.tokens, theirs.tokens)
         assert torch.equal(ours.slots, theirs.slots)
         assert torch.equal(ours.positions, theirs.positions - int(pairs))
@@ -214,7 +214,7 @@ class Note:
     def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         raise AssertionError("nothing is emitted here")
 
-    def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+    def process_draft(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         self.seen.append((list(path), row.clone()))
 
 
@@ -225,14 +225,14 @@ class Ban(Note):
         super().__init__()
         self._banned, self._level = list(banned), level
 
-    def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
-        super().guide(known, path, row)
+    def process_draft(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        super().process_draft(known, path, row)
         if len(path) > self._level:
             row[self._banned] = -torch.inf
 
 
 class Fail(Note):
-    def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+    def process_draft(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         raise ValueError("on purpose")
 
 
@@ -339,7 +339,7 @@ def test_guesses_keep_to_what_a_request_asks_for(make_llm: MakeLLM, plain: Plain
         watch = Watch()
         with pytest.MonkeyPatch.context() as patch:
             if not guided:
-                patch.setattr("parlay.sampling.processors.Chain.guide", lambda *args: None)
+                patch.setattr("parlay.sampling.processors.Chain.process_draft", lambda *args: None)
             answers = run(llm, own, watch)
         assert_same(answers, plain("float32", own))
         lengths = {known: next(len(p) for p in prompts if known[: len(p)] == p) for known in watch.drafts}

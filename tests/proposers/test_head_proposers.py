@@ -47,7 +47,7 @@ from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.proposers import heads as shared
 from parlay.proposers.feature_head import FeatureHead
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.types.draft import Draft
 
 METHODS = ("medusa", "mlp_speculator")
@@ -85,7 +85,7 @@ def assert_right(llm: LLM, path: Path, drafts: dict[Known, Noted]) -> None:
     for text in sorted(drafts, key=len, reverse=True):
         if text not in states:
             blocks = range(-(-len(text) // runner.block_size))
-            hidden = runner.forward(flatten([Stretch(text[:-1], 0, blocks)], runner.block_size)).clone()
+            hidden = runner.forward(flatten([Segment(text[:-1], 0, blocks)], runner.block_size)).clone()
             states |= {text[: end + 1]: hidden[end - 1] for end in range(1, len(text))}
     known, noted = list(drafts), list(drafts.values())
 

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from parlay import SamplingParams
 from parlay.kernels.select import select_kernels
-from parlay.models.heads import pads
+from parlay.models.heads import differs_by_padding
 from parlay.models.select import describe_model, load_model
 from parlay.proposers.vocabulary import difference, fitted
 from parlay.weights.weight import Weight
@@ -109,7 +109,7 @@ def test_trees_and_processors_too(make_llm: MakeLLM, plain: Plain, models: dict[
     ],
 )
 def test_which_sizes_may_be_padding(size: int, target: int, same: bool) -> None:
-    assert pads(size, target) is same
+    assert differs_by_padding(size, target) is same
 
 
 def renamed(path: Path, token: int, text: str) -> None:

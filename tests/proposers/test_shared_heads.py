@@ -25,7 +25,7 @@ from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_head import DraftHead
 from parlay.proposers.select import make_proposer
 from parlay.proposers.shared_passes import follow
-from parlay.runner.orders import Array, Call, decode, encode, nobody
+from parlay.runner.orders import Array, Call, decode, encode, no_broadcast
 from parlay.types.plan import CatchUp, Span, Verdict
 
 SIZE, BLOCKS, ROWS = 4, 40, 90
@@ -108,14 +108,14 @@ def draft(group: Group, links: Links, target: Path, method: str, options: dict[s
     head = make_proposer(config_of_head, info)
     assert isinstance(head, DraftHead)
 
-    def tell(order: Any) -> AbstractContextManager[None]:
+    def broadcast(order: Any) -> AbstractContextManager[None]:
         for link in links.values():
             link.put(encode(order))
         return nullcontext()
 
     lender = load_model(config, info.dtype, 128, kernels)
-    announced = tell if group.size > 1 and group.rank == 0 else nobody
-    head.load(Runtime(kernels, BLOCKS, SIZE, 200, lender, (), group=group, tell=announced))
+    announced = broadcast if group.size > 1 and group.rank == 0 else no_broadcast
+    head.load(Runtime(kernels, BLOCKS, SIZE, 200, lender, (), group=group, broadcast=announced))
     drafts, scores = [], []
     if group.rank:
         while data := links[group.rank].get(timeout=60):

@@ -15,7 +15,7 @@ from torch import Tensor
 from parlay.acceptance.tree import depths, paths
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.types.draft import ROOT, Draft
 from parlay.types.plan import Span, Verdict
@@ -37,9 +37,9 @@ def runner_of(path: Path, dtype: str) -> ModelRunner:
     )
 
 
-def logits(runner: ModelRunner, *stretches: Stretch) -> list[Tensor]:
-    """Return the logits of all rows, one tensor a stretch."""
-    batch = flatten(stretches, SIZE)
+def logits(runner: ModelRunner, *segments: Segment) -> list[Tensor]:
+    """Return the logits of all rows, one tensor a segment."""
+    batch = flatten(segments, SIZE)
     rows = runner.logits(runner.forward(batch), range(batch.offsets[-1]))
     return [rows[a:b] for a, b in zip(batch.offsets, batch.offsets[1:], strict=False)]
 
@@ -66,16 +66,16 @@ def test_nodes_are_the_chains_that_lead_to_them(paths_by_dtype: dict[str, Path],
     trees = [random_tree(rng, rng.randint(1, 12)), Draft.chain([1, 2, 3], "test"), random_tree(rng, 5)]
     blocks = [spread(rng, 8, taken) for _ in prompts]
     # The prompts first, all but their roots; then roots and trees in one batch beside a stranger's chunk.
-    logits(runner, *(Stretch(p[:-1], 0, b) for p, b in zip(prompts, blocks, strict=True)))
-    stretches = [Stretch(p[-1:], len(p) - 1, b, t) for p, b, t in zip(prompts, blocks, trees, strict=True)]
-    found = logits(runner, *stretches[:2], Stretch([5, 6, 7], 0, spread(rng, 1, taken)), stretches[2])
+    logits(runner, *(Segment(p[:-1], 0, b) for p, b in zip(prompts, blocks, strict=True)))
+    segments = [Segment(p[-1:], len(p) - 1, b, t) for p, b, t in zip(prompts, blocks, trees, strict=True)]
+    found = logits(runner, *segments[:2], Segment([5, 6, 7], 0, spread(rng, 1, taken)), segments[2])
     del found[2]
     for prompt, tree, rows in zip(prompts, trees, found, strict=True):
         assert len(rows) == 1 + len(tree)
         fresh = spread(rng, 8, set(taken))
         for node, path in enumerate([[], *paths(tree)]):
             chain = [*prompt, *(tree.tokens[n] for n in path)]
-            [expected] = logits(runner, Stretch(chain, 0, fresh))
+            [expected] = logits(runner, Segment(chain, 0, fresh))
             assert torch.equal(rows[node], expected[-1])
 
 
@@ -90,7 +90,7 @@ def test_keep_moves_what_was_accepted(paths_by_dtype: dict[str, Path], dtype: st
         tree = random_tree(rng, 10)
         blocks = spread(rng, 6, taken)
         path = tuple(rng.choice(paths(tree)))
-        logits(runner, Stretch(prompt, 0, blocks, tree))
+        logits(runner, Segment(prompt, 0, blocks, tree))
         span = Span(
             request_id=0,
             tokens=tuple(prompt),
@@ -100,10 +100,10 @@ def test_keep_moves_what_was_accepted(paths_by_dtype: dict[str, Path], dtype: st
             params=None,
             draft=tree,  # type: ignore[arg-type]
         )
-        runner.keep([span], [Verdict((0,) * (len(path) + 1), path)])
+        runner.move_accepted([span], [Verdict((0,) * (len(path) + 1), path)])
         text = [*prompt, *(tree.tokens[node] for node in path)]
-        [found] = logits(runner, Stretch([9, 8], len(text), blocks))
-        [expected] = logits(runner, Stretch([*text, 9, 8], 0, spread(rng, 6, taken)))
+        [found] = logits(runner, Segment([9, 8], len(text), blocks))
+        [expected] = logits(runner, Segment([*text, 9, 8], 0, spread(rng, 6, taken)))
         assert torch.equal(found, expected[-2:])
         taken.clear()
 
@@ -112,7 +112,7 @@ def test_positions_and_slots_of_a_tree() -> None:
     #        root(9) -> a -> b
     #                \-> c
     tree = Draft((1, 2, 3), (ROOT, 0, ROOT), ("t",) * 3)
-    batch = flatten([Stretch([7, 9], 5, (10, 20, 30), tree)], SIZE)
+    batch = flatten([Segment([7, 9], 5, (10, 20, 30), tree)], SIZE)
     assert batch.tokens.tolist() == [7, 9, 1, 2, 3]
     assert batch.positions.tolist() == [5, 6, 7, 8, 7]
     assert batch.slots.tolist() == [81, 82, 83, 120, 121]
@@ -123,7 +123,7 @@ def test_positions_and_slots_of_a_tree() -> None:
 
 
 def test_a_chain_needs_no_lists() -> None:
-    batch = flatten([Stretch([7], 3, (1, 2), Draft.chain([4, 5], "t"))], SIZE)
+    batch = flatten([Segment([7], 3, (1, 2), Draft.chain([4, 5], "t"))], SIZE)
     assert batch.view.last.tolist() == [4, 5, 6]
     assert len(batch.view.extra_slots) == 0
 
@@ -133,18 +133,18 @@ def test_a_chain_needs_no_lists() -> None:
 )
 def test_offsets_and_requests(shapes: list[tuple[int, int, int]], data: st.DataObject) -> None:
     rng = random.Random(data.draw(st.integers(0, 99)))
-    stretches = [
-        Stretch([1] * known, start, tuple(range(i * 8, i * 8 + 8)), random_tree(rng, nodes))
+    segments = [
+        Segment([1] * known, start, tuple(range(i * 8, i * 8 + 8)), random_tree(rng, nodes))
         for i, (known, start, nodes) in enumerate(shapes)
     ]
-    batch = flatten(stretches, SIZE)
+    batch = flatten(segments, SIZE)
     assert np.diff(batch.offsets).tolist() == [known + nodes for known, _, nodes in shapes]
-    for i, stretch in enumerate(stretches):
+    for i, segment in enumerate(segments):
         own = slice(batch.offsets[i], batch.offsets[i + 1])
-        end = stretch.start + len(stretch.tokens)
+        end = segment.start + len(segment.tokens)
         assert set(batch.view.row_request[own].tolist()) == {i}
         assert batch.positions[own].tolist() == [
-            *range(stretch.start, end),
-            *(end - 1 + depth for depth in depths(stretch.draft)),
+            *range(segment.start, end),
+            *(end - 1 + depth for depth in depths(segment.draft)),
         ]
     assert len(set(batch.slots.tolist())) == len(batch.slots), "every row has a slot of its own"

@@ -19,7 +19,7 @@ from parlay.kernels.select import select_kernels
 from parlay.kv.store import allocate
 from parlay.models.context import Buffers, ForwardContext, LayerCache
 from parlay.models.select import CausalModel, cache_spec, describe_model, load_model
-from parlay.runner.batch import Batch, Stretch, flatten
+from parlay.runner.batch import Batch, Segment, flatten
 from parlay.runner.graphs import Graphs
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 
@@ -52,7 +52,7 @@ def batches() -> list[Batch]:
     made = []
     lengths = [0, 0, 0]
     for _ in range(60):
-        stretches = []
+        segments = []
         for request in rng.sample(range(3), rng.randint(1, 3)):
             nodes = rng.choice([0, 0, 1, 3, 6])
             draft = NO_DRAFT
@@ -63,10 +63,10 @@ def batches() -> list[Batch]:
             if lengths[request] + len(tokens) + nodes > 32 * SIZE:
                 continue
             held = -(-(lengths[request] + len(tokens) + nodes) // SIZE)
-            stretches.append(Stretch(tokens, lengths[request], tables[request][:held], draft))
+            segments.append(Segment(tokens, lengths[request], tables[request][:held], draft))
             lengths[request] += len(tokens)
-        if stretches:
-            made.append(flatten(stretches, SIZE))
+        if segments:
+            made.append(flatten(segments, SIZE))
     return made
 
 
@@ -90,7 +90,7 @@ def test_states_between_layers(tmp_path: Path) -> None:
     lent = load_file(path / "model.safetensors")
     for batch in batches()[:8] * 2:
         hidden = graphs.forward(batch).clone()
-        first, second, last = graphs.handed[2:]
+        first, second, last = graphs.intermediates[2:]
         assert torch.equal(first, lent["model.embed_tokens.weight"][batch.tokens])
         normed = torch.empty_like(last)
         KERNELS.rms_norm(last.contiguous(), lent["model.norm.weight"], 1e-5, normed)
@@ -105,7 +105,7 @@ def test_states_between_layers(tmp_path: Path) -> None:
     for batch in batches()[:8]:
         fewer.forward(batch)
         graphs.forward(batch)
-        assert torch.equal(fewer.handed[2], graphs.handed[2])
+        assert torch.equal(fewer.intermediates[2], graphs.intermediates[2])
 
 
 class Stale:
@@ -136,7 +136,7 @@ def test_few_recordings_are_tried(model: CausalModel) -> None:
     graphs, passes = Graphs(spy, KERNELS, new_cache(model), BLOCKS), {}
     for rows in (4, 3, 8, 5, 8, 7, 12, 16, 12, 11, 6):
         before = len(spy.tokens)
-        graphs.forward(flatten([Stretch([1] * rows, 0, [0, 1, 2, 3])], SIZE))
+        graphs.forward(flatten([Segment([1] * rows, 0, [0, 1, 2, 3])], SIZE))
         passes.setdefault(rows, []).append(len(spy.tokens) - before)
     if KERNELS.record(lambda: None) is not None:
         assert passes == {4: [2], 3: [2], 8: [2, 0], 5: [1], 7: [1], 12: [2, 0], 16: [2], 11: [1], 6: [1]}
@@ -155,7 +155,7 @@ def test_a_model_that_cannot_be_recorded_from_some_size_on(order: tuple[int, ...
     graphs = Graphs(stale, KERNELS, new_cache(model), BLOCKS)
     for turn in range(3):
         for rows in order:
-            batch = flatten([Stretch([turn + row for row in range(rows)], 0, range(8))], SIZE)
+            batch = flatten([Segment([turn + row for row in range(rows)], 0, range(8))], SIZE)
             assert torch.equal(graphs.forward(batch), eager(stale, cache, batch))
 
 
@@ -244,8 +244,8 @@ class Spy:
 def test_recordings_share_their_memory(model: CausalModel) -> None:
     """There is one for every number of rows."""
     graphs = Graphs(model, KERNELS, new_cache(model), BLOCKS)
-    first = graphs.forward(flatten([Stretch([1] * 3, 0, [0])], SIZE))
-    second = graphs.forward(flatten([Stretch([1] * 7, 0, [0, 1])], SIZE))
+    first = graphs.forward(flatten([Segment([1] * 3, 0, [0])], SIZE))
+    second = graphs.forward(flatten([Segment([1] * 7, 0, [0, 1])], SIZE))
     if KERNELS.record(lambda: None) is not None:
         assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
@@ -253,5 +253,5 @@ def test_recordings_share_their_memory(model: CausalModel) -> None:
 def test_no_token_beyond_the_vocabulary(model: CausalModel) -> None:
     """Recording runs on other tokens than the batch's; there may be no other."""
     spy = Spy(model, 1)
-    Graphs(spy, KERNELS, new_cache(model), BLOCKS).forward(flatten([Stretch([0, 0], 0, [0])], SIZE))
+    Graphs(spy, KERNELS, new_cache(model), BLOCKS).forward(flatten([Segment([0, 0], 0, [0])], SIZE))
     assert all((tokens == 0).all() for tokens in spy.tokens)

@@ -318,5 +318,5 @@ def test_the_space_between_parts_is_bounded() -> None:
     row = torch.zeros(VOCAB)
     grammars.start(form).process(CODEC.encode("[ "), [], row)
     assert not any(CODEC.decode([int(token)]).startswith(" ") for token in torch.nonzero(row == 0).flatten())
-    with pytest.raises(RequestError, match="whitespace_pattern is about space in JSON; leave it out beside regex"):
+    with pytest.raises(RequestError, match="whitespace_pattern applies to JSON only; leave it out with regex"):
         StructuredOutputsParams(regex="a", whitespace_pattern=" ")

@@ -128,7 +128,7 @@ def test_a_mask_is_a_matter_of_the_path_alone(grammars: Grammars) -> None:
         for i in range(len(tokens)):
             for _ in range(3):
                 draft = [rng.randrange(VOCAB) for _ in range(rng.randint(0, 3))]
-                busy.guide(tokens[:i], draft, torch.zeros(VOCAB))
+                busy.process_draft(tokens[:i], draft, torch.zeros(VOCAB))
                 busy.permits([*tokens[:i], *draft], rng.randrange(VOCAB))
                 busy.forced(tokens[: rng.randint(0, i)])
             at_once = allowed(grammars.start(form), tokens[: i // 2], tokens[i // 2 : i])
@@ -146,7 +146,7 @@ def test_drafts_agree_with_the_mask(grammars: Grammars) -> None:
         for i in range(len(tokens)):
             mask = allowed(fresh, tokens[:i], [])
             row = torch.zeros(VOCAB)
-            constraint.guide(tokens[: i // 2], tokens[i // 2 : i], row)
+            constraint.process_draft(tokens[: i // 2], tokens[i // 2 : i], row)
             assert set(np.flatnonzero(row.numpy() == 0).tolist()) == mask
             for token in (*rng.sample(range(VOCAB), 20), *rng.sample(sorted(mask), min(5, len(mask))), EOS):
                 assert constraint.permits(tokens[:i], token) == (token in mask)
@@ -181,7 +181,7 @@ def test_nothing_left(grammars: Grammars) -> None:
     row = torch.full((VOCAB,), -torch.inf)
     with pytest.raises(RequestError, match="leave none after 0 tokens; loosen"):
         constraint.process([], [], row)
-    with pytest.raises(RequestError, match="cannot go on after 1 tokens"):
+    with pytest.raises(RequestError, match="cannot continue after 1 tokens"):
         constraint.process([5], [], torch.zeros(VOCAB))
     # the way back is open
     assert len(allowed(constraint, [], [])) == 2
@@ -200,7 +200,7 @@ def nested(levels: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("form", "match"),
     [
-        ({}, "takes just one of json, json_object, regex, choice, grammar; none of them"),
+        ({}, "takes exactly one of json, json_object, regex, choice, grammar; none of them"),
         ({"regex": "a", "choice": ["b"]}, "regex and choice was given"),
         ({"regex": 5}, "regex must be text"),
         ({"regex": ""}, ""),
@@ -217,7 +217,7 @@ def nested(levels: int) -> dict[str, Any]:
         ({"json": {"const": nested(20_000)}}, "nested too deeply"),
         ({"grammar": "root ::= a\n" * 3000}, "more than 2000 lines"),
         ({"json_object": "yes"}, "must be true or false"),
-        ({"regex": "a", "disable_any_whitespace": True}, "about JSON"),
+        ({"regex": "a", "disable_any_whitespace": True}, "applies to JSON only"),
         ({"backend": "x", "regex": "a"}, "unknown key 'backend'"),
         ({"choices": ["a"]}, "unknown key 'choices'.*did you mean 'choice'"),
     ],
@@ -298,7 +298,7 @@ def test_without_an_end_of_sequence(codec: TextCodec) -> None:
 
 def test_a_tokenizer_of_another_kind() -> None:
     file = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}})
-    with pytest.raises(RequestError, match="does not know this tokenizer's kind"):
+    with pytest.raises(RequestError, match="does not support this tokenizer"):
         Grammars(lambda: file, 1, [0]).start(StructuredOutputsParams(regex="a"))
 
 
@@ -373,6 +373,6 @@ def test_no_thread_to_compile_in(grammars: Grammars, monkeypatch: pytest.MonkeyP
     form = StructuredOutputsParams(regex="no thread [a-z]")
     with monkeypatch.context() as patch:
         patch.setattr(_thread, "start_new_thread", refuse)
-        with pytest.raises(RequestError, match="the system gives no further thread; try again later"):
+        with pytest.raises(RequestError, match="no thread can be started; try again later"):
             grammars.start(form)
     assert grammars.start(form).permits([], next(iter(allowed(grammars.start(form), [], []))))

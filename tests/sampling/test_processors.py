@@ -92,7 +92,7 @@ def test_all_parameters_equal_the_naive_twin(
             known = end
         if processor is not None and data.draw(st.booleans()):
             draft = data.draw(st.lists(tokens, max_size=3))
-            processor.guide(tuple(output[:known]), [*output[known:end], *draft], torch.from_numpy(row.copy()))
+            processor.process_draft(tuple(output[:known]), [*output[known:end], *draft], torch.from_numpy(row.copy()))
         found = after(processor, output[:known], output[known:end], row)
         assert np.array_equal(found, expected)
 
@@ -106,7 +106,7 @@ def test_guides_do_the_same_without_the_users_functions(
     assert processor is not None
     [row] = rows_for(1, 1)
     found = torch.from_numpy(row.copy())
-    processor.guide((), output, found)
+    processor.process_draft((), output, found)
     assert np.array_equal(found.numpy(), oracle.edit(row, params, prompt, output, bad_words, EOS))
 
 
@@ -117,7 +117,7 @@ def test_drafts_never_reach_the_users_functions() -> None:
     processor = made(SamplingParams(logits_processors=[refuse], logit_bias={0: 1.0}), [], [])
     assert processor is not None
     row = torch.zeros(VOCAB)
-    processor.guide((), [1], row)
+    processor.process_draft((), [1], row)
     assert row.tolist() == [1.0] + [0.0] * (VOCAB - 1)
 
 

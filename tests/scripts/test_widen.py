@@ -19,7 +19,7 @@ from parlay.bench.workloads import Workload, load_prefixes
 from parlay.errors import ConfigError, ModelError
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
 
 try:
@@ -47,7 +47,7 @@ def logits_of(model: str | Path, tokens: list[int], dtype: torch.dtype) -> Tenso
     runner = ModelRunner(load_model(describe_model(str(model)), dtype, 256, kernels), kernels, 16, 16)
     blocks, middle, parts = tuple(range(16)), len(tokens) // 3, []
     for start, end in ((0, middle), (middle, len(tokens))):
-        hidden = runner.forward(flatten([Stretch(tokens[start:end], start, blocks)], 16))
+        hidden = runner.forward(flatten([Segment(tokens[start:end], start, blocks)], 16))
         parts.append(runner.logits(hidden, range(end - start)))
     return torch.cat(parts)
 

@@ -16,7 +16,17 @@ from serving import until
 
 from parlay import ConfigError, RequestError
 from parlay.config import EngineConfig, SpeculativeConfig
-from parlay.link.protocol import Abort, Alive, Failure, Outputs, Report, ReportError, Stop, decode_command, encode
+from parlay.link.protocol import (
+    Abort,
+    Failure,
+    KeepAlive,
+    Outputs,
+    ProtocolError,
+    Report,
+    Stop,
+    decode_command,
+    encode,
+)
 from parlay.server.remote import engine_link as link_module
 from parlay.server.remote.engine_link import EngineLink
 from parlay.server.remote.engine_process import COMMANDS, MESSAGES, REPORTS
@@ -139,7 +149,7 @@ async def test_what_a_process_said_last_is_heard_before_its_end() -> None:
     order: list[str] = []
     async with begun(lambda report: order.append(type(report).__name__)) as line:
         line.link._on_end = lambda: order.append("end")
-        for report in (Alive(), Failure("ParlayError", "no"), Outputs([], [], [])):
+        for report in (KeepAlive(), Failure("ParlayError", "no"), Outputs([], [], [])):
             line.out.send(encode(report))
         await asyncio.sleep(0)
         await until(lambda: bool(line.link._reports.poll(0)) or bool(order))
@@ -147,7 +157,7 @@ async def test_what_a_process_said_last_is_heard_before_its_end() -> None:
         await line.link.ended(5.0)
         line.ends = 1
         assert line.link.exit_code == 3
-    assert order == ["Alive", "Failure", "Outputs", "end"]
+    assert order == ["KeepAlive", "Failure", "Outputs", "end"]
 
 
 async def test_a_front_that_is_behind_loses_nothing() -> None:
@@ -180,10 +190,10 @@ async def test_a_process_that_talks_nonsense_is_killed(data: bytes) -> None:
 
 async def test_a_process_that_contradicts_is_killed() -> None:
     def contradicted(report: Report) -> None:
-        raise ReportError("no such completion")
+        raise ProtocolError("no such completion")
 
     async with begun(contradicted) as line:
-        line.out.send(encode(Alive()))
+        line.out.send(encode(KeepAlive()))
         await until(lambda: line.ends == 1)
         assert line.link.exit_code == -9
 
@@ -199,7 +209,7 @@ async def test_a_fault_of_the_front_kills_no_engine(error: Exception, caplog: py
 
     async with begun(take) as line:
         for _ in range(3):
-            line.out.send(encode(Alive()))
+            line.out.send(encode(KeepAlive()))
         await until(lambda: len(reports) == 3)
         assert line.process.exitcode is None
     assert "could not be processed" in caplog.text

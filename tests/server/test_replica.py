@@ -9,7 +9,7 @@ from serving import until
 
 from parlay import EngineDeadError, ModelError, ParlayError
 from parlay.engine.memory import Memory
-from parlay.link.protocol import Add, Alive, Command, EngineLoading, EngineReady, Failure, Outputs, Report, Stop
+from parlay.link.protocol import Add, Command, EngineLoading, EngineReady, Failure, KeepAlive, Outputs, Report, Stop
 from parlay.server.remote import replica as replica_module
 from parlay.server.remote.replica import Calls, Replica
 from parlay.types.progress import Progress
@@ -163,7 +163,7 @@ async def test_one_that_stops_while_it_starts_is_killed(again: bool, monkeypatch
     await house.close()
 
 
-@pytest.mark.parametrize("report", [Alive(), EngineLoading(Progress("weights", 1, 2))])
+@pytest.mark.parametrize("report", [KeepAlive(), EngineLoading(Progress("weights", 1, 2))])
 async def test_one_that_is_slow_to_start_is_not(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "_START", 0.05)
     house = House(timeout=0.05)

@@ -16,7 +16,7 @@ from torch.nn.functional import linear, one_hot, silu
 from parlay import LLM
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
 
 TAPS = (1, 2, 3)
@@ -364,5 +364,5 @@ def states_after(target: Path, texts: Tensor, layers: tuple[int, ...]) -> Iterat
     runner = ModelRunner(model, kernels, length, 1)
     runner.tap(layers)
     for text in texts.tolist():
-        runner.forward(flatten([Stretch(text, 0, range(length))], 1))
+        runner.forward(flatten([Segment(text, 0, range(length))], 1))
         yield torch.cat(list(runner.tapped), 1)

@@ -15,7 +15,7 @@ from torch.nn.functional import linear, silu
 from watching import Known, Noted, head_of
 
 from parlay import LLM
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
 
 Tensors = dict[str, Tensor]
@@ -214,7 +214,7 @@ def assert_drafts(llm: LLM, twin: HeadTwin, drafts: dict[Known, Noted], most: in
     torch.set_num_threads(1)  # the twin's products are small
     for known, noted in list(drafts.items())[:: -(-len(drafts) // most)]:
         draft = noted.draft
-        hidden = runner.forward(flatten([Stretch(known[:-1], 0, range(128))], 1))
+        hidden = runner.forward(flatten([Segment(known[:-1], 0, range(128))], 1))
         states = torch.cat(list(head.sources(hidden, runner.tapped)), 1)
         tokens, logits = twin.chain(known, states, len(draft), noted.choose)
         assert draft.is_chain

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, one_hot, silu
 
 from parlay import LLM, SamplingParams
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 
 Tensors = dict[str, Tensor]
 ChooseAll = Callable[[int, Tensor], Tensor]  # of a step and its logits `[rows, V]`, the choices
@@ -206,7 +206,7 @@ def texts_of(target: Path) -> tuple[Tensor, Tensor]:
     texts = [[*prompt, *out.outputs[0].token_ids] for prompt, out in zip(prompts, outputs, strict=True)]
     runner = llm.engine._worker._runner
     blocks = range(-(-len(texts[0]) // runner.block_size))
-    states = [runner.forward(flatten([Stretch(text, 0, blocks)], runner.block_size)).clone() for text in texts]
+    states = [runner.forward(flatten([Segment(text, 0, blocks)], runner.block_size)).clone() for text in texts]
     return torch.tensor(texts), torch.stack(states)
 
 

@@ -13,7 +13,7 @@ from parlay import LLM, SamplingParams
 from parlay.kernels.base import Kernels
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_as, describe_model, load_model
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.types.cache import StateRoom
 from parlay.types.plan import StateUse
@@ -43,8 +43,8 @@ def logits_in_pieces(runner: ModelRunner, tokens: list[int], cuts: list[int]) ->
     parts = []
     for number, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(tokens)], strict=True)):
         states = StateUse(1 - number % 2 if start else -1, stores=((end - start, number % 2),))
-        stretch = Stretch(tokens[start:end], start, _BLOCKS, states=states)
-        hidden = runner.forward(flatten([stretch], _BLOCK_SIZE, recurrent=runner.recurrent))
+        segment = Segment(tokens[start:end], start, _BLOCKS, states=states)
+        hidden = runner.forward(flatten([segment], _BLOCK_SIZE, recurrent=runner.recurrent))
         parts.append(runner.logits(hidden, range(end - start)).clone())
     return torch.cat(parts)
 
@@ -62,8 +62,8 @@ def logits_of(
     """Return a model's logits after each of `TOKENS`."""
     kernels = kernels or select_kernels()
     runner = ModelRunner(load_model(describe_as(path, storage), dtype, 256, kernels), kernels, 16, 16)
-    stretch = Stretch(TOKENS, 0, tuple(range(16)))
-    hidden = runner.forward(flatten([stretch], runner.block_size, recurrent=runner.recurrent))
+    segment = Segment(TOKENS, 0, tuple(range(16)))
+    hidden = runner.forward(flatten([segment], runner.block_size, recurrent=runner.recurrent))
     return runner.logits(hidden, range(len(TOKENS))).clone()
 
 

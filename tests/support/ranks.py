@@ -37,26 +37,26 @@ def together(size: int, work: Callable[[Group], Result], room: int = 1 << 16, pa
 
 
 def in_stages(
-    stages: int, sharing: int, work: Callable[[Group], Result], room: int = 1 << 20, patience: float = 60.0
+    stages: int, tp_size: int, work: Callable[[Group], Result], room: int = 1 << 20, patience: float = 60.0
 ) -> list[Result]:
     """Have every rank of every stage do `work`; return what each returned, those of the first stage first."""
-    memories = [make_memory(sharing, room) for _ in range(stages)]
-    rings = [make_ring(stages, stages, room) for _ in range(sharing)]
+    memories = [make_memory(tp_size, room) for _ in range(stages)]
+    rings = [make_ring(stages, stages, room) for _ in range(tp_size)]
 
     def one(rank: int) -> Result:
-        seat = RankPosition(rank, stages * sharing, sharing)
-        files = memories[seat.stage], rings[seat.place], -1
-        exchange, ring, _ = map_memory(files, seat, room, room, patience)
+        position = RankPosition(rank, stages * tp_size, tp_size)
+        files = memories[position.stage], rings[position.tp_rank], -1
+        exchange, ring, _ = map_memory(files, position, room, room, patience)
         try:
-            return work(seat.group(exchange, ring))
+            return work(position.group(exchange, ring))
         except BaseException:
             for way in (exchange, ring):
                 if way is not None:
                     way.abandon()
             raise
 
-    with ThreadPoolExecutor(stages * sharing) as pool:
-        found = list(pool.map(one, range(stages * sharing)))
+    with ThreadPoolExecutor(stages * tp_size) as pool:
+        found = list(pool.map(one, range(stages * tp_size)))
     for file in (*memories, *rings):
         os.close(file)
     return found

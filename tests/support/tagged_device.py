@@ -106,13 +106,13 @@ class TaggedKernels(NativeKernels):
     def host(self) -> Kernels:  # type: ignore[override]
         return self._host
 
-    def here(self) -> AbstractContextManager[object]:
+    def device_context(self) -> AbstractContextManager[object]:
         return _Here()
 
-    def place(self, tensor: Tensor) -> Tensor:
+    def to_device(self, tensor: Tensor) -> Tensor:
         return place(tensor)
 
-    def holds(self, tensor: Tensor) -> bool:
+    def is_on_device(self, tensor: Tensor) -> bool:
         return isinstance(tensor, OnDevice)
 
     def record(self, work: Callable[[], object]) -> Callable[[], None]:
@@ -141,7 +141,8 @@ class TaggedKernels(NativeKernels):
 
 
 _OTHERS = {
-    *("name", "switches", "prefetch", "host", "here", "place", "holds", "careful", "set_threads", "record"),
+    *("name", "row_thresholds", "prefetch", "host", "device_context", "to_device", "is_on_device"),
+    *("fallback", "set_threads", "record"),
     "staging",
     *("pack_linear", "pack_head"),
 }

@@ -30,7 +30,7 @@ from text.chat_templates import (
 from parlay import RequestError
 from parlay.text.chat import ChatOptions, render
 from parlay.text.template_capabilities import capabilities_of
-from parlay.text.template_process import Runner
+from parlay.text.template_process import TemplateRunner
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 SYSTEM, BRIEF = {"role": "system", "content": "Rule."}, {"role": "developer", "content": "Be brief."}
@@ -294,7 +294,7 @@ def test_templates_that_show_nothing_are_given_what_came(template: str) -> None:
 
 
 def test_a_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, ran = Runner(), []
+    runner, ran = TemplateRunner(), []
     real = runner.run_each
     monkeypatch.setattr(runner, "run_each", lambda template, many: ran.append(len(many)) or real(template, many))
     for _ in range(3):

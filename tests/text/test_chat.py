@@ -164,7 +164,7 @@ def test_templates_that_refuse(template: str, match: str) -> None:
 
 
 def test_a_variable_given_twice() -> None:
-    with pytest.raises(ConfigError, match="chat_template_kwargs has 'messages', which is an argument of its own"):
+    with pytest.raises(ConfigError, match="chat_template_kwargs has 'messages', which is a separate argument"):
         render(CHATML, HELLO, {}, ChatOptions(chat_template_kwargs={"messages": []}))
     template = "{{ bos_token }}{{ messages[0].content }}"
     assert (
@@ -202,7 +202,7 @@ def test_a_model_without_a_template(tmp_path: Path) -> None:
         codec.chat(HELLO)
     assert codec.chat(HELLO, ChatOptions(chat_template="{{ messages | length }}")) == "2"
     codec.use_template("{{ messages[1].content | trim }}!")
-    assert codec.chats
+    assert codec.has_chat_template
     assert codec.prefers_chat
     assert codec.chat(HELLO) == "hi!"
 

@@ -12,7 +12,7 @@ from parlay.train import teacher as teachers
 from parlay.train.accelerated import AcceleratedTarget, accelerate
 from parlay.train.data import Text
 from parlay.train.options import TrainOptions
-from parlay.train.teacher import Lesson, Teacher
+from parlay.train.teacher import Teacher, TeacherBatch
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([1, 5, 9, 40])
@@ -35,19 +35,21 @@ def make_teacher(target: Path, accelerated: AcceleratedTarget | None, monkeypatc
 def test_lessons_are_those_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: bool) -> None:
     target = write_target(tmp_path)
     layers = (0, 1, 2)
-    found: list[Lesson] = []
+    found: list[TeacherBatch] = []
     for accelerated in (None, AcceleratedTarget(target, torch.float32, CPU)):
         teacher = make_teacher(target, accelerated, monkeypatch)
         teacher.tap(layers)
         if narrow:
-            teacher.narrow(IDS)
-        found.append(teacher.lesson(make_texts()))
+            teacher.restrict_vocabulary(IDS)
+        found.append(teacher.batch(make_texts()))
     engines, other = found
     assert torch.equal(engines.tokens, other.tokens)
     assert torch.equal(engines.text, other.text)
     assert torch.equal(engines.best, other.best)
     for expected, given in zip(
-        (engines.hidden, engines.wanted, *engines.tapped), (other.hidden, other.wanted, *other.tapped), strict=True
+        (engines.hidden, engines.target_probs, *engines.tapped),
+        (other.hidden, other.target_probs, *other.tapped),
+        strict=True,
     ):
         assert not torch.equal(expected, torch.zeros_like(expected))
         torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-3)
@@ -59,9 +61,9 @@ def test_other_states_are_refused(
     target = write_target(tmp_path / "target")
     other = AcceleratedTarget(write_target(tmp_path / "other", seed=6), torch.float32, CPU)
     teacher = make_teacher(target, other, monkeypatch)
-    assert "other states" in caplog.text
-    expected = make_teacher(target, None, monkeypatch).lesson(make_texts())
-    assert torch.equal(teacher.lesson(make_texts()).hidden, expected.hidden)
+    assert "other hidden states" in caplog.text
+    expected = make_teacher(target, None, monkeypatch).batch(make_texts())
+    assert torch.equal(teacher.batch(make_texts()).hidden, expected.hidden)
 
 
 def test_what_transformers_cannot_load_stays_on_the_cpu(tmp_path: Path, caplog: Any) -> None:

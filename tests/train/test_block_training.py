@@ -41,14 +41,14 @@ def test_what_is_written_drafts_as_it_was_trained(name: str, tmp_path: Path, mon
     scored, score = [], head.logits
     monkeypatch.setattr(head, "logits", lambda state: scored.append(score(state).clone()) or scored[-1])
     *before, newest = random_tokens(20, 3)
-    lesson = teacher.lesson([Text.of([], before)])
+    batch = teacher.batch([Text.of([], before)])
     ask, params = CatchUp(unseen=tuple(before), follow=True, budget=BLOCK - 1), SamplingParams(temperature=0)
     span = Span(0, tuple(before), 0, tuple(range(BLOCKS)), 0, params, sample=True, remaining=99, catch_up=ask)
-    (proposal,) = head.propose([span], [Verdict((newest,))], lesson.hidden, torch.stack(lesson.tapped))
+    (proposal,) = head.propose([span], [Verdict((newest,))], batch.hidden, torch.stack(batch.tapped))
     assert len(proposal.draft) == BLOCK - 1
     text = Text.of(before, [newest, *proposal.draft.tokens, 1])
     with torch.no_grad():
-        for i, step in enumerate(trainee.draft(teacher.lesson([text]))):
+        for i, step in enumerate(trainee.draft(teacher.batch([text]))):
             (row,) = (step.labels == len(before) + i).nonzero()[0]
             logits, cap = step.states[row] @ step.output.weight.T, step.output.cap
             logits = cap * torch.tanh(logits / cap) if cap else logits

@@ -29,7 +29,7 @@ def read(path: Path, codec: TextCodec, length: int = 64) -> list[Text]:
 
 
 def shown(text: Text, codec: TextCodec, counted: bool = True) -> str:
-    return codec.decode([int(t) for t, c in zip(text.tokens, text.counted, strict=True) if c == counted])
+    return codec.decode([int(t) for t, c in zip(text.tokens, text.loss_mask, strict=True) if c == counted])
 
 
 def test_completions_count(codec: TextCodec, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_completions_end(appended: bool, tmp_path: Path) -> None:
     abc, *rest = read(file, codec := TextCodec(path))
     a, d = codec.encode("abc", add_special_tokens=False), codec.encode("def", add_special_tokens=False)
     assert abc.tokens.tolist() == [*a, *d, EOS]
-    assert abc.counted.tolist() == [False] * 3 + [True] * 4
+    assert abc.loss_mask.tolist() == [False] * 3 + [True] * 4
     assert [text.tokens.tolist() for text in rest] == [[*a, *d, EOS], [*a, EOS, *d, EOS]]
 
 
@@ -84,7 +84,7 @@ def test_turns_of_nobody(turn: object, codec: TextCodec, tmp_path: Path) -> None
     file = tmp_path / "sharegpt.jsonl"
     for turns in (turn, [turn]):
         file.write_text(json.dumps({"conversations": turns}))
-        with pytest.raises(ConfigError, match=r"line 1: a (turn|conversation) is"):
+        with pytest.raises(ConfigError, match=r"line 1: a (turn|conversation) must"):
             read(file, codec)
 
 
@@ -95,7 +95,7 @@ def test_prompts_alone_can_be_asked(entry: str, codec: TextCodec, tmp_path: Path
     with pytest.raises(ConfigError, match="line 1: "):
         read_texts(file, codec, 1 << 20, 512)
     (text,) = read_texts(file, codec, 1 << 20, 512, prompts=True)
-    assert not text.counted.any()
+    assert not text.loss_mask.any()
     prompt = text.tokens.tolist()
     assert "Hi" in codec.decode(prompt) or prompt == codec.encode("ABCDEFGHIJ")
     (end,) = read_texts(file, codec, 1 << 20, 3, prompts=True)

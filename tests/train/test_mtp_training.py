@@ -24,7 +24,7 @@ from parlay.proposers.methods.mtp.proposer import Proposer
 from parlay.proposers.methods.mtp.training import Options, Trainee
 from parlay.train.data import Text
 from parlay.train.save import save_head
-from parlay.train.teacher import Lesson, Teacher
+from parlay.train.teacher import Teacher, TeacherBatch
 from parlay.train.trainee import distil
 from parlay.types.cache import StateRoom
 from parlay.types.params import SamplingParams
@@ -60,9 +60,9 @@ def trainee_of(teacher: Teacher, *, disturbed: bool = False) -> Trainee:
 
 
 @torch.no_grad()
-def guesses(trainee: Trainee, lesson: Lesson) -> Iterator[dict[int, Tensor]]:
+def guesses(trainee: Trainee, batch: TeacherBatch) -> Iterator[dict[int, Tensor]]:
     """Yield logits of each node by the row that it starts from."""
-    for i, step in enumerate(trainee.draft(lesson)):
+    for i, step in enumerate(trainee.draft(batch)):
         logits, cap = step.states @ step.output.weight.T, step.output.cap
         logits = cap * torch.tanh(logits / cap) if cap else logits
         yield dict(zip((step.labels - i - 1).tolist(), logits, strict=True))
@@ -74,8 +74,8 @@ def test_guesses_are_those_of_transformers(model: Callable[[str], Path], name: s
     teacher, reference = teacher_of(model(name)), Reference(model(name))
     texts = [Text.of(random_tokens(5, seed), random_tokens(n, seed + 9)) for seed, n in enumerate((13, 4, 8))]
     trainee = trainee_of(teacher)
-    lesson = teacher.lesson(texts)
-    found, read = list(guesses(trainee, lesson)), trainee.begin(lesson)
+    batch = teacher.batch(texts)
+    found, read = list(guesses(trainee, batch)), trainee.begin(batch)
     assert len(found) == DEPTH
     first, checked = 0, 0
     for text in texts:
@@ -110,13 +110,13 @@ def test_what_is_written_drafts_as_it_was_trained(
     scored, score = [], head.logits
     monkeypatch.setattr(head, "logits", lambda state: scored.append(score(state).clone()) or scored[-1])
     *before, newest = random_tokens(20, 3)
-    lesson = teacher.lesson([Text.of([], before)])
-    tapped = torch.stack(lesson.tapped) if lesson.tapped else None
+    batch = teacher.batch([Text.of([], before)])
+    tapped = torch.stack(batch.tapped) if batch.tapped else None
     ask, params = CatchUp(unseen=tuple(before), follow=True, budget=DEPTH), SamplingParams(temperature=0)
     span = Span(0, tuple(before), 0, tuple(range(BLOCKS)), 0, params, sample=True, remaining=99, catch_up=ask)
-    (proposal,) = head.propose([span], [Verdict((newest,))], lesson.hidden, tapped)
+    (proposal,) = head.propose([span], [Verdict((newest,))], batch.hidden, tapped)
     text = Text.of(before, [newest, *proposal.draft.tokens, 1])
-    for i, found in enumerate(guesses(trainee, teacher.lesson([text]))):
+    for i, found in enumerate(guesses(trainee, teacher.batch([text]))):
         torch.testing.assert_close(found[len(before) - 1], scored[i][0], **CLOSE)
 
 
@@ -138,10 +138,10 @@ def test_files_have_the_familys_names(model: Callable[[str], Path], tmp_path: Pa
 def test_gradients(model: Callable[[str], Path], name: str) -> None:
     """The loss changes along them as they say, and every tensor but the routers' biases has one."""
     teacher = teacher_of(model(name))
-    trainee, lesson = trainee_of(teacher), teacher.lesson([Text.of(random_tokens(3), random_tokens(30, 5))])
+    trainee, batch = trainee_of(teacher), teacher.batch([Text.of(random_tokens(3), random_tokens(30, 5))])
 
     def loss() -> Tensor:
-        return torch.stack([distil(step, lesson)[0] for step in trainee.draft(lesson)]).sum()
+        return torch.stack([distil(step, batch)[0] for step in trainee.draft(batch)]).sum()
 
     loss().backward()  # type: ignore[no-untyped-call]
     tensors = dict(zip(trainee._names, trainee.weights, strict=True))
@@ -160,5 +160,5 @@ def test_gradients(model: Callable[[str], Path], name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_that_have_no_such_layer(name: str, tmp_path: Path) -> None:
     config = describe_model(str(write_family(tmp_path / "target", name)))
-    with pytest.raises(ModelError, match=r"further tokens|train a head of another kind"):
+    with pytest.raises(ModelError, match=r"MTP layer|train a head of another kind"):
         Trainee.check(Options(), config)

@@ -27,8 +27,8 @@ from parlay.train.data import Text, read_texts
 from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
 from parlay.train.run import TrainProgress, schedule, train
-from parlay.train.save import alone
-from parlay.train.teacher import Lesson, TargetOutput, Teacher
+from parlay.train.save import lock_directory
+from parlay.train.teacher import TargetOutput, Teacher, TeacherBatch
 from parlay.train.trainee import DraftStep, distil, methods
 
 SHORT = {"generate": 40, "response_tokens": 20, "epochs": 2, "evaluate_every": 3}
@@ -122,7 +122,10 @@ def test_a_run_is_not_mistaken_for_another(target: Path, data: Path, tmp_path: P
             train("medusa", other)
     with pytest.raises(ConfigError, match="is of a run with method='medusa', not 'eagle'"):
         train("eagle", chosen)
-    with alone(tmp_path / "head" / "training"), pytest.raises(ConfigError, match="another run is writing to"):
+    with (
+        lock_directory(tmp_path / "head" / "training"),
+        pytest.raises(ConfigError, match="another run is writing to"),
+    ):
         train("medusa", chosen)
     without = replace(chosen, generate=0, output=str(tmp_path / "without"))
     with pytest.raises(KilledError):
@@ -145,7 +148,7 @@ def test_a_run_is_not_mistaken_for_another(target: Path, data: Path, tmp_path: P
             train("medusa", chosen)
     checkpoint.unlink()
     train("medusa", chosen)
-    with pytest.raises(ConfigError, match="holds a model already"):
+    with pytest.raises(ConfigError, match="already holds a model"):
         train("medusa", chosen)
 
 
@@ -196,8 +199,8 @@ def test_the_loss_is_cross_entropy(
     weight, more = torch.randn(30, 8, requires_grad=not frozen), torch.randn(30, further, requires_grad=True)
     wanted = torch.randn(50, 70 if narrow else 30).mul(3).softmax(-1)
     guess = DraftStep(states, TargetOutput(weight, cap, ids, more if further else None), torch.randint(50, (41,)))
-    lesson = taught(wanted, ids)
-    found, _ = distil(guess, lesson)
+    batch = taught(wanted, ids)
+    found, _ = distil(guess, batch)
     expected = plain_loss(guess, wanted)
     torch.testing.assert_close(found, expected)
     wrt = [states, *([] if frozen else [weight]), *([more] if further else [])]
@@ -205,25 +208,25 @@ def test_the_loss_is_cross_entropy(
     with torch.no_grad():
         best = (states @ torch.cat([weight, more], 1).T).argmax(-1)
         right = ((best if ids is None else ids[best]) == wanted[guess.labels].argmax(-1)).sum()
-        assert distil(guess, lesson)[1] == right
+        assert distil(guess, batch)[1] == right
 
 
-def taught(wanted: Tensor, ids: Tensor | None) -> Lesson:
-    """Return a lesson of these distributions, of which the head has some tokens."""
+def taught(wanted: Tensor, ids: Tensor | None) -> TeacherBatch:
+    """Return a batch of these distributions, of which the head has some tokens."""
     rows = torch.zeros(len(wanted), dtype=torch.int64)
     shown = wanted if ids is None else wanted[:, ids]
-    return Lesson(rows, rows, rows.bool(), torch.zeros(len(wanted), 1), shown, wanted.argmax(-1))
+    return TeacherBatch(rows, rows, rows.bool(), torch.zeros(len(wanted), 1), shown, wanted.argmax(-1))
 
 
 def test_a_narrowed_teacher_gives_the_same_distributions(target: Path, data: Path, tmp_path: Path) -> None:
     chosen = options(target, data, tmp_path)
     whole, narrowed = Teacher(chosen), Teacher(chosen)
     ids = torch.tensor([3, 5, 40, 60])
-    narrowed.narrow(ids)
+    narrowed.restrict_vocabulary(ids)
     texts = read_texts(data, TextCodec(target), 64, 96)[:3]
-    every, some = whole.lesson(texts), narrowed.lesson(texts)
-    assert torch.equal(every.wanted[:, ids], some.wanted)
-    assert torch.equal(every.wanted.argmax(-1), every.best)
+    every, some = whole.batch(texts), narrowed.batch(texts)
+    assert torch.equal(every.target_probs[:, ids], some.target_probs)
+    assert torch.equal(every.target_probs.argmax(-1), every.best)
     assert torch.equal(every.best, some.best)
 
 
@@ -231,28 +234,28 @@ def test_the_teacher_is_the_target(target: Path, data: Path, tmp_path: Path) -> 
     """Texts in one pass have the states and distributions that they have alone, and the output layer makes them."""
     teacher = Teacher(options(target, data, tmp_path, epochs=1))  # or it would run no text again
     texts = read_texts(data, TextCodec(target), 64, 96)[:5]
-    lesson = teacher.lesson(texts)
+    batch = teacher.batch(texts)
     first = 0
     for text in texts:
-        alone, rows = teacher.lesson([text]), slice(first, first + len(text.tokens))
-        assert torch.equal(alone.hidden, lesson.hidden[rows])
-        assert torch.equal(alone.wanted, lesson.wanted[rows])
+        alone, rows = teacher.batch([text]), slice(first, first + len(text.tokens))
+        assert torch.equal(alone.hidden, batch.hidden[rows])
+        assert torch.equal(alone.target_probs, batch.target_probs[rows])
         first = rows.stop
-    torch.testing.assert_close((lesson.hidden @ teacher.output().weight.T).softmax(-1), lesson.wanted)
+    torch.testing.assert_close((batch.hidden @ teacher.output().weight.T).softmax(-1), batch.target_probs)
     for ahead in (1, 2, 4):
         expected, first = [], 0
         for text in texts:
             n = len(text.tokens)
-            expected += [first + t for t in range(n - ahead) if text.counted[t + ahead]]
+            expected += [first + t for t in range(n - ahead) if text.loss_mask[t + ahead]]
             first += n
-        assert lesson.starts(ahead).tolist() == expected
+        assert batch.starts(ahead).tolist() == expected
 
 
 @pytest.mark.parametrize("room", [1 << 30, 50_000, 0])
 def test_each_text_is_run_once_while_there_is_memory(
     room: int, target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several epochs; and every lesson is what a target makes of it that runs all of it."""
+    """Of several epochs; and every batch is what a target makes of it that runs all of it."""
     monkeypatch.setattr(env, "available_memory", lambda: 1 << 40)
     once, kept = (Teacher(options(target, data, tmp_path, epochs=n)) for n in (1, 2))
     kept._room = room
@@ -267,7 +270,7 @@ def test_each_text_is_run_once_while_there_is_memory(
         teacher.tap((0, 1))
     for _ in range(2):
         for group in (texts[:4], texts[2:], texts[::-2]):
-            expected, found = once.lesson(group), kept.lesson(group)
+            expected, found = once.batch(group), kept.batch(group)
             for one, other in zip(astuple(expected), astuple(found), strict=True):
                 torch.testing.assert_close(other, one, rtol=0, atol=0)
     every = 2 * sum(len(text.tokens) for group in (texts[:4], texts[2:], texts[::-2]) for text in group)
@@ -285,7 +288,7 @@ def test_the_teacher_is_the_target_that_is_served(served: int | None, tmp_path: 
     )
     ids = torch.randint(64, (60,), generator=torch.Generator().manual_seed(0)).tolist()
     teacher = Teacher(options(target, tmp_path, tmp_path, max_length=60, max_model_len=served))
-    wanted = teacher.lesson([Text.of([], ids)]).wanted.log()
+    wanted = teacher.batch([Text.of([], ids)]).target_probs.log()
     llm = LLM(str(target), max_model_len=served)
     output = llm.generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=1), use_tqdm=False)[0]
     assert output.prompt_logprobs is not None
@@ -301,7 +304,7 @@ def test_the_end_of_a_response_is_learnt(tmp_path: Path) -> None:
     found = write_responses(tmp_path / "responses.jsonl", texts, chosen, "target", 64)
     ended = [text for text in found if text.tokens[-1] >= 40]
     assert len(ended) > 6
-    assert all(text.counted[-1] and (text.tokens[:-1] < 40).all() for text in ended)
+    assert all(text.loss_mask[-1] and (text.tokens[:-1] < 40).all() for text in ended)
     assert all(len(text.tokens) == 36 for text in found if text not in ended)
 
 
@@ -330,9 +333,9 @@ def test_the_rate_rises_and_falls() -> None:
     ("content", "message"),
     [
         ("", "holds no text"),
-        ("{", "line 1: this is no JSON"),
-        ('{"text": "ABC DEF"}\n[1]', "line 2: an entry is an object"),
-        ('{"prompt": "ABC"}', "a prompt alone has nothing to learn from"),
+        ("{", "line 1: invalid JSON"),
+        ('{"text": "ABC DEF"}\n[1]', "line 2: an entry must be an object"),
+        ('{"prompt": "ABC"}', "a prompt alone has nothing to train on"),
         ('{"prompt": 3, "completion": "A"}', "each a text"),
         ('{"messages": [{"role": "user", "content": "A"}]}', "no message of the role 'assistant'"),
         ('{"messages": 3}', "a conversation is a list"),
@@ -351,7 +354,7 @@ def test_bad_data_are_refused(content: str, message: str, target: Path, tmp_path
 def test_bad_data_are_refused_before_weights_are_read(data: Path, tmp_path: Path) -> None:
     target = write_target(tmp_path / "target")
     (target / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ConfigError, match="there are no data"):
+    with pytest.raises(ConfigError, match="does not exist"):
         train("medusa", options(target, tmp_path / "none", tmp_path / "head"))
     with pytest.raises(ModelError, match="cannot be read"):
         train("medusa", options(target, data, tmp_path / "head"))
@@ -415,7 +418,7 @@ def test_a_full_disk(target: Path, data: Path, tmp_path: Path) -> None:
     work = tmp_path / "head" / "training"
     work.mkdir(parents=True)
     (work / "checkpoint.pt.partial").symlink_to("/dev/full")
-    with pytest.raises(ConfigError, match=r"checkpoint\.pt cannot be written: .*goes on from its last checkpoint$"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.pt cannot be written: .*to resume from the last checkpoint$"):
         train("medusa", options(target, data, tmp_path / "head", **SHORT))
 
 
@@ -438,9 +441,9 @@ def test_bad_files_are_refused(target: Path, data: Path, tmp_path: Path) -> None
     whole = tmp_path / "data.json"
     whole.write_text('[{"text": "ABCDEFGH"}]')
     for file, message in (
-        (tmp_path / "none", "there are no data"),
+        (tmp_path / "none", "does not exist"),
         (binary, "is not text in UTF-8"),
-        (whole, "into one that ends in .jsonl"),
+        (whole, "in a file that ends in .jsonl"),
     ):
         with pytest.raises(ConfigError, match=message):
             train("medusa", options(target, file, tmp_path / "head"))
@@ -502,7 +505,7 @@ def test_the_command(target: Path, data: Path, tmp_path: Path, capsys: pytest.Ca
     assert config["medusa_num_heads"] == 2
     assert "--num-heads 2" in (tmp_path / "head" / "README.md").read_text()
     assert main(["train", "mlp_speculator", *flags]) == 2
-    assert "holds a model already" in capsys.readouterr().err
+    assert "already holds a model" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["train", "medusa", *flags, "--inner-dim", "3"])
     assert "unknown flag --inner-dim" in capsys.readouterr().err

@@ -121,4 +121,4 @@ def test_nothing_is_learnt_from_what_is_held_out(tmp_path: Path, monkeypatch: py
     letters = {int(text.tokens[-1]) for text in given}
     assert len(letters) == 9
     assert "9 texts" in (tmp_path / "head" / "README.md").read_text()
-    assert "1 more were held out" in (tmp_path / "head" / "README.md").read_text()
+    assert "1 more texts were held out" in (tmp_path / "head" / "README.md").read_text()

@@ -43,7 +43,7 @@ def test_prompts_are_what_the_target_says_after_the_header(target: Path, tmp_pat
         assert (said.text.strip(), said.finish_reason) == (entry["prompt"], "stop")
         shown = codec.encode(f"user: {entry['prompt']}\nassistant:", add_special_tokens=False)
         assert text.tokens.tolist() == shown[-96:]
-        assert not text.counted.any()
+        assert not text.loss_mask.any()
 
 
 def test_a_stopped_run_goes_on(target: Path, tmp_path: Path) -> None:

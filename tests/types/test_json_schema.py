@@ -94,5 +94,5 @@ def test_the_switch() -> None:
     form = StructuredOutputsParams(json=schema, disable_additional_properties=True, disable_any_whitespace=True)
     (output,) = llm.generate(["x = "], SamplingParams(temperature=0, max_tokens=64, structured_outputs=form))
     assert output.outputs[0].text == '{"a":1}'
-    with pytest.raises(RequestError, match="disable_additional_properties is about a JSON schema"):
+    with pytest.raises(RequestError, match="disable_additional_properties applies to JSON schemas only"):
         StructuredOutputsParams(regex="a", disable_additional_properties=True)

@@ -47,7 +47,7 @@ def test_the_embedded_model(
     kinds: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The suite verifies a few of the methods that the command verifies."""
-    assert {*same_tokens._everything()} == {*embedded_configs(), "auto", same_tokens.UNION}
+    assert {*same_tokens._all_methods()} == {*embedded_configs(), "auto", same_tokens.UNION}
     names = FEW if kinds == same_tokens.QUICK else embedded_configs()
     chosen = {name: config for name, config in embedded_configs().items() if name in names}
     monkeypatch.setattr(same_tokens, "embedded_configs", lambda: chosen)

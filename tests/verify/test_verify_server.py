@@ -79,7 +79,7 @@ def test_a_server_that_changes_its_mind(moody: str, capsys: pytest.CaptureFixtur
     ("url", "words"),
     [
         ("http://127.0.0.1:9", "no server answers at http://127.0.0.1:9/v1 ("),
-        ("127.0.0.1:9", "is no address of a server"),
+        ("127.0.0.1:9", "is not the address of a server"),
         ("http://a:b@c", "leave user and password out"),
     ],
 )

@@ -35,7 +35,7 @@ def rejection(kernels: Kernels, span: Span, walk: Walk) -> Verdict:
     below: list[list[int]] = [[] for _ in range(len(span.draft) + 1)]
     for node, parent in enumerate(span.draft.parents):
         below[parent].append(node)
-    while (distribution := walk.here()) is not None:
+    while (distribution := walk.next_distribution()) is not None:
         children, position, index = below[walk.node], span.end + len(walk.tokens), len(walk.tokens) + 1
         key = noise_key(position, Purpose.ACCEPT, index)
         accepted, left = _round(kernels, span, walk, children, distribution, key)
@@ -97,7 +97,7 @@ def _round(
             continue
         distribution = distribution or own
         assert distribution is not None
-        place = distribution.place(token)
+        place = distribution.index_of(token)
         if place is None or float(distribution.logs[place]) == -inf:
             break  # the distribution had no further token, and what stands here was not drawn
         if coin < exp(min(_log_ratio(left, distribution, token), 0.0)):
@@ -114,7 +114,7 @@ def _round(
 
 def _log_ratio(target: Tensor, distribution: Distribution, token: int) -> float:
     """Return the log of how much likelier a drawn token is to the target; -inf where it is impossible."""
-    place = distribution.place(token)
+    place = distribution.index_of(token)
     own = -inf if place is None else float(distribution.logs[place])
     wanted = float(target[token])
     return wanted - own if wanted > -inf and own > -inf else -inf

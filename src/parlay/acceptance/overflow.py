@@ -46,6 +46,6 @@ def _decides(row: Tensor) -> bool:
 
 def _overflow() -> EngineFaultError:
     return EngineFaultError(
-        "the model's logits are all equal or no numbers: its activations overflow, or its weights are damaged; "
+        "the model's logits are all equal or NaN: its activations overflow, or its weights are damaged; "
         "try dtype='float32', or another copy of the model"
     )

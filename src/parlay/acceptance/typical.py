@@ -40,7 +40,7 @@ def typical(
         return max(paths, key=len, default=[])
 
     ahead = [] if walk.by_path else longest(ROOT)
-    while (distribution := walk.here()) is not None:
+    while (distribution := walk.next_distribution()) is not None:
         found = likely(walk.node, distribution) if walk.by_path else ahead[len(walk.tokens) :]
         if not found:
             walk.draw(distribution, span.end + len(walk.tokens))

@@ -64,7 +64,7 @@ class Walk:
         """Return the log-probabilities `[V]` of the token after a node, where they do not depend on the path."""
         return self._distributions[1 + node]  # the root's row comes first, and ROOT is -1
 
-    def here(self) -> Tensor | None:
+    def next_distribution(self) -> Tensor | None:
         """Return those of the next token; None if the request's processor failed, which is called once a token."""
         if self._processor is not None:
             row = self._logits[1 + self.node].clone()

@@ -15,7 +15,7 @@ from parlay.llm import LLM
 from parlay.log import logger
 from parlay.models.select import describe_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
-from parlay.proposers.select import brought_by, embedded_configs, make_proposer, proposers, resolve_method
+from parlay.proposers.select import bundled_proposers, embedded_configs, make_proposer, proposers, resolve_method
 from parlay.text.tokenizer import TextCodec
 from parlay.types.output import CompletionOutput
 from parlay.types.params import SamplingParams
@@ -56,7 +56,8 @@ def contenders(
     path = find_model(model)
     heads = path / FOLDER
     found = embedded_configs(length, heads)
-    found |= {name: SpeculativeConfig(method=name, num_speculative_tokens=length) for name in brought_by(target)}
+    for name in bundled_proposers(target):
+        found[name] = SpeculativeConfig(method=name, num_speculative_tokens=length)
     found |= {
         name: SpeculativeConfig(method=name, num_speculative_tokens=length, options={"model": checkpoint})
         for name, checkpoint in drafts.items()
@@ -81,7 +82,7 @@ def contenders(
                 f"the method {name!r} has no checkpoint for {shown(model)}; give one with --draft {name}=PATH"
             )
     usable[AUTO] = automatic(length)
-    return {name: _united(name, usable) for name in dict.fromkeys((PLAIN, *methods))}
+    return {name: _combined(name, usable) for name in dict.fromkeys((PLAIN, *methods))}
 
 
 def budgeted(
@@ -136,14 +137,14 @@ def automatic(length: int | None = None) -> SpeculativeConfig:
     return SpeculativeConfig(method=AUTO, num_speculative_tokens=length, lengths="goodput")
 
 
-def _united(name: str, alone: Mapping[str, SpeculativeConfig]) -> SpeculativeConfig:
+def _combined(name: str, alone: Mapping[str, SpeculativeConfig]) -> SpeculativeConfig:
     """Return the config of the methods of a name together, from each one's own config."""
     parts = name.split(_AND)
     if len(parts) == 1:
         return alone[name]
     for part in parts:
         if part == PLAIN or parts.count(part) > 1:
-            raise ConfigError(f"{part!r} is no part of {shown(name)}; name methods that draft, each of them once")
+            raise ConfigError(f"{part!r} cannot be a part of {shown(name)}; give methods that draft, each once")
     configs = [alone[part] for part in parts if part != AUTO]
     if AUTO in parts:
         configs.append(alone[AUTO])
@@ -152,9 +153,9 @@ def _united(name: str, alone: Mapping[str, SpeculativeConfig]) -> SpeculativeCon
 
 def _leave_out(name: str, error: ModelError, path: Path) -> None:
     if not has_embedded_vocabulary(TextCodec(path)):  # it is not expected to fit
-        logger.info("%s is left out: %s", name, error)
+        logger.info("%s is skipped: %s", name, error)
         return
-    logger.warning("%s is left out: %s; a head for this model is given with --draft %s=PATH", name, error, name)
+    logger.warning("%s is skipped: %s; a head for this model is given with --draft %s=PATH", name, error, name)
 
 
 def engines(
@@ -201,8 +202,8 @@ def engines(
             if not made:
                 raise
             raise CapacityError(
-                f"the engine for {name} does not fit beside the {len(made)} before it ({error}); "
-                "compare fewer methods, or budgets of them, at once"
+                f"the engine for {name} does not fit into memory with the {len(made)} before it ({error}); "
+                "compare fewer methods or budgets at once"
             ) from None
     return made
 

@@ -26,7 +26,7 @@ def check_target(path: Path) -> None:
         ConfigError: matplotlib is missing, or the path is no PNG file in a folder that exists.
     """
     if path.suffix.lower() != ".png" or not path.absolute().parent.is_dir():
-        raise ConfigError(f"a plot is a .png file in a folder that exists, not {str(path)!r}")
+        raise ConfigError(f"a plot must be a .png file in an existing directory, not {str(path)!r}")
     if find_spec("matplotlib") is None:
         raise ConfigError("plots need matplotlib; pip install 'parlay[plot]'")
 

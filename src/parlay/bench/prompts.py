@@ -100,9 +100,9 @@ def _object(line: str) -> Mapping[str, Any]:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"this is no JSON: {error}") from None
+        raise ConfigError(f"invalid JSON: {error}") from None
     if not isinstance(entry, Mapping):
-        raise ConfigError(f"an entry is an object with {_FORMS}, not {shown(entry)}")
+        raise ConfigError(f"an entry must be an object with {_FORMS}, not {shown(entry)}")
     return entry
 
 
@@ -110,7 +110,7 @@ def _tokens(entry: Mapping[str, Any], codec: TextCodec, longest: int) -> tuple[i
     if "turns" in entry:
         turns = entry["turns"]
         if not isinstance(turns, list) or not turns or not isinstance(turns[0], str):
-            raise ConfigError(f"'turns' is a list of texts, not {shown(turns)}")
+            raise ConfigError(f"'turns' must be a list of texts, not {shown(turns)}")
         tokens = _chat([{"role": "user", "content": turns[0]}], codec)
     elif "messages" in entry:
         tokens = _chat(entry["messages"], codec)
@@ -120,13 +120,13 @@ def _tokens(entry: Mapping[str, Any], codec: TextCodec, longest: int) -> tuple[i
         raise ConfigError(f"an entry has {_FORMS}, the last a text; this one has {shown(list(entry))}")
     if not 0 < len(tokens) <= longest:
         raise ConfigError(
-            f"the prompt has {len(tokens)} tokens, but with what is to follow it there is room for 1 to {longest}; "
+            f"the prompt has {len(tokens)} tokens, but with the completion there is room for 1 to {longest}; "
             "leave the line out, or lower --max-tokens"
         )
     return tuple(tokens)
 
 
 def _chat(messages: Any, codec: TextCodec) -> list[int]:
-    if not codec.chats:
+    if not codec.has_chat_template:
         raise ConfigError("the model has no chat template for this; give lines with 'prompt'")
     return codec.encode(codec.chat(messages), add_special_tokens=False)

@@ -66,7 +66,7 @@ class Record:
         if path is None:
             return
         if path.suffix != ".json" or not path.absolute().parent.is_dir():
-            raise ConfigError(f"an output is a .json file in a folder that exists, not {shown(str(path))}")
+            raise ConfigError(f"an output must be a .json file in an existing directory, not {shown(str(path))}")
         if path.exists():
             self._resume(path)
 

@@ -98,7 +98,11 @@ def workload(
         ConfigError: prompts and completions do not fit into that, or the dataset cannot be read.
     """
     random = Random(options.seed)
-    draw = _from_file(codec, options, limit, random) if options.dataset else _cut(codec, options, limit, random)
+    draw = (
+        _from_file(codec, options, limit, random)
+        if options.dataset
+        else _sample_prompts(codec, options, limit, random)
+    )
     work = []
     for _ in range(options.num_iters_warmup + options.num_iters):
         prompts, params = [], []
@@ -123,7 +127,7 @@ def _from_file(codec: TextCodec, options: SpeedOptions, limit: int, random: Rand
     return (prompt for _ in count() for prompt in random.sample(known, len(known)))
 
 
-def _cut(codec: TextCodec, options: SpeedOptions, limit: int, random: Random) -> Iterator[list[int]]:
+def _sample_prompts(codec: TextCodec, options: SpeedOptions, limit: int, random: Random) -> Iterator[list[int]]:
     """Yield pieces of the code that comes with the package."""
     shortest, longest = options.lengths
     if longest + options.output_len > limit:

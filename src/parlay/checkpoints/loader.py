@@ -1,6 +1,6 @@
 """Reading weights, strictly: what is missing, left over or of another shape is known before any data is read.
 
-Leftovers that a family explains, such as layers that predict further tokens, are handed back by name.
+Leftovers that a family explains, such as MTP layers, are handed back by name.
 """
 
 import math

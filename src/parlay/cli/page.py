@@ -16,7 +16,7 @@ def check_page(path: Path) -> None:
         ConfigError: it is no Markdown file in a folder that exists.
     """
     if path.suffix != ".md" or not path.absolute().parent.is_dir():
-        raise ConfigError(f"a report is a .md file in a folder that exists, not {shown(str(path))}")
+        raise ConfigError(f"a report must be a .md file in an existing directory, not {shown(str(path))}")
 
 
 def write_page(path: Path, title: str, rows: Sequence[dict[str, Any]], columns: Columns) -> None:

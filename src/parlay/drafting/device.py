@@ -109,7 +109,7 @@ class Device:
         """Whether the next length is chosen anew in this step."""
         return self._length > 0 or step % TRIAL_INTERVAL == 0
 
-    def rests(self, step: int, requests: Iterable[Drafted]) -> bool:
+    def proposer_idle(self, step: int, requests: Iterable[Drafted]) -> bool:
         """Whether it is off in a step, and nothing of these requests waits for it or is its own."""
         if self._length or self.next_length or self.chooses_length(step):
             return False

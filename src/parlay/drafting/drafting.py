@@ -184,9 +184,9 @@ class Drafting:
                 state.why = Why.PAUSED if state.hosts or state.device else Why.NOT_ALLOWED
             # The next step may begin behind this one, or behind the end of a prompt.
             next_drafts = self._device is not None and self._device.chooses_length(self._steps + 1)
-            rests = not next_drafts and all(part.known == 1 for _, part in rows)
+            proposer_idle = not next_drafts and all(part.known == 1 for _, part in rows)
             timed = not self._steps % _TIMED
-            return StepDrafts([PLAIN] * len(rows), self._forgotten(), timed=timed, rests=rests)
+            return StepDrafts([PLAIN] * len(rows), self._forgotten(), timed=timed, proposer_idle=proposer_idle)
         try:
             return self._plan(rows, left, most, waiting=waiting)
         except Exception as error:
@@ -229,7 +229,7 @@ class Drafting:
         if self._eager or self._hit:
             return False
         policy, device = self.policy, self._device
-        if device is not None and not device.rests(self._steps, (request for request, _ in rows)):
+        if device is not None and not device.proposer_idle(self._steps, (request for request, _ in rows)):
             return False
         if policy is None or not self._hosts:
             return not self._hosts

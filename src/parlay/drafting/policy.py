@@ -466,12 +466,12 @@ class Policy:
         """
         if times.settled and drafted and self.plain < _SHORT:
             self.cost.bound(rows, keys, seconds)
-            if self.ahead is not None and not times.rested:
+            if self.ahead is not None and not times.idle_steps:
                 self.ahead.verified(rows, keys, seconds)
             else:
                 self._verifying = self._verifying or self.cost.derive()
                 self._verifying.observe(rows, keys, seconds)
-        elif times.settled and (drafted or times.rested >= self._cold):
+        elif times.settled and (drafted or times.idle_steps >= self._cold):
             measured = self.measuring.left > 0 and self.ahead is not None
             if self.cost.observe(rows, keys, seconds, measured=measured) < _SURPRISE and self.measuring.left:
                 self.measuring.reset()

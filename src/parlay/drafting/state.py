@@ -184,7 +184,7 @@ class StepDrafts:
         timed: whether its time is to be learnt.
         asking: seconds of asking host proposers, which are no part of its cost.
         length: most nodes in a row that a device proposer makes at its end.
-        rests: see `Plan`.
+        proposer_idle: see `Plan`.
     """
 
     parts: Sequence[StepPart] = ()
@@ -198,7 +198,7 @@ class StepDrafts:
     timed: bool = True
     asking: float = 0.0
     length: int = 0
-    rests: bool = False
+    proposer_idle: bool = False
 
 
 class Outcome(NamedTuple):

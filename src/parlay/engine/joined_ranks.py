@@ -18,7 +18,7 @@ from parlay.engine.rank import Assignment
 from parlay.engine.ranks import Ranks
 from parlay.errors import RankError
 from parlay.log import logger
-from parlay.parallel.gloo import Gloo, GlooRing, connect_ranks, make_store, reach_store
+from parlay.parallel.gloo import Gloo, GlooRing, connect_ranks, connect_store, make_store
 
 _JOINING = 600.0  # seconds until all have to be there
 _POLL = 1.0  # seconds between two checks whether they still may come
@@ -76,11 +76,11 @@ class JoinedRanks(Ranks):
                 link.send_bytes(msgspec.msgpack.encode(own))
             except OSError:
                 raise RankError(f"rank {rank} has left while others joined; start the engine again") from None
-        own_store = reach_store(hosts[0], store.port)  # which may outlive the one that listens
-        ways = exchange, ring, drafts = connect_ranks(own_store, hosts[0], first.seat, self._timeout)
+        own_store = connect_store(hosts[0], store.port)  # which may outlive the one that listens
+        ways = exchange, ring, drafts = connect_ranks(own_store, hosts[0], first.position, self._timeout)
         self._ways += [way for way in ways if way is not None]
-        self.group = first.seat.group(exchange, ring, fast=first.fast)
-        self.draft_group = first.seat.draft_group(drafts)
+        self.group = first.position.group(exchange, ring, fast=first.fast)
+        self.draft_group = first.position.draft_group(drafts)
 
     def wait(self, numerics: Sequence[str]) -> None:
         """See `Ranks.wait`; from then on, nothing listens here."""

@@ -11,7 +11,7 @@ from parlay.engine.resolve import ResolvedEngine
 from parlay.kernels.base import Kernels
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
-from parlay.models.select import CausalModel, load_ends, load_model
+from parlay.models.select import CausalModel, load_embed_and_lm_head, load_model
 from parlay.numerics.digests import start_digest
 from parlay.numerics.identify import Numerics, cases, check_model, describe_numerics, identify
 from parlay.numerics.kernel_choice import choose_kernels
@@ -61,7 +61,7 @@ def load(engine: ResolvedEngine, on_progress: OnProgress) -> LoadedEngine:
     tune(kernels, threads)
     taps, share = (engine.drafter.taps, engine.drafter.share) if engine.drafter else ((), None)
     ranks.start(Assignment.of(config, model, dtype, engine.max_model_len, blocks, engine.allocated, share, taps))
-    with progress.target(engine.machine.weights - engine.draft_bytes) as on_read, kernels.here():
+    with progress.target(engine.machine.weights - engine.draft_bytes) as on_read, kernels.device_context():
         target = load_model(model, dtype, engine.max_model_len, kernels, ranks.group, on_read)
     identity = identify(model, engine.max_model_len, digest.result())
     invariance = check_model(target, identity, kernels, invariance, threads)
@@ -76,8 +76,8 @@ def load(engine: ResolvedEngine, on_progress: OnProgress) -> LoadedEngine:
             summing=ranks.group.size if ranks.group.fast else 1,
         ),
     )
-    with kernels.here():
-        ends = load_ends(model, dtype, kernels) if engine.whole_ends else target
+    with kernels.device_context():
+        ends = load_embed_and_lm_head(model, dtype, kernels) if engine.whole_ends else target
     _load_proposers(engine, loaded, ends, progress)
     ranks.wait((*arithmetic(kernels.name, invariance.bits), identity))
     return loaded
@@ -88,7 +88,7 @@ def _load_proposers(engine: ResolvedEngine, loaded: LoadedEngine, ends: CausalMo
     # A proposer that processes every row of the target runs one more token for each request that emits.
     max_rows = config.max_num_batched_tokens + config.max_num_seqs
     for method in engine.methods:
-        with progress.proposer(method) as on_read, loaded.kernels.here():
+        with progress.proposer(method) as on_read, loaded.kernels.device_context():
             runtime = Runtime(
                 kernels=loaded.kernels,
                 num_blocks=engine.num_blocks,
@@ -101,6 +101,6 @@ def _load_proposers(engine: ResolvedEngine, loaded: LoadedEngine, ends: CausalMo
                 keep_distributions=engine.speculative.verification in DRAWN,
                 processors=loaded.processors,
                 group=ranks.draft_group,
-                tell=ranks.on_call,
+                broadcast=ranks.on_call,
             )
             method.proposer.load(runtime)

@@ -55,8 +55,8 @@ def loads(
     size = config.machines
     weights = weight_bytes(model, dtype) // size
     # Ranks of one machine hold all of the model together.
-    sharing = config.tensor_parallel_size if size > 1 else 1
-    specs = [cache_spec(model, dtype, RankPosition(rank, size, sharing).group(None, None)) for rank in range(size)]
+    tp_size = config.tensor_parallel_size if size > 1 else 1
+    specs = [cache_spec(model, dtype, RankPosition(rank, size, tp_size).group(None, None)) for rank in range(size)]
     return tuple(
         Load(weights + drafts.weights, (spec, *drafts.groups)) if rank < drafters else Load(weights, (spec,))
         for rank, spec in enumerate(specs)

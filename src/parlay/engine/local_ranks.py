@@ -61,7 +61,7 @@ class LocalRanks(Ranks):
         Raises:
             ConfigError: this machine has no memory that processes could share.
         """
-        first = replace(first, room=self._room, timeout=self._timeout, share=first.share and first.share.found)
+        first = replace(first, room=self._room, timeout=self._timeout, share=first.share and first.share.local)
         try:
             from parlay.kernels.exchange import make_memory, make_ring, map_memory
 
@@ -69,26 +69,27 @@ class LocalRanks(Ranks):
                 self._files.append(file)
                 return file
 
-            seat = first.seat
+            position = first.position
             lifeline, _ = map(kept, os.pipe())
-            stages = [kept(make_memory(seat.sharing, self._room)) for _ in range(seat.stages)]
-            rings = [kept(make_ring(seat.stages, seat.stages, first.handed)) for _ in range(seat.sharing)]
-            drafts = kept(make_memory(max(seat.drafters, 1), self._room))
+            stages = [kept(make_memory(position.tp_size, self._room)) for _ in range(position.stages)]
+            count = position.stages
+            rings = [kept(make_ring(count, count, first.stage_bytes)) for _ in range(position.tp_size)]
+            drafts = kept(make_memory(max(position.draft_tp_size, 1), self._room))
             exchange, ring, among_drafters = map_memory(
-                (stages[0], rings[0], drafts), seat, self._room, first.handed, self._timeout
+                (stages[0], rings[0], drafts), position, self._room, first.stage_bytes, self._timeout
             )
         except (ImportError, AttributeError, OSError) as error:
             raise ConfigError(
                 f"{first.size} ranks need the native kernels and shared memory, which this machine lacks "
                 f"({error}); leave their number at 1"
             ) from error
-        self.group = seat.group(exchange, ring, fast=first.fast)
-        self.draft_group = seat.draft_group(among_drafters)
+        self.group = position.group(exchange, ring, fast=first.fast)
+        self.draft_group = position.draft_group(among_drafters)
         stay_on(self._places[0])
         for rank, threads in enumerate(self._threads[1:], 1):
             own = replace(first, rank=rank, processors=sorted(self._places[rank]))
             here, there = Pipe()
-            files = there.fileno(), lifeline, stages[own.seat.stage], rings[own.seat.place], drafts
+            files = there.fileno(), lifeline, stages[own.position.stage], rings[own.position.tp_rank], drafts
             self._links.append(here)
             self._processes.append(
                 subprocess.Popen(

@@ -52,9 +52,9 @@ class Assignment:
         max_model_len: longest sequence.
         blocks, block_size: of the cache.
         device: as in `EngineConfig`.
-        rank, size, sharing: see `RankPosition`.
+        rank, size, tp_size: see `RankPosition`.
         room: bytes that a rank may send at once, through shared memory.
-        handed: bytes of the longest message to the next stage.
+        stage_bytes: bytes of the longest message to the next stage.
         store: port of rank 0's machine where ranks of several machines find each other.
         timeout: seconds to wait for another rank.
         processors: to run on.
@@ -78,9 +78,9 @@ class Assignment:
     device: str
     rank: int = 0
     size: int = 1
-    sharing: int = 1
+    tp_size: int = 1
     room: int = 0
-    handed: int = 0
+    stage_bytes: int = 0
     store: int = 0
     timeout: float = 0.0
     processors: Sequence[int] = ()
@@ -117,8 +117,8 @@ class Assignment:
             config.block_size,
             config.device,
             size=config.ranks,
-            sharing=config.tensor_parallel_size,
-            handed=rows * (2 + len(taps) + model.handed) * model.hidden_size * dtype.itemsize,
+            tp_size=config.tensor_parallel_size,
+            stage_bytes=rows * (2 + len(taps) + model.extra_intermediates) * model.hidden_size * dtype.itemsize,
             fast=config.tensor_parallel_mode == "fast",
             taps=taps,
             share=share,
@@ -126,10 +126,10 @@ class Assignment:
         )
 
     @property
-    def seat(self) -> RankPosition:
+    def position(self) -> RankPosition:
         """Where it is among the ranks."""
         drafters = 0 if self.share is None or self.rank >= self.share.ranks else self.share.ranks
-        return RankPosition(self.rank, self.size, self.sharing, drafters)
+        return RankPosition(self.rank, self.size, self.tp_size, drafters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
         ConfigError, ModelError: what is wrong, and stays so until something is changed; rank 0 knows it too.
     """
     from parlay.engine.joining import connect
-    from parlay.parallel.gloo import connect_ranks, reach_store
+    from parlay.parallel.gloo import connect_ranks, connect_store
 
     connection, host = connect(address, key)
     with ExitStack() as ended, connection:
@@ -190,14 +190,14 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
                 "on all machines"
             ) from None
         logger.warning("rank %d of %d of %s", own.rank, own.size, own.model)
-        store = reach_store(address[0], own.store)
-        ways = exchange, ring, drafts = connect_ranks(store, host, own.seat, own.timeout)
+        store = connect_store(address[0], own.store)
+        ways = exchange, ring, drafts = connect_ranks(store, host, own.position, own.timeout)
         for way in ways:
             if way is not None:
                 ended.callback(way.close)
         try:
             path = find_model(model or own.model, Hub(revision=own.revision))
-            digest, group = start_digest(path), own.seat.group(exchange, ring, fast=own.fast)
+            digest, group = start_digest(path), own.position.group(exchange, ring, fast=own.fast)
             tokens, available = own.blocks * own.block_size, env.available_memory()
             check_room(_describe(own, path), getattr(torch, own.dtype), group, tokens, own.states, available)
             runner, numerics = _load(own, path, group)
@@ -229,11 +229,12 @@ def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> Non
         from parlay.kernels.exchange import map_memory  # which not every installation has
 
         files = memory, ring, drafts
-        ways = exchange, channel, among_drafters = map_memory(files, own.seat, own.room, own.handed, own.timeout)
+        sizes = own.room, own.stage_bytes
+        ways = exchange, channel, among_drafters = map_memory(files, own.position, *sizes, own.timeout)
         for file in set(files):
             os.close(file)
         try:
-            runner, numerics = _load(own, Path(own.path), own.seat.group(exchange, channel, fast=own.fast))
+            runner, numerics = _load(own, Path(own.path), own.position.group(exchange, channel, fast=own.fast))
             drafter = _load_share(own, runner, among_drafters)
         except Exception as error:
             connection.send_bytes(msgspec.msgpack.encode(RankReady(error=f"{type(error).__name__}: {error}")))
@@ -264,7 +265,7 @@ def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple
     tune(kernels, env.threads())
     model = load_model(config, dtype, own.max_model_len, kernels, group)
     runner = ModelRunner(model, kernels, own.blocks, own.block_size, group, room=own.states)
-    if own.seat.stages > 1:  # the states between layers are on the rank that has these layers
+    if own.position.stages > 1:  # the states between layers are on the rank that has these layers
         runner.tap(tuple(own.taps))
     return runner, arithmetic(kernels.name, invariance.bits)
 
@@ -274,7 +275,7 @@ def _load_share(own: Assignment, runner: ModelRunner, drafters: Exchange | None)
     share = own.share
     if share is None or drafters is None:
         return None
-    group = own.seat.draft_group(drafters)
+    group = own.position.draft_group(drafters)
     target, kernels = runner.model, runner.kernels
     config = SpeculativeConfig(method=share.method, options=share.options)
     proposer = make_proposer(config, TargetInfo(target.config, target.dtype, own.max_model_len, ranks=share.ranks))

@@ -13,7 +13,7 @@ from parlay import env
 from parlay.engine.rank import Assignment, RankReady, differing, other_bits
 from parlay.errors import ConfigError, RankError
 from parlay.parallel.group import ALONE, Group
-from parlay.runner.orders import OnOrder, Order, Refusal, encode, nobody
+from parlay.runner.orders import Broadcast, Order, Refusal, encode, no_broadcast
 
 _ENDED = "rank {} of this engine has ended"
 _POLL = 2.0
@@ -98,9 +98,9 @@ class Ranks:
         """
 
     @property
-    def on_order(self) -> OnOrder:
+    def on_order(self) -> Broadcast:
         """The function to call with every order for the others."""
-        return self._orders if self._links else nobody
+        return self._orders if self._links else no_broadcast
 
     @property
     def poll_interval(self) -> float | None:
@@ -118,10 +118,10 @@ class Ranks:
                 raise RankError(f"{_ENDED.format(rank)}; start the engine again")
 
     @property
-    def on_call(self) -> OnOrder:
+    def on_call(self) -> Broadcast:
         """The function to call with every order for those that share a proposer's layers."""
         count = self.draft_group.size - 1
-        return (lambda order: self._orders(order, count)) if count else nobody
+        return (lambda order: self._orders(order, count)) if count else no_broadcast
 
     def wait(self, numerics: Sequence[str]) -> None:
         """Wait until all have loaded their share.

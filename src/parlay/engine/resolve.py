@@ -22,7 +22,7 @@ from parlay.proposers.base import DeviceProposer, TargetInfo
 from parlay.proposers.draft_slots import scratch_blocks
 from parlay.proposers.draft_states import DRAFT_PLACES
 from parlay.proposers.select import explain_if_draft_head
-from parlay.runner.footprint import end_bytes
+from parlay.runner.footprint import embed_and_lm_head_bytes
 from parlay.text.tokenizer import TextCodec
 from parlay.types.cache import StateRoom
 
@@ -86,17 +86,17 @@ def resolve(config: EngineConfig, speculative: SpeculativeConfig) -> ResolvedEng
         check_ranks(model, *config.split)
         max_model_len = longest_sequence(config, model.max_position)
         codec = text_codec(config, model, hub)
-        if config.device != "cpu" and model.foreign is not None:
+        if config.device != "cpu" and model.library_model is not None:
             raise ConfigError(
                 f"device={config.device!r} is for parlay's own model families, and {path} is computed by "
-                f"{model.foreign.library}; leave device at 'cpu'"
+                f"{model.library_model.library}; leave device at 'cpu'"
             )
         target = TargetInfo(model, dtype, max_model_len, hub, *config.split, tokenizer=codec.path)
         methods = find_methods(speculative, target)
         drafter = device_proposer(methods)
-        whole_ends = config.tensor_parallel_size > 1 and any(m.proposer.runs_ends for m in methods)
+        whole_ends = config.tensor_parallel_size > 1 and any(m.proposer.uses_embed_or_lm_head for m in methods)
         draft_bytes = sum(m.proposer.bytes_on(config.machines) for m in methods)
-        draft_bytes += end_bytes(model, dtype) if whole_ends else 0
+        draft_bytes += embed_and_lm_head_bytes(model, dtype) if whole_ends else 0
         drafts = Load(draft_bytes, tuple(m.proposer.cache for m in methods if m.proposer.cache))
         share = drafter.share if drafter else None
         machines = loads(config, model, dtype, drafts, share.ranks if share else 1)
@@ -120,7 +120,7 @@ def resolve(config: EngineConfig, speculative: SpeculativeConfig) -> ResolvedEng
         machine=machines[0],
         num_blocks=num_blocks,
         room=room,
-        scratch=scratch_blocks(config.block_size) if any(m.proposer.borrows for m in methods) else 0,
+        scratch=scratch_blocks(config.block_size) if any(m.proposer.uses_target_cache for m in methods) else 0,
         ranks=ranks,
     )
 

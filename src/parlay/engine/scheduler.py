@@ -146,7 +146,7 @@ class Scheduler:
         most = self._config.max_num_batched_tokens - (self._left - left)
         drafts = self.drafting.plan(rows.items(), left, most, waiting=bool(self._waiting))
         spans = tuple(map(self._span, rows, rows.values(), drafts.parts))
-        plan = Plan(next(self._plan_ids), spans, drafts.forgotten, drafts.rests)
+        plan = Plan(next(self._plan_ids), spans, drafts.forgotten, drafts.proposer_idle)
         self._under_way |= {request.request_id: request for request in rows}
         self._drafts.append((plan, drafts))
         return plan

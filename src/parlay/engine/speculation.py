@@ -19,7 +19,7 @@ from parlay.engine.timing import timed_passes
 from parlay.errors import ConfigError, RequestError, nearest
 from parlay.log import logger
 from parlay.proposers.base import DeviceProposer, Proposer, TargetInfo
-from parlay.proposers.select import make_proposer, resolve_methods, with_embedded, with_own
+from parlay.proposers.select import make_proposer, resolve_methods, with_bundled, with_embedded
 from parlay.runner.runner import ModelRunner
 from parlay.types.params import SpeculationOverride
 
@@ -34,7 +34,7 @@ def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[Method,
         ModelError: a proposer's model cannot be found or does not fit.
     """
     found: list[Method] = []
-    config = with_own(with_embedded(config, target.config.path), target)
+    config = with_bundled(with_embedded(config, target.config.path), target)
     for one in resolve_methods(config, target.hub):
         assert one.method is not None
         proposer = make_proposer(one, target)
@@ -86,10 +86,14 @@ def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -
     chains = tree == "off" or config.verification == BLOCK or (tree == "auto" and config.lengths == "fixed")
     if not isinstance(proposer, DeviceProposer):
         return Method(name, proposer, length, nodes=0 if chains else most or _NODES)
-    if proposer.longest is not None and length > proposer.longest and not isinstance(tree, TreeShape):
+    if (
+        proposer.max_draft_tokens is not None
+        and length > proposer.max_draft_tokens
+        and not isinstance(tree, TreeShape)
+    ):
         raise ConfigError(
-            f"num_speculative_tokens={most} is more than the {proposer.longest} tokens that {name!r} drafts at once; "
-            "lower it"
+            f"num_speculative_tokens={most} is more than the {proposer.max_draft_tokens} tokens that {name!r} "
+            "drafts at once; lower it"
         )
     choices = proposer.choices
     if choices is not None:
@@ -111,7 +115,7 @@ def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -
     for limit, what in (
         (nodes, f"num_speculative_tokens={nodes}"),
         (target.max_model_len - 1, f"max_model_len={target.max_model_len}"),
-        (proposer.deepest or depth, f"the {proposer.deepest} tokens that {name!r} can draft in a row"),
+        (proposer.max_depth or depth, f"the {proposer.max_depth} tokens that {name!r} can draft in a row"),
     ):
         if depth > limit:
             raise ConfigError(f"tree depth {depth} exceeds {what}; lower the depth")

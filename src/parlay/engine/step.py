@@ -18,7 +18,7 @@ from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.kernels.base import Kernels, StateView
 from parlay.proposers.base import DeviceProposer
-from parlay.runner.batch import Batch, Stretch, flatten, placed_states
+from parlay.runner.batch import Batch, Segment, flatten, placed_states
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.bound_processor import NO_PROCESSORS, Processors
 from parlay.sampling.distribution import Distribution, separate
@@ -85,12 +85,12 @@ class Worker:
         self._distributions: dict[int, tuple[Distribution, ...]] = {}  # that pending drafts' nodes were drawn from
         self._processed_logprobs = processed_logprobs
         self._kernels, self._verify = kernels, verify
-        self._runner, self._unsettled = runner, runner.unsettled
+        self._runner, self._recordings = runner, runner.recordings
         self._proposer = proposer
         self._stale = False  # whether passes may be under way of which no plan is left
         self._processing = False  # whether requests' processors are at work, or were when a step ended half-way
         self._failed = 0  # steps in a row in which drafting failed for no request's fault
-        self._rested = SETTLED.rested  # steps since the proposer ran
+        self._idle_steps = SETTLED.idle_steps  # steps since the proposer ran
         if proposer is not None:
             runner.tap(proposer.taps)
 
@@ -133,13 +133,13 @@ class Worker:
             self._runner.discard()
             self._stale = False
         spans = plan.spans
-        stretches = [Stretch(s.tokens, s.start, s.blocks, s.draft, states=s.states) for s in spans]
-        stretches += [
-            Stretch(s.catch_up.rerun, s.catch_up.rerun_start, s.blocks, stored=False)
+        segments = [Segment(s.tokens, s.start, s.blocks, s.draft, states=s.states) for s in spans]
+        segments += [
+            Segment(s.catch_up.rerun, s.catch_up.rerun_start, s.blocks, stored=False)
             for s in spans
             if s.catch_up.rerun
         ]
-        batch = flatten(stretches, self._runner.block_size, recurrent=self._runner.recurrent)
+        batch = flatten(segments, self._runner.block_size, recurrent=self._runner.recurrent)
         self._runner.start(batch, row_draws(spans, whole=True) if self._draws_in_pass(spans, batch) else None)
         self._under_way.append(_UnderWay(plan, batch.offsets, batch.states, perf_counter() - began))
 
@@ -180,17 +180,17 @@ class Worker:
             if span.scored:
                 scores = tuple(self._score_prompt(span, offsets[i], hidden))
                 verdicts[i] = replace(verdicts[i], prompt_logprobs=scores)
-        self._runner.keep(spans, verdicts)
+        self._runner.move_accepted(spans, verdicts)
         verified = perf_counter()
         proposals = [NO_PROPOSAL] * len(spans)
-        rested = self._rested
+        idle_steps = self._idle_steps
         if self._proposer is not None:
             proposals = self._propose(self._proposer, step, verdicts, hidden)
         self._processing = False
         forward = step.seconds + forwarded - began
-        unsettled, self._unsettled = self._unsettled, self._runner.unsettled
+        recordings, self._recordings = self._recordings, self._runner.recordings
         times = StepTimes(
-            forward, verified - forwarded, perf_counter() - verified, unsettled == self._unsettled, rested
+            forward, verified - forwarded, perf_counter() - verified, recordings == self._recordings, idle_steps
         )
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
 
@@ -225,11 +225,11 @@ class Worker:
         """
         spans = step.plan.spans
         drafts = [bool(s.catch_up.budget or s.catch_up.follow) for s in spans]
-        self._rested = 0 if any(drafts) else self._rested + 1
+        self._idle_steps = 0 if any(drafts) else self._idle_steps + 1
         try:
-            with self._kernels.here():
-                if step.states is not None and not step.plan.rests:
-                    proposer.hold(placed_states(step.states, self._kernels), hidden, self._runner.tapped)
+            with self._kernels.device_context():
+                if step.states is not None and not step.plan.proposer_idle:
+                    proposer.save_states(placed_states(step.states, self._kernels), hidden, self._runner.tapped)
                 if not any(drafts):
                     return [NO_PROPOSAL] * len(spans)
                 proposals = proposer.propose(spans, verdicts, hidden, self._runner.tapped)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from time import perf_counter
 
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.sampler import RowDraws
 from parlay.types.plan import NO_STATES, StateUse
@@ -40,8 +40,8 @@ def timed_passes(
 
     def run(rows: int) -> float:
         blocks = tuple(range(-(-rows // runner.block_size)))
-        stretch = Stretch(tuple(islice(tokens, rows)), 0, blocks, states=states[rows])
-        batch = flatten([stretch], runner.block_size, recurrent=runner.recurrent)
+        segment = Segment(tuple(islice(tokens, rows)), 0, blocks, states=states[rows])
+        batch = flatten([segment], runner.block_size, recurrent=runner.recurrent)
         began = clock()
         hidden = runner.forward(batch, RowDraws.greedy(rows) if runner.draws else None)
         if runner.drawn(range(rows)) is None:

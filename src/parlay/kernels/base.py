@@ -31,15 +31,15 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swig
 
 
 class Staging(Protocol):
-    """Bytes of the host that go to where kernels read them in one copy, which may end later.
+    """A host buffer and its copy where kernels read, filled by one copy that may end later.
 
     Attributes:
         host: uint8 `[size]`, in the machine's memory.
-        there: uint8 `[size]`, where kernels read.
+        device: uint8 `[size]`, where kernels read.
     """
 
     host: Tensor
-    there: Tensor
+    device: Tensor
 
     def renew(self) -> None:
         """Wait until `host` may be written: until the copy before has ended."""
@@ -55,28 +55,28 @@ class Kernels(Drawing, Protocol):
 
     Attributes:
         name: of the implementation and its instruction set; a part of the numerics id.
-        switches: numbers of rows from which `linear` and `logits` take another way through the code. Nothing may
-            come of it but speed, and the self-check looks on both sides.
+        row_thresholds: numbers of rows from which `linear` and `logits` take another code path. It may change speed
+            only, and the self-check tests both sides.
         prefetch: sets how far ahead weights are asked for, see `tuning.Prefetching`; None if it is fixed.
         host: kernels for tensors in the machine's memory; these themselves, unless they are a GPU's.
     """
 
     name: str
-    switches: tuple[int, ...]
+    row_thresholds: tuple[int, ...]
     prefetch: Callable[[int, int, int], None] | None
 
     @property
     def host(self) -> "Kernels": ...  # noqa: D102
 
-    def here(self) -> AbstractContextManager[object]:
+    def device_context(self) -> AbstractContextManager[object]:
         """Return a context in which new tensors lie in the memory that the kernels read."""
         ...
 
-    def place(self, tensor: Tensor) -> Tensor:
-        """Return a tensor in that memory: itself, where it is there."""
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in that memory: itself if it is there already."""
         ...
 
-    def holds(self, tensor: Tensor) -> bool:
+    def is_on_device(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in that memory."""
         ...
 
@@ -84,10 +84,10 @@ class Kernels(Drawing, Protocol):
         """Return so many bytes in both memories."""
         ...
 
-    def careful(self) -> "Kernels | None":
+    def fallback(self) -> "Kernels | None":
         """Return kernels that trust a library less and are slower, or None where there are none.
 
-        Asked for where these break the contract on this machine; what these packed, those cannot read.
+        Used where these break the contract on this machine; weights packed for these are of no use to those.
         """
         ...
 

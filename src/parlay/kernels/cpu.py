@@ -17,7 +17,7 @@ class NativeKernels(HostMemory, _native.Operations):
     """`Kernels` in C++; see there for what each method does, and csrc/operations.cpp for how."""
 
     # Rows of one pass over the weights, in vectors, in blocks and in tiles, and of one chunk, and one more.
-    switches: tuple[int, ...] = (7, 9, 13, 17, 33, 97)
+    row_thresholds: tuple[int, ...] = (7, 9, 13, 17, 33, 97)
 
     def __init__(self, isa: str | None = None) -> None:
         """Use the best instruction set here, or `isa`, process-wide.
@@ -34,7 +34,7 @@ class NativeKernels(HostMemory, _native.Operations):
         self.name = f"native-{_native.isa()}"
         self.prefetch: Callable[[int, int, int], None] | None = _native.set_prefetching
 
-    def careful(self) -> Kernels | None:  # noqa: D102
+    def fallback(self) -> Kernels | None:  # noqa: D102
         return None
 
     def set_threads(self, threads: int) -> None:  # noqa: D102

@@ -29,25 +29,25 @@ def make_ring(size: int, places: int, room: int) -> int:
 
 
 def map_memory(
-    files: "tuple[int, int, int]", seat: RankPosition, room: int, handed: int, timeout: float
+    files: "tuple[int, int, int]", position: RankPosition, room: int, stage_bytes: int, timeout: float
 ) -> "tuple[SharedMemory | None, SharedRing | None, SharedMemory | None]":
     """Return how a rank reaches those of its stage, the stages before and after, and those that share a proposer.
 
     Args:
         files: of the three groups, as far as the rank has such; from `make_memory` and `make_ring`. They may be
             closed afterwards.
-        seat: of the rank.
+        position: of the rank.
         room: bytes that a rank may hand over at once.
-        handed: bytes of the longest message to the next stage.
+        stage_bytes: bytes of the longest message to the next stage.
         timeout: seconds after which a rank that does not come is given up.
     """
     exchange = ring = drafts = None
-    if seat.sharing > 1:
-        exchange = SharedMemory(files[0], seat.place, seat.sharing, room, timeout)
-    if seat.stages > 1:
-        ring = SharedRing(files[1], seat.stage, seat.stages, seat.stages, handed, timeout)
-    if seat.drafters:
-        drafts = SharedMemory(files[2], seat.rank, seat.drafters, room, timeout)
+    if position.tp_size > 1:
+        exchange = SharedMemory(files[0], position.tp_rank, position.tp_size, room, timeout)
+    if position.stages > 1:
+        ring = SharedRing(files[1], position.stage, position.stages, position.stages, stage_bytes, timeout)
+    if position.draft_tp_size:
+        drafts = SharedMemory(files[2], position.rank, position.draft_tp_size, room, timeout)
     return exchange, ring, drafts
 
 

@@ -1,4 +1,4 @@
-"""Where tensors of kernels lie that compute on the machine's own processor."""
+"""Host memory, for kernels that run on the CPU."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Self
@@ -16,30 +16,30 @@ class CopiedStaging:
         """Allocate so many bytes twice, those that kernels read within a context."""
         self.host = torch.zeros(size, dtype=torch.uint8, device="cpu")
         with here:
-            self.there = torch.zeros(size, dtype=torch.uint8)
+            self.device = torch.zeros(size, dtype=torch.uint8)
 
     def renew(self) -> None:  # noqa: D102
         pass
 
     def send(self, size: int) -> None:  # noqa: D102
-        self.there[:size].copy_(self.host[:size])
+        self.device[:size].copy_(self.host[:size])
 
 
 class HostMemory:
-    """The part of `Kernels` that says where tensors lie: where torch makes them."""
+    """The memory part of `Kernels`: tensors stay where torch makes them."""
 
     @property
     def host(self) -> Self:  # noqa: D102
         return self
 
-    def here(self) -> AbstractContextManager[object]:  # noqa: D102
+    def device_context(self) -> AbstractContextManager[object]:  # noqa: D102
         return _HERE
 
-    def place(self, tensor: Tensor) -> Tensor:  # noqa: D102
+    def to_device(self, tensor: Tensor) -> Tensor:  # noqa: D102
         return tensor
 
     def staging(self, size: int) -> CopiedStaging:  # noqa: D102
-        return CopiedStaging(size, self.here())
+        return CopiedStaging(size, self.device_context())
 
-    def holds(self, tensor: Tensor) -> bool:  # noqa: D102
+    def is_on_device(self, tensor: Tensor) -> bool:  # noqa: D102
         return True

@@ -1,13 +1,13 @@
 """Matrix products of the reference kernels, and the type that holds a packed weight.
 
-Plain numbers go through oneDNN. There are three ways, each slower and less in debt to a library than the one before:
+Plain numbers go through oneDNN. Of three backends each is slower and depends less on a library than the one before:
     onednn    oneDNN sums K in one order for every number of rows but one: a lone row takes another kernel. It is
               therefore doubled. MKL, which torch prefers for float32, is not row-invariant at all.
     float32   The same, with bfloat16 weights held as float32. Without bfloat16 instructions oneDNN multiplies a few
               rows of bfloat16 in another order than many.
-    rows      numpy multiplies and adds one row at a time, so that no row can tell that there are others.
+    rows      numpy multiplies and adds one row at a time, so no row depends on the others.
 The self-check detects which is needed. Weights in float16 are held as float32, which changes none of them.
-Quantised weights have one way, see `kernels.quantised`.
+Quantised weights have only one, see `kernels.quantised`.
 """
 
 from dataclasses import dataclass
@@ -48,20 +48,20 @@ class LinearWeight:
     inputs: int
 
 
-Way = Literal["onednn", "float32", "rows"]
-WAYS: tuple[Way, ...] = get_args(Way)
+Backend = Literal["onednn", "float32", "rows"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 
-def pack(weight: Tensor | Weight, way: Way = "onednn", *, wide: bool = False) -> LinearWeight:
+def pack(weight: Tensor | Weight, backend: Backend = "onednn", *, wide: bool = False) -> LinearWeight:
     """Return a weight as the reference kernels want it.
 
     Args:
         weight: `[outputs, inputs]`.
-        way: how to multiply plain numbers; some ways want them in float32.
+        backend: how to multiply plain numbers; some want them in float32.
         wide: have plain numbers in float32 in any case.
     """
     weight = Weight.of(weight)
-    return LinearWeight(tuple(_pack(part, wide or way != "onednn") for part in weight.parts), *weight.shape)
+    return LinearWeight(tuple(_pack(part, wide or backend != "onednn") for part in weight.parts), *weight.shape)
 
 
 def _pack(part: Part, wide: bool) -> PackedPart:
@@ -71,18 +71,18 @@ def _pack(part: Part, wide: bool) -> PackedPart:
     return PackedPart(part.kind, (part.data.float() if wide else part.data).contiguous(), len(part.data))
 
 
-def linear(x: Tensor, weight: LinearWeight, out: Tensor, way: Way = "onednn") -> None:
+def linear(x: Tensor, weight: LinearWeight, out: Tensor, backend: Backend = "onednn") -> None:
     """Write `x weight^T`, plain numbers multiplied in the packed weight's dtype, to `out`."""
     results = torch.split(out, [part.outputs for part in weight.parts], dim=1)
     for part, result in zip(weight.parts, results, strict=True):
         if part.blocks is None:
-            _multiply(x.to(part.tensor.dtype), part.tensor, result, way)
+            _multiply(x.to(part.tensor.dtype), part.tensor, result, backend)
         else:
             result.copy_(torch.from_numpy(quantised.product(x.float().numpy(), part.blocks)))
 
 
-def _multiply(x: Tensor, weight: Tensor, out: Tensor, way: Way) -> None:
-    if way == "rows":
+def _multiply(x: Tensor, weight: Tensor, out: Tensor, backend: Backend) -> None:
+    if backend == "rows":
         matrix = weight.numpy()
         for row, result in zip(x.numpy(), out, strict=True):
             result.copy_(torch.from_numpy((row * matrix).sum(axis=1)))

@@ -16,7 +16,7 @@ from parlay.kernels import linear
 from parlay.kernels.base import Activation, AttentionView, Kernels
 from parlay.kernels.cache_rows import read_rows, write_rows
 from parlay.kernels.host import HostMemory
-from parlay.kernels.linear import WAYS, LinearWeight, Way
+from parlay.kernels.linear import BACKENDS, Backend, LinearWeight
 from parlay.kernels.reference_drawing import FloatArray, ReferenceDrawing
 from parlay.kernels.reference_recurrent import ReferenceRecurrent
 from parlay.weights.weight import Weight
@@ -87,16 +87,16 @@ _ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {
 class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
     """`Kernels` in torch and numpy; see there for what each method does."""
 
-    switches: tuple[int, ...] = (2,)  # a lone row is doubled
+    row_thresholds: tuple[int, ...] = (2,)  # a lone row is doubled
     prefetch: Callable[[int, int, int], None] | None = None
 
-    def __init__(self, way: Way = "onednn") -> None:
-        """Multiply matrices in one of the ways of `kernels.linear`."""
-        self._way = way
-        self.name = "reference" if way == WAYS[0] else f"reference-{way}"
+    def __init__(self, backend: Backend = "onednn") -> None:
+        """Multiply matrices by one of the backends of `kernels.linear`."""
+        self._backend = backend
+        self.name = "reference" if backend == BACKENDS[0] else f"reference-{backend}"
 
-    def careful(self) -> Kernels | None:  # noqa: D102
-        slower = WAYS[WAYS.index(self._way) + 1 :]
+    def fallback(self) -> Kernels | None:  # noqa: D102
+        slower = BACKENDS[BACKENDS.index(self._backend) + 1 :]
         return ReferenceKernels(slower[0]) if slower else None
 
     def set_threads(self, threads: int) -> None:  # noqa: D102
@@ -379,16 +379,16 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
         out.copy_(total)
 
     def pack_linear(self, weight: Tensor | Weight) -> LinearWeight:  # noqa: D102
-        return linear.pack(weight, self._way)
+        return linear.pack(weight, self._backend)
 
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
-        linear.linear(x, weight, out, self._way)
+        linear.linear(x, weight, out, self._backend)
 
     def pack_head(self, weight: Tensor | Weight) -> LinearWeight:  # noqa: D102
         return linear.pack(weight, wide=True)
 
     def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
-        linear.linear(x, weight, out, self._way)
+        linear.linear(x, weight, out, self._backend)
 
     def copy_slots(  # noqa: D102
         self, src_slots: Tensor, dst_slots: Tensor, key_cache: Tensor, value_cache: Tensor

@@ -40,16 +40,16 @@ def select_kernels(device: str = "cpu", force: str | None = None, longest: int =
     elif device == "cpu":
         kernels = _on_host(force)
     else:
-        raise ConfigError(f"there are no kernels for the device {device!r}{nearest(device, ['cpu', 'cuda'])}")
+        raise ConfigError(f"unknown device {device!r}{nearest(device, ['cpu', 'cuda'])}")
     logger.info("kernels: %s", kernels.name)
     return kernels
 
 
 def _on_host(force: str | None) -> Kernels:
-    asked = force or env.kernels()
-    if asked not in (None, "native", "reference"):
-        raise ConfigError(f"there are no kernels {shown(asked)}{nearest(asked, ['native', 'reference'])}")
-    return _reference() if asked == "reference" else _native(required=asked == "native")
+    requested = force or env.kernels()
+    if requested not in (None, "native", "reference"):
+        raise ConfigError(f"unknown kernels {shown(requested)}{nearest(requested, ['native', 'reference'])}")
+    return _reference() if requested == "reference" else _native(required=requested == "native")
 
 
 def instruction_sets() -> list[str]:
@@ -68,12 +68,12 @@ def _native(required: bool) -> Kernels:
     except ImportError as error:
         if required:
             raise ConfigError(f"the native kernels cannot be imported: {error}") from error
-        logger.warning("kernels: the native ones cannot be imported (%s); the slow twins run instead", error)
+        logger.warning("kernels: the native ones cannot be imported (%s); using the slow reference kernels", error)
         return _reference()
     if instruction_sets() == ["baseline"]:
         logger.warning(
             "kernels: this processor has none of the instruction sets that they are made for (AVX2 or later on "
-            "x86-64, NEON on ARM); the plain ones run, several times slower"
+            "x86-64, NEON on ARM); using baseline kernels, several times slower"
         )
     return (CheckedKernels if env.checks_kernels() else NativeKernels)(env.isa())
 

@@ -29,7 +29,7 @@ def sent(kernels: Kernels, arrays: Sequence[Tensor]) -> list[Tensor]:
     packed = np.empty(end, np.uint8)
     for array, begin, size in zip(arrays, begins, sizes, strict=True):
         packed[begin : begin + size] = array.contiguous().numpy().reshape(-1).view(np.uint8)
-    whole = kernels.place(torch.from_numpy(packed))
+    whole = kernels.to_device(torch.from_numpy(packed))
     return [
         whole[begin : begin + size].view(array.dtype).view(array.shape)
         for array, begin, size in zip(arrays, begins, sizes, strict=True)

@@ -43,7 +43,7 @@ class BlockPool:
             block, _ = self._cached.popitem(last=False)
             self._forget_content(block)
         else:
-            raise CapacityError("every cache block is held; raise kv_cache_memory or lower max_num_seqs")
+            raise CapacityError("every cache block is in use; raise kv_cache_memory or lower max_num_seqs")
         self._references[block] = 1
         return block
 

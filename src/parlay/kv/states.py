@@ -1,9 +1,9 @@
 """States of recurrent layers: one slot for each running sequence, checkpoints at block boundaries.
 
-A state covers all tokens before it and cannot go back. So a step reads a slot and stores to another one: a step that
-is repeated finds what it found before. Draft nodes advance no slot; their inputs lie at places, and the next step
-applies those of the accepted ones first. A slot that has the name of a prefix is a checkpoint, from which any request
-with that prefix may go on; it is never written again.
+A state covers all tokens before it and cannot be rolled back. So a step reads a slot and stores to another one: a
+step that is repeated finds what it found before. Draft nodes advance no slot; their inputs lie at places, and the
+next step applies those of the accepted ones first. A slot that has the name of a prefix is a checkpoint, from which
+any request with that prefix may continue; it is never written again.
 """
 
 from collections.abc import Callable, Iterable

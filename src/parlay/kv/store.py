@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.models.context import CacheLayer, CacheLayers, HybridCache, LayerCache, StateCache
-from parlay.types.cache import NO_ROOM, CacheSpec, Kept, RecurrentSpec, StateRoom
+from parlay.types.cache import NO_ROOM, CacheKind, CacheSpec, RecurrentSpec, StateRoom
 
 _LINE = 64  # bytes: a cache line, in which rows begin
 
@@ -40,7 +40,7 @@ def allocate(
             return zeros((blocks, heads, block_size, spec.row_bytes(width)), torch.uint8)
         return zeros((blocks, heads, block_size, width), dtype)
 
-    def layer(kept: Kept) -> CacheLayer:
+    def layer(kept: CacheKind) -> CacheLayer:
         states = None
         if kept in ("states", "both"):
             assert spec.recurrent is not None
@@ -81,7 +81,7 @@ def _zeros_for(kernels: Kernels | None) -> Callable[[Sequence[int], torch.dtype]
 
 
 def _device_zeros(kernels: Kernels, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    with kernels.here():
+    with kernels.device_context():
         return torch.zeros(tuple(shape), dtype=dtype)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from parlay.config import EngineConfig
 from parlay.errors import EngineFaultError, ParlayError
-from parlay.link.protocol import Abort, Add, Delta, EngineReady, Outputs, PromptScores, ReportError, plain_params
+from parlay.link.protocol import Abort, Add, Delta, EngineReady, Outputs, PromptScores, ProtocolError, plain_params
 from parlay.link.stream import Stream
 from parlay.link.transport import Link
 from parlay.log import logger
@@ -220,7 +220,7 @@ class AsyncEngine(ABC):
         """Pass the engine's outputs to the streams of their requests.
 
         Raises:
-            ReportError: they are of something that was not sent.
+            ProtocolError: they are of something that was not sent.
         """
         news: dict[int, list[Delta | PromptScores]] = {}
         parts: list[Delta | PromptScores] = [*outputs.prompts, *outputs.deltas]
@@ -229,18 +229,18 @@ class AsyncEngine(ABC):
         for key, own in news.items():
             stream = self._streams.get(key)
             if stream is not None:
-                self._pass_on(key, stream, own)
+                self._deliver(key, stream, own)
         for failure in outputs.failures:
             stream = None if failure.key is None else self._streams.get(failure.key)
             if stream is not None:
                 stream.fail(failure.error())
 
-    def _pass_on(self, key: int, stream: Stream, news: Sequence[Delta | PromptScores]) -> None:
+    def _deliver(self, key: int, stream: Stream, news: Sequence[Delta | PromptScores]) -> None:
         """Give news to a stream; a fault of this side's is no other request's."""
         try:
             if not stream.add(*news):
                 self._leave(key, stream)
-        except ReportError:
+        except ProtocolError:
             raise
         except Exception:
             logger.exception("a request's output could not be processed")

@@ -51,13 +51,13 @@ class EngineServer:
         """Use an engine that nothing else uses, and the transport through which the front is reached."""
         self._engine = engine
         self._transport = transport
-        self._open: dict[int, _Sent] = {}  # by the front's key
-        self._by_request: dict[int, _Sent] = {}
-        self._news: dict[Request, _Sent] = {}  # what progressed and was not sent yet, in order
+        self._open: dict[int, _SentRequest] = {}  # by the front's key
+        self._by_request: dict[int, _SentRequest] = {}
+        self._news: dict[Request, _SentRequest] = {}  # what progressed and was not sent yet, in order
         self._failures: list[Failure] = []
         self._unsent: Outputs | None = None
         self._stats_due, self._stats_sent = True, 0.0
-        self._forms = GrammarCompiler(engine.prepare, transport.ring)
+        self._forms = GrammarCompiler(engine.prepare, transport.wake)
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -113,7 +113,7 @@ class EngineServer:
     def _add(self, add: Add, params: SamplingParams, seconds: float) -> None:
         timeout = None if add.timeout is None else max(0.0, add.timeout - seconds)
         requests = self._engine.add(add.prompt, params, priority=add.priority, tenant=add.tenant, timeout=timeout)
-        sent = self._open[add.key] = _Sent(add, requests)
+        sent = self._open[add.key] = _SentRequest(add, requests)
         self._by_request.update((request.request_id, sent) for request in requests)
 
     def _abandon(self, key: int) -> None:
@@ -123,7 +123,7 @@ class EngineServer:
                 self._engine.abort(request)
             self._forget(sent)
 
-    def _forget(self, sent: "_Sent") -> None:
+    def _forget(self, sent: "_SentRequest") -> None:
         del self._open[sent.key]
         for request in sent.requests:
             del self._by_request[request.request_id]
@@ -141,7 +141,7 @@ class EngineServer:
         elif not sent.final_only:
             self._news[request] = sent
         elif all(r.finish_reason is not None for r in sent.requests):
-            self._news.update(dict.fromkeys(sent.shown(), sent))
+            self._news.update(dict.fromkeys(sent.returned(), sent))
 
     def _send_outputs(self) -> None:
         """Send what is new, unless the front is behind; later progress is then sent along with it."""
@@ -173,7 +173,7 @@ class EngineServer:
         return message
 
 
-class _Sent:
+class _SentRequest:
     """What the front knows of a request so far.
 
     Attributes:
@@ -198,7 +198,7 @@ class _Sent:
         """Whether all its completions have."""
         return all(request.finish_reason is not None for request in self.requests)
 
-    def shown(self) -> list[Request]:
+    def returned(self) -> list[Request]:
         """Return those completions that its user gets, all finished, and number them so."""
         chosen = best(self.requests)
         self._index = {request: index for index, request in enumerate(chosen)}

@@ -16,14 +16,14 @@ from parlay.types.params import SamplingParams
 class GrammarCompiler:
     """One thread that compiles, for one tenant after another; llguidance lets other threads run meanwhile."""
 
-    def __init__(self, prepare: Callable[[SamplingParams, str], None], ring: Callable[[], None]) -> None:
+    def __init__(self, prepare: Callable[[SamplingParams, str], None], wake: Callable[[], None]) -> None:
         """Begin with nothing to do.
 
         Args:
             prepare: compiles what a request of a tenant needs; called in the thread.
-            ring: called there when a request is done.
+            wake: called there when a request is done.
         """
-        self._prepare, self._ring = prepare, ring
+        self._prepare, self._wake_engine = prepare, wake
         self._thread = ThreadPoolExecutor(1, "parlay-forms")
         self._queues: OrderedDict[str, deque[Add]] = OrderedDict()  # by tenant, the next one first
         self._lock = Lock()  # guards these
@@ -73,7 +73,7 @@ class GrammarCompiler:
         except Exception as error:
             found = refused(error, add.key)
         self._done.put((add, found))
-        self._ring()
+        self._wake_engine()
 
 
 def refused(error: Exception, key: int) -> Failure:

@@ -161,15 +161,15 @@ class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stats: StatsSnapshot | None = None
 
 
-class Alive(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class KeepAlive(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The engine's process runs, whatever it is loading."""
 
 
 Command = Add | Abort | Stop
-Report = EngineLoading | Alive | EngineReady | Failure | Outputs
+Report = EngineLoading | KeepAlive | EngineReady | Failure | Outputs
 
 
-class ReportError(ValueError):
+class ProtocolError(ValueError):
     """A report contradicts what was sent to the engine."""
 
 

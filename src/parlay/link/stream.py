@@ -8,7 +8,7 @@ from asyncio import AbstractEventLoop, Event, get_running_loop
 from threading import Lock
 
 from parlay.errors import ParlayError
-from parlay.link.protocol import Delta, PromptScores, ReportError
+from parlay.link.protocol import Delta, PromptScores, ProtocolError
 from parlay.text.logprobs import logprob_tables
 from parlay.text.tokenizer import TextCodec
 from parlay.types.output import CompletionOutput, FinishReason, Logprob, Rejected, RequestMetrics, RequestOutput
@@ -68,11 +68,11 @@ class Stream:
         """Take what is new; False if it can never be read.
 
         Raises:
-            ReportError: it is of an unknown completion.
+            ProtocolError: it is of an unknown completion.
         """
         deltas = [one for one in news if isinstance(one, Delta)]
         if not all(0 <= one.index < len(self._completions) for one in deltas):
-            raise ReportError("the engine reported on an unknown completion")
+            raise ProtocolError("the engine reported on an unknown completion")
         with self._lock:
             self._unfinished -= {one.index for one in deltas if one.finish_reason is not None}
             self._news += news

@@ -54,28 +54,28 @@ class ThreadLink:
 
 
 class ThreadTransport:
-    """The other end: a queue of commands and rings."""
+    """The other end: a queue of commands and wake-ups."""
 
     def __init__(self, on_outputs: Callable[[Outputs], None]) -> None:
         self._on_outputs = on_outputs
-        self._queue: SimpleQueue[Command | None] = SimpleQueue()  # None for a ring
+        self._queue: SimpleQueue[Command | None] = SimpleQueue()  # None for a wake-up
         self._first: Command | None = None  # what `wait` has found
-        self._rung = False  # whether a ring was found while commands were looked for, so that it ended no `wait`
+        self._woken = False  # whether a wake-up was found while commands were looked for, so that it ended no `wait`
 
     def put(self, command: Command) -> None:
         """Queue a command; any thread may."""
         self._queue.put(command)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """End a `wait`, this one or the next; any thread may."""
         self._queue.put(None)
 
     def wait(self, *, sending: bool, seconds: float | None = None) -> None:
-        """Wait for a command or for `ring`, not for longer; outputs can always be taken."""
-        if self._first is None and not self._rung:
+        """Wait for a command or for `wake`, not for longer; outputs can always be taken."""
+        if self._first is None and not self._woken:
             with suppress(Empty):
                 self._first = self._queue.get(timeout=seconds)
-        self._rung = False
+        self._woken = False
 
     def receive(self) -> Command | None:
         """Return the next command that has come; None if there is none."""
@@ -85,7 +85,7 @@ class ThreadTransport:
                 found = self._queue.get_nowait()
             except Empty:
                 return None
-            self._rung = self._rung or found is None
+            self._woken = self._woken or found is None
         return found
 
     def send(self, outputs: Outputs) -> bool:

@@ -17,16 +17,16 @@ class Link(Protocol):
 
 
 class Transport(Protocol):
-    """The computing end; used by that thread or process alone, except `ring`."""
+    """The computing end; used by that thread or process alone, except `wake`."""
 
     def receive(self) -> Command | None:
         """Return the next command that has come; None if there is none."""
 
     def wait(self, *, sending: bool, seconds: float | None = None) -> None:
-        """Wait for a command or for `ring` and, if `sending`, until outputs may be sent again; not for longer."""
+        """Wait for a command or for `wake` and, if `sending`, until outputs may be sent again; not for longer."""
 
     def send(self, outputs: Outputs) -> bool:
         """Send outputs; False if nothing can be sent now, and the same outputs are to be given again."""
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """End a `wait`, this one or the next; any thread may."""

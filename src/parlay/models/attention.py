@@ -19,8 +19,8 @@ class HeadNorms:
         query, key: weights, `[head_dim]`; of joint norms those of this rank's heads, `[heads * head_dim]`.
         eps: added to means.
         plus_one: weights are stored less one.
-        late: heads are normalised after they turned.
-        joint: all heads are normalised together, before they turn.
+        after_rotary: heads are normalised after rotation.
+        joint: all heads are normalised together, before rotation.
         group: the ranks that have heads.
         bounds: of joint norms, whose query heads and key heads are whose.
         value: weight of a norm of values, `[head_dim]`; None for none.
@@ -30,20 +30,20 @@ class HeadNorms:
     key: Tensor
     eps: float
     plus_one: bool = False
-    late: bool = False
+    after_rotary: bool = False
     joint: bool = False
     group: Group = ALONE
     bounds: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     value: Tensor | None = None
 
     def before(self, qkv: Tensor, heads: int, context: ForwardContext) -> None:
-        """Normalise what is normalised before it turns, `[rows, own queries, keys and values]`, in place."""
+        """Apply the norms before rotation to `[rows, own queries, keys and values]`, in place."""
         kernels = context.kernels
         if self.joint:
             q, k = self._squares(qkv, context)
             if heads:
                 kernels.joint_norm(qkv, self.query, self.key, q, k, heads, self.eps)
-        elif not self.late:
+        elif not self.after_rotary:
             kernels.head_norm(qkv, self.query, self.key, heads, self.eps, self.plus_one, self.value)
 
     def _squares(self, qkv: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
@@ -74,14 +74,14 @@ class Attention:
         value_dim: columns of its value.
         cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
         scale: factor on scores.
-        query_cos_sin: what queries turn by, where it is not `cos_sin`.
+        query_cos_sin: that of queries, where it differs.
         norms: of queries and keys.
         window: keys that a row sees at most; 0 is all.
         chunk: a row sees the keys alone of its own chunk of so many positions; 0 is all.
-        cap: bound that scores approach; 0 is none.
+        cap: soft cap of scores; 0 is none.
         sinks: float32 `[heads]`, see `Kernels.attention`.
-        gate: projects to what the output is multiplied with, a number for each column or head.
-        gate_kind: what it is multiplied with of that.
+        gate: projects to the output's gates, one for each column or head.
+        gate_kind: their activation.
         stores: whether it has keys and values; otherwise it reads those that another layer has stored.
         output_scale: factor on its output.
     """
@@ -122,7 +122,7 @@ class Attention:
             if self.norms is not None:
                 self.norms.before(qkv, self.heads, context)
             if self.heads:
-                self._mix(qkv, context, cache, mixed)
+                self._attend(qkv, context, cache, mixed)
                 if self.gate is not None:
                     context.kernels.multiply(mixed, self.gate(x, buffers, "output gate"), self.gate_kind)
         out = self.output(mixed, buffers, "attention")
@@ -130,10 +130,10 @@ class Attention:
             context.kernels.scale(out, self.output_scale)
         return out
 
-    def _mix(self, qkv: Tensor, context: ForwardContext, cache: LayerCache, mixed: Tensor) -> None:
+    def _attend(self, qkv: Tensor, context: ForwardContext, cache: LayerCache, mixed: Tensor) -> None:
         """Write what this rank's heads see, `[rows, heads * value_dim]`, to `mixed`."""
         kernels, norms = context.kernels, self.norms
-        late = (norms.query, norms.key, norms.eps) if norms is not None and norms.late else ()
+        late = (norms.query, norms.key, norms.eps) if norms is not None and norms.after_rotary else ()
         query = context.buffers("query", self.heads * self.head_dim).view(-1, self.heads, self.head_dim)
         caches = query, cache.key, cache.value
         if not self.stores:  # there are queries alone, which turn

@@ -28,11 +28,11 @@ MOST_LAYERS = 1 << 10
 class ModelConfig:
     """The shape of a decoder-only model, in a Hugging Face `config.json`'s words. Sizes are element counts.
 
-    `raw` is that file's content, for what only one family asks; `style` is what came of it. `foreign` is there where
-    no family of parlay's but a class of another library computes the model. `storage` says what becomes of matrices
-    when they are read, `kv_cache_dtype` how keys and values are stored. `renamed` has the files' own names of tensors
-    that a family calls otherwise, or the stacks that have them. `most_tokens` is there where the last rows of a draft
-    model's vocabulary are left out.
+    `raw` is that file's content, for what only one family reads; `style` is what follows from it. `library_model` is
+    set where a class of another library computes the model. `storage` says how matrices are stored in memory,
+    `kv_cache_dtype` how keys and values are. `renamed` has the files' own names of tensors that a family names
+    otherwise, or the stacks that have them. `most_tokens` is set where the last rows of a draft model's vocabulary
+    are left out.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
     style: Style = field(default_factory=Style)
-    foreign: LibraryModel | None = None
+    library_model: LibraryModel | None = None
     storage: Storage = "stored"
     kv_cache_dtype: KVCacheDtype = "auto"
     renamed: Mapping[str, str | Piece] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class ModelConfig:
         return self.style.widths[layer] if self.style.widths else self.intermediate_size
 
     @property
-    def handed(self) -> int:
+    def extra_intermediates(self) -> int:
         """How many states of a row stages hand on besides the two that all models have."""
         return int(self.style.layer_inputs > 0)  # what the inputs of later layers are made of
 
@@ -219,24 +219,24 @@ class ModelConfig:
                 f"{config_file(self.path)}: {experts.count} experts do not divide into {experts.groups} groups of "
                 f"which {experts.kept_groups} are kept"
             )
-        if experts.chosen > experts.count // experts.groups * experts.kept_groups:
+        if experts.top_k > experts.count // experts.groups * experts.kept_groups:
             raise ModelError(
-                f"{config_file(self.path)}: num_experts_per_tok={experts.chosen} is more than the "
+                f"{config_file(self.path)}: num_experts_per_tok={experts.top_k} is more than the "
                 f"{experts.count // experts.groups * experts.kept_groups} experts that a token can go to"
             )
 
     def products(self) -> list[Product]:
         """Return the linear layers but the output layer."""
-        if self.foreign is not None:
-            return list(self.foreign.products)
+        if self.library_model is not None:
+            return list(self.library_model.products)
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         hidden, experts, layers = self.hidden_size, self.style.experts, self.num_layers
         sparse, recurrent = sum(experts.sparse) if experts else 0, self.style.recurrent
         alone, scans = sum(self.style.networks), sum(recurrent.layers) if recurrent is not None else 0
-        attends = layers - alone - (0 if self.style.recurrent_beside else scans)
+        attends = layers - alone - (0 if self.style.recurrent_parallel else scans)
         gate = self.style.output_gate
         products = [
-            ("qkv", (q * (2 if gate is not None and not gate.apart else 1) + 2 * kv, hidden), attends),
+            ("qkv", (q * (2 if gate is not None and not gate.separate else 1) + 2 * kv, hidden), attends),
             ("out", (hidden, q), attends),
         ]
         if recurrent is not None:
@@ -267,7 +267,7 @@ class ModelConfig:
                     "" if width == self.intermediate_size else "wide ", width, self.style.widths.count(width)
                 )
         else:
-            replaced = 0 if experts is not None and experts.beside else sparse
+            replaced = 0 if experts is not None and experts.with_mlp else sparse
             products += network("", self.intermediate_size, (alone or layers) - replaced)
         if width := self.style.layer_inputs:
             products += [
@@ -280,7 +280,7 @@ class ModelConfig:
         products += network("shared ", experts.shared, sparse if experts.shared else 0)
         if width := experts.latent:
             products += [("experts' latents", (width, hidden), sparse), ("experts' sum", (hidden, width), sparse)]
-        chosen = network("experts' ", experts.width, sparse * experts.chosen, experts.latent or hidden)
+        chosen = network("experts' ", experts.width, sparse * experts.top_k, experts.latent or hidden)
         return [Product(*product, product[-1]) for product in products] + [
             Product(*product, sparse * experts.count) for product in chosen
         ]
@@ -304,7 +304,7 @@ class ModelConfig:
     def _products_of_gates(self, attends: int) -> list[tuple[str, tuple[int, int], int]]:
         """Return what projects to gates of attention's output, in so many layers."""
         gate = self.style.output_gate
-        if gate is None or not gate.apart:
+        if gate is None or not gate.separate:
             return []
         heads = self.style.heads or (self.heads_of(0),) * attends
         widths = [(one.queries or self.num_heads) * (1 if gate.by_head else one.value_width) for one in heads]

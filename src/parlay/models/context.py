@@ -96,7 +96,7 @@ class ForwardContext:
         cache: one entry a layer.
         states: what the rows of recurrent layers go on from; None where there are none.
         buffers: memory for intermediate results.
-        taps: after how many layers the residual stream is to be left in `handed_states`, before any norm; ascending.
+        taps: after how many layers the residual stream is left in `intermediate_states`, before any norm; ascending.
     """
 
     kernels: Kernels
@@ -115,7 +115,7 @@ class ForwardContext:
         return cache
 
 
-def handed_states(buffers: Buffers, taps: Sequence[int], further: int, width: int) -> Tensor:
+def intermediate_states(buffers: Buffers, taps: Sequence[int], further: int, width: int) -> Tensor:
     """Return where a pass leaves its results, and stages what they hand on: `[2 + taps + further, rows, width]`.
 
     The first is the residual stream, the second the output of the last layer, to which it is yet to be added; after
@@ -124,4 +124,4 @@ def handed_states(buffers: Buffers, taps: Sequence[int], further: int, width: in
     copy.
     """
     count = 2 + len(taps) + further
-    return buffers("handed", count * width).view(count, -1, width)
+    return buffers("intermediates", count * width).view(count, -1, width)

@@ -13,14 +13,14 @@ from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.errors import ModelError
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
-from parlay.models.context import ForwardContext, handed_states
+from parlay.models.context import ForwardContext, intermediate_states
 from parlay.models.decoder_layer import DecoderLayer, norm_of
 from parlay.models.layer_inputs import TokenInputs
 from parlay.models.layers import Embedding, OutputLayer
 from parlay.models.rotary import layer_tables
 from parlay.models.stages import own_layers
 from parlay.models.stored import open_weights
-from parlay.models.tensor_shapes import further_tensors, unread_keys, weight_shapes
+from parlay.models.tensor_shapes import mtp_prefixes, unread_keys, weight_shapes
 from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
 from parlay.weights.weight import Weight
@@ -48,11 +48,11 @@ class Decoder:
         if config.style.recurrent is not None and weights.writer == "mlx":
             raise ModelError(
                 f"{config.path} was written for MLX, which stores norms and convolutions of recurrent layers in its "
-                "own way; take the model that it was made of"
+                "own way; take the original model"
             )
         head = ("lm_head.weight",) if config.tie_embeddings else ()
         unused = cls.ignorable + head + unread_keys(config)
-        return weights.expect(weight_shapes(config), unused, further_tensors(config))
+        return weights.expect(weight_shapes(config), unused, mtp_prefixes(config))
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Decoder:
             self._head = OutputLayer(kernels, head, style.logit_divisor, style.logit_cap, group)
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
-        """Run rows through the layers, storing their keys and values; a stage begins with what it was handed.
+        """Run rows through the layers, storing their keys and values; a stage continues from what the last one sent.
 
         Args:
             tokens: `[rows]` int64.
@@ -109,9 +109,9 @@ class Decoder:
             Hidden states after the final norm, `[rows, hidden]`, in one of the context's buffers.
         """
         kernels, width, taps = context.kernels, self.config.hidden_size, context.taps
-        further = 0 if self._pipeline.stages == 1 else self.config.handed
-        results = handed_states(context.buffers, taps, further, width)
-        residual, handed, states = results[0], results[1], dict(zip(taps, results[2:], strict=False))
+        further = 0 if self._pipeline.stages == 1 else self.config.extra_intermediates
+        results = intermediate_states(context.buffers, taps, further, width)
+        residual, out, states = results[0], results[1], dict(zip(taps, results[2:], strict=False))
         delta: Tensor | None = None
         if self._pipeline.first:
             self._embedding(tokens, residual)
@@ -122,7 +122,7 @@ class Decoder:
             if further:
                 _add(residual, None, results[-1], kernels)
         else:
-            delta = handed
+            delta = out
         if self._inputs is not None:
             self._inputs(tokens, results[-1] if further else residual, context)
         for depth, (layer, cache) in enumerate(zip(self._layers, context.cache, strict=True), self._first):
@@ -131,12 +131,12 @@ class Decoder:
             delta = layer(residual, delta, context, cache)
         assert delta is not None
         if not self._pipeline.last:
-            _add(delta, None, handed, kernels)
-            return handed
-        norm_of(self.config, final=True)(kernels, residual, delta, self._norm, handed)
+            _add(delta, None, out, kernels)
+            return out
+        norm_of(self.config, final=True)(kernels, residual, delta, self._norm, out)
         if self.config.num_layers in states:
             _add(residual, None, states[self.config.num_layers], kernels)
-        return handed
+        return out
 
     @property
     def embedding(self) -> Embedding:

@@ -14,8 +14,8 @@ from parlay.models.config import ModelConfig
 from parlay.models.context import CacheLayer, ForwardContext, HybridCache
 from parlay.models.latent import LatentAttention
 from parlay.models.layer_inputs import LayerInput
-from parlay.models.layer_parts import make_attention, make_beside, make_experts, make_mlp
-from parlay.models.moe import MixtureOfExperts
+from parlay.models.layer_parts import make_attention, make_experts, make_mlp, make_parallel_experts
+from parlay.models.moe import MixtureOfExperts, ParallelExperts
 from parlay.models.networks import Network
 from parlay.models.rotary import RotaryTables
 from parlay.models.style import Mixer
@@ -71,7 +71,7 @@ class DecoderLayer:
             pass
         elif recurrent is not None and recurrent.layers[index]:
             self._mixer = made = recurrent.make(config.hidden_size, config.rms_norm_eps, read, kernels, group)
-            if style.recurrent_beside:
+            if style.recurrent_parallel:
                 attention = make_attention(config, index, read, kernels, group, tables)
                 self._mixer = HybridMixer(attention, made)
         else:
@@ -79,12 +79,13 @@ class DecoderLayer:
         self._mlp: Network | MixtureOfExperts | None = None
         if networks and not networks[index]:
             pass
-        elif style.experts and style.experts.sparse[index] and not style.experts.beside:
+        elif style.experts and style.experts.sparse[index] and not style.experts.with_mlp:
             self._mlp = make_experts(config, style.experts, read, kernels, group, index)
         else:
             self._mlp = make_mlp(config, read, kernels, group, index)
-        beside = style.experts is not None and style.experts.beside and style.experts.sparse[index]
-        self._beside = make_beside(config, style.experts, read, kernels, group) if beside and style.experts else None
+        self._parallel_experts: ParallelExperts | None = None
+        if style.experts and style.experts.with_mlp and style.experts.sparse[index]:
+            self._parallel_experts = make_parallel_experts(config, style.experts, read, kernels, group)
         self._input = LayerInput.read(config, index, read, kernels) if style.layer_inputs else None
         self._scalar = float(read.exact("layer_scalar")) if style.layer_scalars else 1.0
 
@@ -103,8 +104,8 @@ class DecoderLayer:
             return both
         x = self._begin(1, residual, mixed, context)
         out = self._mlp(x, context)
-        if self._beside is not None:
-            out = self._beside(residual, out, context)
+        if self._parallel_experts is not None:
+            out = self._parallel_experts(residual, out, context)
         out = self._finish(1, out, context.kernels)
         if self._input is not None:
             out = self._input(residual, out, context)

@@ -22,7 +22,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.context import Buffers, ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, SplitLinear, whole_linear
 from parlay.models.origins import TensorOrigin
-from parlay.models.recurrent import check_taps
+from parlay.models.recurrent import check_kernel_size
 from parlay.parallel.group import ALONE, Group
 from parlay.types.cache import RecurrentSpec
 from parlay.weights.weight import Weight
@@ -34,20 +34,20 @@ class DeltaNets:
 
     Attributes:
         layers: of each layer, whether it is one.
-        taps: of the convolution.
+        kernel_size: of the convolution.
         key_heads, value_heads: how many; the latter is a multiple of the former.
         key, value: columns of a head.
         fused: queries, keys, values and output gates are stored as one tensor, one key head after another;
         fused_gates: so are the gates of writing and of decay.
         tiled: head h of the values reads key head `h % key_heads`; otherwise neighbours share one.
-        apart: queries, keys and values have a projection and a convolution each.
+        separate: queries, keys and values have a projection and a convolution each.
         write_scale: see `Kernels.gated_delta`.
         eps: added to means in the norms of heads, where it is not what the model's norms add; 0 where it is.
         rates: the files have rates of decay instead of the logarithms of their sizes.
     """
 
     layers: tuple[bool, ...]
-    taps: int
+    kernel_size: int
     key_heads: int
     value_heads: int
     key: int
@@ -55,7 +55,7 @@ class DeltaNets:
     fused: bool = False
     fused_gates: bool = False
     tiled: bool = False
-    apart: bool = False
+    separate: bool = False
     write_scale: float = 1.0
     eps: float = 0.0
     rates: bool = False
@@ -76,7 +76,7 @@ class DeltaNets:
                 f"{config.path}: heads of linear attention of {self.key} and {self.value} columns are not served; "
                 "values of multiples of 16 and keys of multiples of 8 up to 512 are"
             )
-        check_taps(config, self.taps)
+        check_kernel_size(config, self.kernel_size)
 
     @property
     def _ratio(self) -> int:
@@ -87,11 +87,11 @@ class DeltaNets:
         keys, values = self.key_heads * self.key, self.value_heads * self.value
         whole = 2 * keys + values
         apart = {"in_proj_z.weight": (values, hidden)}
-        taps = {"conv1d.weight": (whole, 1, self.taps)}
-        if self.apart:
+        taps = {"conv1d.weight": (whole, 1, self.kernel_size)}
+        if self.separate:
             widths = {"q": keys, "k": keys, "v": values}
             apart |= {f"{x}_proj.weight": (width, hidden) for x, width in widths.items()}
-            taps = {f"{x}_conv1d.weight": (width, 1, self.taps) for x, width in widths.items()}
+            taps = {f"{x}_conv1d.weight": (width, 1, self.kernel_size) for x, width in widths.items()}
         else:
             apart["in_proj_qkv.weight"] = whole, hidden
         gates = {f"in_proj_{name}.weight": (self.value_heads, hidden) for name in "ba"}
@@ -106,7 +106,7 @@ class DeltaNets:
         }
         return {f"linear_attn.{name}": shape for name, shape in shapes.items()}
 
-    def filed(self, layout: Mapping[str, Any]) -> DeltaNets:
+    def gguf_layers(self, layout: Mapping[str, Any]) -> DeltaNets:
         """Return the layers as a GGUF file has them."""
         return replace(
             self,
@@ -115,9 +115,9 @@ class DeltaNets:
             rates=True,
         )
 
-    def origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
+    def gguf_origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
         """Return what the tensors of a layer are made of in a GGUF file."""
-        filed, inner = self.filed(layout), 2 * self.key_heads * self.key
+        filed, inner = self.gguf_layers(layout), 2 * self.key_heads * self.key
         heads, order = torch.arange(self.value_heads), None
         if filed.tiled and not self.tiled:
             order = heads = heads.view(self.key_heads, -1).T.reshape(-1)
@@ -127,7 +127,7 @@ class DeltaNets:
         found = {
             "in_proj_qkv.weight": TensorOrigin(name="in_proj_qkv.weight", outputs=mixed),
             "in_proj_z.weight": TensorOrigin(name="in_proj_z.weight", outputs=values),
-            "conv1d.weight": TensorOrigin(name="conv1d.weight", outputs=mixed, shape=(-1, self.taps)),
+            "conv1d.weight": TensorOrigin(name="conv1d.weight", outputs=mixed, shape=(-1, self.kernel_size)),
             "A_log": TensorOrigin(name="A_log", outputs=order, rates=not self.rates),
             "dt_bias": TensorOrigin(name="dt_bias", outputs=order),
             "out_proj.weight": TensorOrigin(name="out_proj.weight", inputs=values),
@@ -139,20 +139,20 @@ class DeltaNets:
                 found[f"in_proj_{name}.weight"] = TensorOrigin(name="in_proj_qkvz.weight", outputs=outputs)
         return {f"linear_attn.{name}": origin.within("linear_attn.") for name, origin in found.items()}
 
-    def sizes(self) -> dict[str, int]:
+    def gguf_sizes(self) -> dict[str, int]:
         """Return the sizes of a layer by the keys of GGUF files."""
         every = self.layers.index(False) + 1 if False in self.layers else 0
         regular = every and all(linear == ((i + 1) % every != 0) for i, linear in enumerate(self.layers))
         return {
             **({"full_attention_interval": every} if regular else {}),
-            "ssm.conv_kernel": self.taps,
+            "ssm.conv_kernel": self.kernel_size,
             "ssm.state_size": self.key,
             "ssm.group_count": self.key_heads,
             "ssm.time_step_rank": self.value_heads,
             "ssm.inner_size": self.value_heads * self.value,
         }
 
-    def unfit(self) -> str:
+    def gguf_unsupported(self) -> str:
         """Return what of such layers llama.cpp does not read."""
         return "" if self.key == self.value else "linear attention whose values are not as wide as its keys"
 
@@ -176,7 +176,7 @@ class DeltaNets:
         heads = (end - begin) * self._ratio
         channels = (end - begin) * 2 * self.key + heads * self.value
         return RecurrentSpec(
-            channels, self.taps, (heads, -(-self.value // STATE_PIECE), self.key, STATE_PIECE), 2 * heads
+            channels, self.kernel_size, (heads, -(-self.value // STATE_PIECE), self.key, STATE_PIECE), 2 * heads
         )
 
     def products(self, hidden: int) -> list[tuple[str, tuple[int, int]]]:
@@ -198,15 +198,15 @@ class DeltaNets:
             own = [weight.chosen(each) for weight, each in zip(weights, outputs, strict=True)]
             return ColumnParallelLinear(kernels, weights if group.size == 1 else own, ALONE)
 
-        names = [f"{x}_conv1d" for x in "qkv"] if self.apart else ["conv1d"]
-        taps = torch.cat([read(f"linear_attn.{name}.weight").view(-1, self.taps) for name in names])
+        names = [f"{x}_conv1d" for x in "qkv"] if self.separate else ["conv1d"]
+        taps = torch.cat([read(f"linear_attn.{name}.weight").view(-1, self.kernel_size) for name in names])
         q, k, v = taps.tensor_split((keys, 2 * keys))
         rates = read.exact("linear_attn.A_log").tolist()
         return DeltaNet(
             rows=project(mixed, own_keys, own_keys, own_values),
             gate=project([z], own_values),
             gates=project([b, a], heads, heads),
-            taps=torch.cat((q[own_keys], k[own_keys], v[own_values])).T.contiguous(),
+            conv_weight=torch.cat((q[own_keys], k[own_keys], v[own_values])).T.contiguous(),
             rate=torch.tensor([rates[i] if self.rates else -math.exp(rates[i]) for i in heads.tolist()]),
             step_bias=read.exact("linear_attn.dt_bias")[heads].contiguous(),
             groups=end - begin,
@@ -248,7 +248,7 @@ class DeltaNets:
             return [weight.chosen(rows) for rows in self._by_head(weight.shape[0], *widths)]
 
         z = "linear_attn.in_proj_z.weight"
-        if self.apart:
+        if self.separate:
             found = [*(read.weight(f"linear_attn.{x}_proj.weight") for x in "qkv"), read.weight(z)]
         elif self.fused:
             found = by_head("qkvz", *self._fused_widths)
@@ -298,7 +298,7 @@ class DeltaNet:
         rows: projects to queries, keys and values.
         gate: projects to the output's gates.
         gates: projects to the gates of writing and of decay.
-        taps: weights of the convolution, `[taps, channels]`.
+        conv_weight: weights of the convolution, `[taps, channels]`.
         rate, step_bias: see `Kernels.gated_delta`.
         groups: key heads.
         tiled: their order.
@@ -311,7 +311,7 @@ class DeltaNet:
     rows: ColumnParallelLinear
     gate: ColumnParallelLinear
     gates: ColumnParallelLinear
-    taps: Tensor
+    conv_weight: Tensor
     rate: Tensor
     step_bias: Tensor
     groups: int
@@ -331,7 +331,7 @@ class DeltaNet:
             gate = self.gate(x, buffers, "linear gate")
             gates = self.gates(x, buffers, "linear gates")
             mixed = buffers("convolved", rows.shape[1])
-            kernels.causal_conv(rows, self.taps, None, True, states, cache.tails, cache.kept_rows, mixed)
+            kernels.causal_conv(rows, self.conv_weight, None, True, states, cache.tails, cache.kept_rows, mixed)
             rules = self.rate, self.step_bias, self.groups, self.tiled
             stored, kept, scale = cache.stored, (cache.kept, cache.kept_gates), self.write_scale
             kernels.gated_delta(mixed, gates, *rules, states, stored, *kept, values, write_scale=scale)

@@ -27,7 +27,7 @@ class HeadConfig:
 
     @property
     def file(self) -> Path:
-        """The file that says so."""
+        """The file that has it, for error messages."""
         return config_file(self.path)
 
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
@@ -79,7 +79,7 @@ class HeadConfig:
         Raises:
             ModelError: the head's sizes are not the target's.
         """
-        if vocab is not None and pads(vocab, target.vocab_size):
+        if vocab is not None and differs_by_padding(vocab, target.vocab_size):
             vocab = None
         for size, of, what in (
             (hidden, target.hidden_size, "hidden states of width"),
@@ -92,7 +92,7 @@ class HeadConfig:
                 )
 
 
-def pads(size: int, target: int) -> bool:
+def differs_by_padding(size: int, target: int) -> bool:
     """Whether a vocabulary's size may be that of the target's, padded otherwise."""
     return abs(size - target) <= max(_PADDING, target // _SHARE)
 

@@ -21,7 +21,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
 from parlay.models.origins import TensorOrigin
-from parlay.models.recurrent import check_taps
+from parlay.models.recurrent import check_kernel_size
 from parlay.parallel.group import ALONE, Group
 from parlay.types.cache import RecurrentSpec
 
@@ -32,14 +32,14 @@ class KimiDeltaLayers:
 
     Attributes:
         layers: of each layer, whether it is one.
-        taps: of the convolutions.
+        kernel_size: of the convolutions.
         heads: of queries, keys and values alike.
         width: columns of each.
         rates: the files have rates of decay instead of the logarithms of their sizes, and all that is no matrix flat.
     """
 
     layers: tuple[bool, ...]
-    taps: int
+    kernel_size: int
     heads: int
     width: int
     rates: bool = False
@@ -55,7 +55,7 @@ class KimiDeltaLayers:
                 f"{config.path}: heads of linear attention of {self.width} columns are not served; multiples of 16 "
                 "up to 512 are"
             )
-        check_taps(config, self.taps)
+        check_kernel_size(config, self.kernel_size)
 
     @property
     def _inner(self) -> int:
@@ -66,7 +66,10 @@ class KimiDeltaLayers:
         inner, width = self._inner, self.width
         shapes: dict[str, tuple[int, ...]] = {
             **{f"{x}_proj.weight": (inner, hidden) for x in "qkv"},
-            **{f"{x}_conv1d.weight": (inner * self.taps,) if self.rates else (inner, 1, self.taps) for x in "qkv"},
+            **{
+                f"{x}_conv1d.weight": (inner * self.kernel_size,) if self.rates else (inner, 1, self.kernel_size)
+                for x in "qkv"
+            },
             **{f"{x}_a_proj.weight": (width, hidden) for x in "fg"},
             **{f"{x}_b_proj.weight": (inner, width) for x in "fg"},
             "A_log": (self.heads,) if self.rates else (1, 1, self.heads, 1),
@@ -77,26 +80,28 @@ class KimiDeltaLayers:
         }
         return {f"self_attn.{name}": shape for name, shape in shapes.items()}
 
-    def filed(self, layout: Mapping[str, Any]) -> KimiDeltaLayers:
+    def gguf_layers(self, layout: Mapping[str, Any]) -> KimiDeltaLayers:
         """Return the layers as a GGUF file has them."""
         return replace(self, rates=True)
 
-    def origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
+    def gguf_origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
         """Return what the tensors of a layer are made of in a GGUF file."""
         found = {
             "A_log": TensorOrigin(name="A_log", rates=not self.rates, shape=(1, 1, self.heads, 1)),
             **{
-                f"{x}_conv1d.weight": TensorOrigin(name=f"{x}_conv1d.weight", shape=(1, self._inner, 1, self.taps))
+                f"{x}_conv1d.weight": TensorOrigin(
+                    name=f"{x}_conv1d.weight", shape=(1, self._inner, 1, self.kernel_size)
+                )
                 for x in "qkv"
             },
         }
         return {f"self_attn.{name}": origin.within("self_attn.") for name, origin in found.items()}
 
-    def sizes(self) -> dict[str, int]:
+    def gguf_sizes(self) -> dict[str, int]:
         """Return the sizes of a layer by the keys of GGUF files."""
-        return {"ssm.conv_kernel": self.taps, "kda.head_dim": self.width, "attention.head_count": self.heads}
+        return {"ssm.conv_kernel": self.kernel_size, "kda.head_dim": self.width, "attention.head_count": self.heads}
 
-    def unfit(self) -> str:
+    def gguf_unsupported(self) -> str:
         """Return what of such layers llama.cpp does not read."""
         return ""
 
@@ -105,7 +110,7 @@ class KimiDeltaLayers:
         begin, end = group.share(group.bounds(self.heads))
         heads, width = end - begin, self.width
         state = heads, -(-width // STATE_PIECE), width, STATE_PIECE
-        return RecurrentSpec(3 * heads * width, self.taps, state, heads * (1 + width))
+        return RecurrentSpec(3 * heads * width, self.kernel_size, state, heads * (1 + width))
 
     def products(self, hidden: int) -> list[tuple[str, tuple[int, int]]]:
         """Return the names and shapes of a layer's linear layers."""
@@ -119,7 +124,7 @@ class KimiDeltaLayers:
         """Read a layer."""
         begin, end = group.share(group.bounds(self.heads))
         heads, columns = slice(begin, end), slice(begin * self.width, end * self.width)
-        taps = [read(f"self_attn.{x}_conv1d.weight").view(-1, self.taps)[columns] for x in "qkv"]
+        taps = [read(f"self_attn.{x}_conv1d.weight").view(-1, self.kernel_size)[columns] for x in "qkv"]
         rates = read.exact("self_attn.A_log").view(-1).tolist()[heads]
 
         def project(names: str, unit: int, among: Group = group) -> ColumnParallelLinear:
@@ -131,7 +136,7 @@ class KimiDeltaLayers:
             gate=(project("g_a", 1, ALONE), project("g_b", self.width)),
             writes=project("b", 1),
             decays=(project("f_a", 1, ALONE), project("f_b", self.width)),
-            taps=torch.cat(taps).T.contiguous(),
+            conv_weight=torch.cat(taps).T.contiguous(),
             rate=torch.tensor([each if self.rates else -math.exp(each) for each in rates]),
             step_bias=read.exact("self_attn.dt_bias")[columns].contiguous(),
             norm=read("self_attn.o_norm.weight"),
@@ -151,7 +156,7 @@ class KimiDelta:
         gate: projects to the output's gates, in two steps of which the first is narrow.
         writes: projects to the gates of writing.
         decays: projects to those of decay, like `gate`.
-        taps: weights of the convolution, `[taps, channels]`.
+        conv_weight: weights of the convolution, `[taps, channels]`.
         rate, step_bias: see `Kernels.gated_delta`.
         norm: weight of each head's norm, `[width]`.
         eps: of that.
@@ -162,7 +167,7 @@ class KimiDelta:
     gate: tuple[ColumnParallelLinear, ColumnParallelLinear]
     writes: ColumnParallelLinear
     decays: tuple[ColumnParallelLinear, ColumnParallelLinear]
-    taps: Tensor
+    conv_weight: Tensor
     rate: Tensor
     step_bias: Tensor
     norm: Tensor
@@ -181,7 +186,7 @@ class KimiDelta:
             decays = second(first(x, buffers, "narrow"), buffers, "linear decays")
             writes = self.writes(x, buffers, "linear gates")
             mixed = buffers("convolved", rows.shape[1])
-            kernels.causal_conv(rows, self.taps, None, True, states, cache.tails, cache.kept_rows, mixed)
+            kernels.causal_conv(rows, self.conv_weight, None, True, states, cache.tails, cache.kept_rows, mixed)
             where = states, cache.stored, cache.kept, cache.kept_gates, values
             kernels.gated_delta(mixed, writes, self.rate, self.step_bias, heads, False, *where, decays)
             by_head = values.view(-1, width)

@@ -36,7 +36,7 @@ _EPS = 1e-6  # of the latents' norms, whatever the config has for others, as in 
 def latent_shapes(config: ModelConfig, latent: Latent) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor of a layer's attention."""
     heads, hidden = config.num_heads, config.hidden_size
-    queries, entry = heads * latent.query, latent.rank + latent.turning
+    queries, entry = heads * latent.query, latent.kv_rank + latent.rope_dim
     shapes: dict[str, tuple[int, ...]] = {"q_proj.weight": (queries, hidden)}
     biases = {"kv_a_proj_with_mqa.bias": (entry,), "o_proj.bias": (hidden,)}
     if latent.query_rank:
@@ -48,8 +48,8 @@ def latent_shapes(config: ModelConfig, latent: Latent) -> dict[str, tuple[int, .
         biases["q_a_proj.bias"] = (latent.query_rank,)
     shapes |= {
         "kv_a_proj_with_mqa.weight": (entry, hidden),
-        "kv_a_layernorm.weight": (latent.rank,),
-        EXPAND: (heads * (latent.content + latent.value), latent.rank),
+        "kv_a_layernorm.weight": (latent.kv_rank,),
+        EXPAND: (heads * (latent.nope_dim + latent.value), latent.kv_rank),
         "o_proj.weight": (hidden, heads * latent.value),
     }
     shapes |= biases if config.style.output_bias else {}
@@ -66,19 +66,19 @@ def absorbed_bytes(config: ModelConfig, itemsize: int, kinds: HeadKinds) -> int:
     """
     latent = config.style.latent
     assert latent is not None
-    entry, (keys, values) = latent.rank + latent.turning, _aligned(latent, kinds)
-    into, back = entry * latent.query * itemsize, latent.value * entry * itemsize
+    entry, (keys, values) = latent.kv_rank + latent.rope_dim, _aligned(latent, kinds)
+    w_uk, w_uv = entry * latent.query * itemsize, latent.value * entry * itemsize
     if keys is not None:
-        into = latent.turning * latent.query * itemsize + latent.rank * (latent.query // keys.block) * keys.size
+        w_uk = latent.rope_dim * latent.query * itemsize + latent.kv_rank * (latent.query // keys.block) * keys.size
     if values is not None:
-        back = latent.value * (entry // values.block) * values.size
-    return config.num_heads * (into + back)
+        w_uv = latent.value * (entry // values.block) * values.size
+    return config.num_heads * (w_uk + w_uv)
 
 
 def _aligned(latent: Latent, kinds: HeadKinds) -> HeadKinds:
     """Return the blocks that stay: zeros beside them have to be whole blocks too."""
     keys, values = kinds
-    widths = (latent.content, latent.turning), (latent.rank, latent.turning)
+    widths = (latent.nope_dim, latent.rope_dim), (latent.kv_rank, latent.rope_dim)
     kept = [
         kind if kind is not None and not any(width % kind.block for width in each) else None
         for kind, each in zip((keys, values), widths, strict=True)
@@ -91,13 +91,13 @@ class LatentAttention:
     """Attention of one layer; a rank has whole heads, and every rank computes and keeps all latents.
 
     Attributes:
-        first: projects to the queries' own latents, and the weight of their norm; None where queries have none.
+        q_a: projects to the queries' own latents, and the weight of their norm; None where queries have none.
         query: projects to this rank's queries, `[heads * query]`.
         latent: projects to what is cached, the turning columns first.
         norm: weight of the latents' norm, `[rank]`.
         eps: of both norms.
-        into: of each head, from its query to what meets the cache, `[entry, query]`.
-        back: of each head, from a sum of entries to its value, `[value, entry]`.
+        w_uk: of each head, from its query to what meets the cache, `[entry, query]`.
+        w_uv: of each head, from a sum of entries to its value, `[value, entry]`.
         output: projects back.
         shape: widths.
         cos_sin: `[max_len, turning]`, see `Kernels.rotary_store`.
@@ -105,13 +105,13 @@ class LatentAttention:
         growth: factor on the queries of each position, `[max_len, 1]`; None for none.
     """
 
-    first: tuple[ColumnParallelLinear, Tensor] | None
+    q_a: tuple[ColumnParallelLinear, Tensor] | None
     query: ColumnParallelLinear
     latent: ColumnParallelLinear
     norm: Tensor
     eps: float
-    into: tuple[LinearWeight, ...]
-    back: tuple[LinearWeight, ...]
+    w_uk: tuple[LinearWeight, ...]
+    w_uv: tuple[LinearWeight, ...]
     output: GatheredLinear | ReducedLinear
     shape: Latent
     cos_sin: Tensor
@@ -129,13 +129,13 @@ class LatentAttention:
         Returns:
             `[rows, hidden]`.
         """
-        kernels, buffers, rows, heads = context.kernels, context.buffers, len(x), len(self.into)
-        entry = self.shape.rank + self.shape.turning
+        kernels, buffers, rows, heads = context.kernels, context.buffers, len(x), len(self.w_uk)
+        entry = self.shape.kv_rank + self.shape.rope_dim
         values = buffers("values", heads * self.shape.value)
         if heads:
             latent = self.latent(x, buffers, "latent")
-            if self.first is not None:
-                project, norm = self.first
+            if self.q_a is not None:
+                project, norm = self.q_a
                 narrow = project(x, buffers, "query latent")
                 x = buffers("normed query latent", narrow.shape[1])
                 kernels.rms_norm(narrow, norm, self.eps, x)
@@ -148,13 +148,13 @@ class LatentAttention:
             query = buffers("query", heads * entry)
             mixed = buffers("mixed", heads * entry)
             head = torch.arange(heads, dtype=torch.int32).repeat(rows)
-            kernels.expert_linear(queries, head, self.into, query.view(rows * heads, entry))
+            kernels.expert_linear(queries, head, self.w_uk, query.view(rows * heads, entry))
             wide = query.view(rows, heads, entry)
             where = context.positions, context.slots, self.cos_sin
             kernels.latent_store(wide, latent, self.norm, self.eps, *where, cache.key)
             kernels.attention(wide, cache.key, cache.value, context.view, self.scale, mixed)
             kernels.expert_linear(
-                mixed.view(rows * heads, entry), head, self.back, values.view(rows * heads, self.shape.value)
+                mixed.view(rows * heads, entry), head, self.w_uv, values.view(rows * heads, self.shape.value)
             )
         return self.output(values, buffers, "attention")
 
@@ -169,29 +169,29 @@ def make_latent_attention(
         return [read(f"self_attn.{name}.bias")] if bias else None
 
     # Which of the turning columns are halves of a pair: the files may have them as neighbours.
-    turning = torch.arange(latent.turning)
+    turning = torch.arange(latent.rope_dim)
     if latent.interleaved:
         turning = torch.cat((turning[0::2], turning[1::2]))
-    order = torch.cat((latent.rank + turning, torch.arange(latent.rank)))
+    order = torch.cat((latent.kv_rank + turning, torch.arange(latent.kv_rank)))
     entries = read.weight("self_attn.kv_a_proj_with_mqa.weight").chosen(order)
     entry_bias = [each[order] for each in bias_of("kv_a_proj_with_mqa") or ()] or None
-    first = None
+    q_a = None
     if latent.query_rank:
         narrow = ColumnParallelLinear(kernels, [read.weight("self_attn.q_a_proj.weight")], ALONE, bias_of("q_a_proj"))
-        first = narrow, read("self_attn.q_a_layernorm.weight")
+        q_a = narrow, read("self_attn.q_a_layernorm.weight")
     queries = read.weight(f"self_attn.{'q_b_proj' if latent.query_rank else 'q_proj'}.weight")
     begin, end = group.share(group.bounds(config.num_heads))
     norm = read("self_attn.kv_a_layernorm.weight")
-    into, back = _absorbed(read, latent, turning, range(begin, end), norm)
+    w_uk, w_uv = _absorbed(read, latent, turning, range(begin, end), norm)
     scale, growth = config.style.score_scale, query_growth(config.rotary, len(tables[0]))
     return LatentAttention(
-        first=first,
+        q_a=q_a,
         query=ColumnParallelLinear(kernels, [queries], group, None, [latent.query]),
         latent=ColumnParallelLinear(kernels, [entries], ALONE, entry_bias),
         norm=norm,
         eps=_EPS,
-        into=tuple(map(kernels.pack_linear, into)),
-        back=tuple(map(kernels.pack_linear, back)),
+        w_uk=tuple(map(kernels.pack_linear, w_uk)),
+        w_uv=tuple(map(kernels.pack_linear, w_uv)),
         output=whole_linear(
             kernels,
             read.weight("self_attn.o_proj.weight"),
@@ -222,25 +222,25 @@ def _absorbed(
     """
     name = f"self_attn.{EXPAND}"
     stored = _aligned(latent, read.head_kinds(name))
-    numbers = read(name).view(-1, latent.content + latent.value, latent.rank) if None in stored else None
-    turned = like.new_zeros(latent.turning, latent.query)
-    turned[torch.arange(latent.turning), latent.content + turning] = 1
-    into, back = [], []
+    numbers = read(name).view(-1, latent.nope_dim + latent.value, latent.kv_rank) if None in stored else None
+    turned = like.new_zeros(latent.rope_dim, latent.query)
+    turned[torch.arange(latent.rope_dim), latent.nope_dim + turning] = 1
+    w_uk, w_uv = [], []
     for head in heads:
         if stored[0] is not None:
-            met = _padded(read.head(name, head, values=False), 0, latent.turning)
+            met = _padded(read.head(name, head, values=False), 0, latent.rope_dim)
         else:
             assert numbers is not None
-            keys = numbers[head, : latent.content].T
-            met = Weight.of(torch.cat((keys, like.new_zeros(latent.rank, latent.turning)), dim=1))
-        into.append(Weight.stack([Weight.of(turned), met]))
+            keys = numbers[head, : latent.nope_dim].T
+            met = Weight.of(torch.cat((keys, like.new_zeros(latent.kv_rank, latent.rope_dim)), dim=1))
+        w_uk.append(Weight.stack([Weight.of(turned), met]))
         if stored[1] is not None:
-            back.append(_padded(read.head(name, head, values=True), latent.turning, 0))
+            w_uv.append(_padded(read.head(name, head, values=True), latent.rope_dim, 0))
         else:
             assert numbers is not None
-            values = numbers[head, latent.content :]
-            back.append(Weight.of(torch.cat((like.new_zeros(latent.value, latent.turning), values), dim=1)))
-    return into, back
+            values = numbers[head, latent.nope_dim :]
+            w_uv.append(Weight.of(torch.cat((like.new_zeros(latent.value, latent.rope_dim), values), dim=1)))
+    return w_uk, w_uv
 
 
 def _padded(weight: Weight, before: int, behind: int) -> Weight:

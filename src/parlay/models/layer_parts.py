@@ -10,11 +10,11 @@ from parlay.models.attention import Attention, HeadNorms
 from parlay.models.config import ModelConfig
 from parlay.models.latent import LatentAttention, make_latent_attention
 from parlay.models.layers import ColumnParallelLinear, SplitLinear, whole_linear
-from parlay.models.moe import ExpertBiases, ExpertsBeside, MixtureOfExperts
+from parlay.models.moe import ExpertBiases, MixtureOfExperts, ParallelExperts
 from parlay.models.networks import GatedMLP, Network, PlainMLP, ScaledMLP, XieluMLP
 from parlay.models.rotary import RotaryTables, halves
 from parlay.models.style import Experts, Style
-from parlay.models.tensor_shapes import BESIDE_NORMS, SELECTION_BIAS, XIELU, expert_shapes, latent_projections
+from parlay.models.tensor_shapes import PARALLEL_NORMS, SELECTION_BIAS, XIELU, expert_shapes, latent_projections
 from parlay.parallel.group import Group
 from parlay.weights.weight import Weight
 
@@ -34,7 +34,7 @@ def projections(
     else:
         weights = [read.weight(f"self_attn.{x}_proj.weight") for x in letters]
     gate = None
-    if style.output_gate is not None and style.output_gate.apart:
+    if style.output_gate is not None and style.output_gate.separate:
         gate = read.weight("self_attn.gate_proj.weight")
     elif style.output_gate is not None:
         by_head, whole = torch.arange(2 * q).view(count, 2, -1), weights[0]
@@ -69,8 +69,9 @@ def make_attention(
     bounds = group.bounds(config.queries_of(index), shared)
     begin, end = group.share(bounds)
     units = shared * head_dim, head_dim, value_dim
-    still = bool(style.unrotated) and style.unrotated[index]
-    normed = (style.head_norms or style.late_norms or style.joint_norms) and not (still and style.rotated_norms)
+    still = bool(style.nope) and style.nope[index]
+    normed = style.head_norms or style.post_rotary_norms or style.joint_norms
+    normed = normed and not (still and style.nope_unnormed)
     norms = _head_norms(config, read, group, stores=stores) if normed else None
     return Attention(
         qkv=ColumnParallelLinear(kernels, weights, group, biases, units),
@@ -123,7 +124,7 @@ def _head_norms(config: ModelConfig, read: TensorReader, group: Group, *, stores
         key=weights[1],
         eps=config.rms_norm_eps,
         plus_one=style.plus_one and style.head_norm_weights,
-        late=style.late_norms,
+        after_rotary=style.post_rotary_norms,
         joint=style.joint_norms,
         group=group,
         bounds=bounds,
@@ -227,17 +228,17 @@ def make_experts(
         biases=biases,
         shared=shared,
         shared_gate=shared_gate,
-        scales=read.exact("router.per_expert_scale") if experts.beside else None,
+        scales=read.exact("router.per_expert_scale") if experts.with_mlp else None,
         latent=(latent[0], latent[1]) if latent else None,
         limit=_limit(experts, index),
     )
 
 
-def make_beside(
+def make_parallel_experts(
     config: ModelConfig, experts: Experts, read: TensorReader, kernels: Kernels, group: Group
-) -> ExpertsBeside:
-    """Read experts that stand beside a network, and the norms around them."""
+) -> ParallelExperts:
+    """Read experts that run in parallel with a feed-forward network, and the norms around them."""
     mixture = make_experts(config, experts, read, kernels, group)
     scale = read("router.scale") * config.hidden_size**-0.5
-    before, dense, after = (read(f"{name}.weight") for name in BESIDE_NORMS)
-    return ExpertsBeside(mixture, scale, before, dense, after, config.rms_norm_eps)
+    before, dense, after = (read(f"{name}.weight") for name in PARALLEL_NORMS)
+    return ParallelExperts(mixture, scale, before, dense, after, config.rms_norm_eps)

@@ -221,7 +221,7 @@ class Embedding:
         self._own = own.shape[1]
         self._stored: Tensor | LinearWeight = torch.empty((weight.shape[0], 0))
         if self._own:
-            self._stored = kernels.pack_head(own) if weight.compact else kernels.place(own.numbers())
+            self._stored = kernels.pack_head(own) if weight.compact else kernels.to_device(own.numbers())
 
     def __call__(self, tokens: Tensor, out: Tensor) -> None:
         """Write the rows of `tokens` `[rows]` to `out` `[rows, hidden]`."""

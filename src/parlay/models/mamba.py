@@ -22,7 +22,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, SplitLinear
 from parlay.models.origins import TensorOrigin
-from parlay.models.recurrent import check_taps
+from parlay.models.recurrent import check_kernel_size
 from parlay.parallel.group import ALONE, Group
 from parlay.types.cache import RecurrentSpec
 
@@ -48,7 +48,7 @@ class MambaLayers:
 
     Attributes:
         layers: of each layer, whether it is one.
-        taps: of the convolution.
+        kernel_size: of the convolution.
         heads: of x.
         width: columns of a head.
         groups: heads of B and C.
@@ -64,7 +64,7 @@ class MambaLayers:
     """
 
     layers: tuple[bool, ...]
-    taps: int
+    kernel_size: int
     heads: int
     width: int
     groups: int
@@ -92,7 +92,7 @@ class MambaLayers:
                 f"{config.path}: Mamba heads of {self.width} columns with states of {self.state} are not served; "
                 "multiples of 16 and of 8 up to 512 are"
             )
-        check_taps(config, self.taps)
+        check_kernel_size(config, self.kernel_size)
 
     @property
     def _inner(self) -> int:
@@ -108,7 +108,7 @@ class MambaLayers:
         inner, channels = self._inner, self._inner + 2 * self._shared
         shapes: dict[str, tuple[int, ...]] = {
             "in_proj.weight": (inner + channels + self.heads, hidden),
-            "conv1d.weight": (channels, 1, self.taps),
+            "conv1d.weight": (channels, 1, self.kernel_size),
             "A_log": (self.heads,),
             "D": (self.heads,),
             "dt_bias": (self.heads,),
@@ -122,12 +122,12 @@ class MambaLayers:
             shapes |= {"in_proj.bias": (inner + channels + self.heads,), "out_proj.bias": (hidden,)}
         return {f"mamba.{name}": shape for name, shape in shapes.items()}
 
-    def filed(self, layout: Mapping[str, Any]) -> MambaLayers:
+    def gguf_layers(self, layout: Mapping[str, Any]) -> MambaLayers:
         """Return the layers as a GGUF file has them, with factors in the weights."""
         first = self.gate_first or not self.normed  # without a norm it is the same
         return replace(self, rates=True, scales=(1.0,) * 5, output_scale=1.0, gate_first=first)
 
-    def origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
+    def gguf_origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
         """Return what the tensors of a layer are made of in a GGUF file."""
         parts = self._inner, self._inner, self._shared, self._shared, self.heads
         scales = [torch.full((part,), scale) for part, scale in zip(parts, self.scales, strict=True)]
@@ -135,24 +135,24 @@ class MambaLayers:
         found = {
             "in_proj.weight": TensorOrigin(name="in_proj.weight", factor=factor),
             "out_proj.weight": TensorOrigin(name="out_proj.weight", factor=self.output_scale),
-            "conv1d.weight": TensorOrigin(name="conv1d.weight", shape=(-1, self.taps)),
+            "conv1d.weight": TensorOrigin(name="conv1d.weight", shape=(-1, self.kernel_size)),
             "A_log": TensorOrigin(name="A_log", rates=not self.rates, shape=(-1, 1)),
             "D": TensorOrigin(name="D", shape=(-1, 1)),
             "norm.weight": TensorOrigin(name="norm.weight", shape=(self.groups, -1)),
         }
         return {f"mamba.{name}": origin.within("mamba.") for name, origin in found.items()}
 
-    def sizes(self) -> dict[str, int]:
+    def gguf_sizes(self) -> dict[str, int]:
         """Return the sizes of a layer by the keys of GGUF files."""
         return {
-            "ssm.conv_kernel": self.taps,
+            "ssm.conv_kernel": self.kernel_size,
             "ssm.state_size": self.state,
             "ssm.group_count": self.groups,
             "ssm.time_step_rank": self.heads,
             "ssm.inner_size": self._inner,
         }
 
-    def unfit(self) -> str:
+    def gguf_unsupported(self) -> str:
         """Return what of such layers llama.cpp does not read."""
         return "" if self.conv_bias else "convolutions without a bias"
 
@@ -166,7 +166,7 @@ class MambaLayers:
         heads = end - begin
         channels = heads * self.width + 2 * self._own_groups(heads) * self.state
         return RecurrentSpec(
-            channels, self.taps, (heads, -(-self.width // STATE_PIECE), self.state, STATE_PIECE), heads
+            channels, self.kernel_size, (heads, -(-self.width // STATE_PIECE), self.state, STATE_PIECE), heads
         )
 
     def _own_groups(self, heads: int) -> int:
@@ -205,13 +205,13 @@ class MambaLayers:
         rates = read.exact("mamba.A_log").view(-1).tolist()[begin:end]
         gate_scale, *of_rows, step_scale = self.scales
         # The convolution is linear, so that factors on its rows are factors on its weights.
-        parts = read.exact("mamba.conv1d.weight").view(-1, self.taps).tensor_split((inner, inner + shared))
+        parts = read.exact("mamba.conv1d.weight").view(-1, self.kernel_size).tensor_split((inner, inner + shared))
         taps = torch.cat([part * scale for part, scale in zip(parts, of_rows, strict=True)])
         return Mamba(
             rows=project(inner + own),
             gate=project(torch.arange(inner)),
             gates=project(steps),
-            taps=taps.to(read.dtype)[own].T.contiguous(),
+            conv_weight=taps.to(read.dtype)[own].T.contiguous(),
             conv_bias=read("mamba.conv1d.bias")[own].contiguous() if self.conv_bias else None,
             rate=torch.tensor([each if self.rates else -math.exp(each) for each in rates]),
             step_bias=read.exact("mamba.dt_bias")[begin:end].contiguous(),
@@ -243,7 +243,7 @@ class Mamba:
         rows: projects to x, B and C.
         gate: projects to the output's gates, all of them.
         gates: projects to the steps.
-        taps: weights of the convolution, `[taps, channels]`.
+        conv_weight: weights of the convolution, `[taps, channels]`.
         conv_bias: its bias, `[channels]`.
         rate, step_bias, skip, groups: see `Kernels.state_space`.
         steps: bounds of steps.
@@ -260,7 +260,7 @@ class Mamba:
     rows: ColumnParallelLinear
     gate: ColumnParallelLinear
     gates: ColumnParallelLinear
-    taps: Tensor
+    conv_weight: Tensor
     conv_bias: Tensor | None
     rate: Tensor
     step_bias: Tensor
@@ -290,7 +290,9 @@ class Mamba:
             if step_scale != 1:
                 kernels.scale(gates, step_scale)
             mixed = buffers("convolved", rows.shape[1])
-            kernels.causal_conv(rows, self.taps, self.conv_bias, True, states, cache.tails, cache.kept_rows, mixed)
+            kernels.causal_conv(
+                rows, self.conv_weight, self.conv_bias, True, states, cache.tails, cache.kept_rows, mixed
+            )
             rules = self.rate, self.step_bias, self.skip, self.groups, *self.steps
             kernels.state_space(mixed, gates, *rules, states, cache.stored, cache.kept, cache.kept_gates, own)
         whole = own

@@ -94,7 +94,7 @@ class MixtureOfExperts:
 
     def __call__(self, x: Tensor, context: ForwardContext, routed: Tensor | None = None) -> Tensor:
         """Return `[rows, hidden]` for `x` of `[rows, hidden]`; the router reads `routed`, if it is given."""
-        kernels, buffers, chosen = context.kernels, context.buffers, self._experts.chosen
+        kernels, buffers, chosen = context.kernels, context.buffers, self._experts.top_k
         rows, hidden = x.shape
         experts, weights = self._route(x if routed is None else routed, context)
         inputs = self._read(x, buffers)
@@ -108,7 +108,7 @@ class MixtureOfExperts:
             kernels.expert_linear(product, experts, self._down, answers)
             if self._biases is not None:
                 kernels.add_embedding(answers, self._biases[2], experts)
-        answers = self._whole(answers, self._outputs, "answers", buffers).view(rows, chosen, self._width)
+        answers = self._gather(answers, self._outputs, "answers", buffers).view(rows, chosen, self._width)
         shared = gate = None
         if self._shared is not None:
             shared = self._shared(x, context)
@@ -146,8 +146,8 @@ class MixtureOfExperts:
         """Return the experts that rows go to, `[rows * chosen]`, and their weights, `[rows, chosen]`."""
         kernels, buffers, of = context.kernels, context.buffers, self._experts
         scores = buffers("router", self._router.outputs, torch.float32)
-        experts = buffers("experts", of.chosen, torch.int32)
-        weights = buffers("weights", of.chosen, torch.float32)
+        experts = buffers("experts", of.top_k, torch.int32)
+        weights = buffers("weights", of.top_k, torch.float32)
         kernels.logits(x, self._router, scores)
         if self._biases is not None:
             kernels.add_bias(scores, self._biases[0])
@@ -157,7 +157,7 @@ class MixtureOfExperts:
 
     def _inside(self, x: Tensor, experts: Tensor, context: ForwardContext) -> Tensor:
         """Return what each row's experts have inside, `activation` and the product, `[rows * chosen, width]`."""
-        kernels, buffers, own, chosen = context.kernels, context.buffers, self._inner, self._experts.chosen
+        kernels, buffers, own, chosen = context.kernels, context.buffers, self._inner, self._experts.top_k
         product = buffers("own product", chosen * own).view(len(experts), own)
         first = product
         if self._parts == 2:
@@ -170,19 +170,19 @@ class MixtureOfExperts:
                 kernels.act_mul(first, self._activation, product, self._limit)
             else:
                 kernels.activate(product, self._activation)
-        return self._whole(product, self._widths, "expert product", buffers)
+        return self._gather(product, self._widths, "expert product", buffers)
 
-    def _whole(self, own: Tensor, bounds: tuple[int, ...], role: str, buffers: Buffers) -> Tensor:
+    def _gather(self, own: Tensor, bounds: tuple[int, ...], role: str, buffers: Buffers) -> Tensor:
         """Return the columns of all ranks."""
         if self._group.size == 1:
             return own
-        out = buffers(role, self._experts.chosen * bounds[-1]).view(len(own), bounds[-1])
+        out = buffers(role, self._experts.top_k * bounds[-1]).view(len(own), bounds[-1])
         self._group.gather(own, out, bounds)
         return out
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsBeside:
+class ParallelExperts:
     """Experts that are added to what a layer's feed-forward network gives, all of it normalised.
 
     Source: Gemma 4 (Gemma team 2026).

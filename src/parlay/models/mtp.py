@@ -25,7 +25,7 @@ from parlay.types.storage import Storage
 
 _WHOLE = ("layer", "join", "token_norm", "state_norm", "norm", "head")
 # What a style has of each layer, beside experts.
-_LISTED = "windows", "chunks", "unrotated", "heads", "widths", "sinks"
+_LISTED = "windows", "chunks", "nope", "heads", "widths", "sinks"
 _BESIDE = "mtp.", "model.mtp."  # names of tensors beside a text model's, in files of multimodal ones
 
 
@@ -33,7 +33,7 @@ _BESIDE = "mtp.", "model.mtp."  # names of tensors beside a text model's, in fil
 class MTPNames:
     """What a family's files call the tensors of such a layer, and which of the model's own layers it is like.
 
-    `{0}`, or `{}`, stands for its number among all layers, `{1}` for that among the layers for further tokens.
+    `{0}`, or `{}`, stands for its number among all layers, `{1}` for that among the MTP layers.
 
     Attributes:
         layer: what the names of the decoder layer's own tensors begin with.
@@ -187,17 +187,17 @@ def plan_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer:
     """
     shared = any(heads.source >= 0 or not heads.values for heads in config.style.heads)
     if shared or config.style.layer_inputs:
-        raise ModelError(f"the layers of {config.path} read what others keep; none can predict further tokens")
+        raise ModelError(f"the layers of {config.path} read what others keep; it can have no MTP layer")
     if known.late_norm:
         raise ModelError(
-            f"the layers for further tokens of {config.path} read states before the norm of their output layers, for "
+            f"the MTP layers of {config.path} read states before the norm of their output layers, for "
             "which none is trained; train a head of another kind"
         )
     return _layer(config, known.of(config.num_layers))
 
 
 def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:
-    index = _alike(config, names)
+    index = _similar_layer(config, names)
     style, kept, prefix = config.style, slice(index, index + 1), f"model.layers.{index}."
     experts = None if names.dense else style.experts
     if experts is not None:
@@ -211,7 +211,7 @@ def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:
         **{key: getattr(style, key)[kept] for key in _LISTED},
     )
     if names.rotated:
-        style = replace(style, unrotated=())
+        style = replace(style, nope=())
     renamed: dict[str, str | Piece] = {}
     for name, own in names.inner.items():
         numbers = range(experts.count if experts is not None and "{}" in name else 1)
@@ -223,7 +223,7 @@ def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:
     return MTPLayer(config=alone, names=names, like=index, renamed=renamed)
 
 
-def _alike(config: ModelConfig, names: MTPNames) -> int:
+def _similar_layer(config: ModelConfig, names: MTPNames) -> int:
     """Return the number of the last of the model's layers that it is like."""
     style = config.style
     attends = [
@@ -232,7 +232,7 @@ def _alike(config: ModelConfig, names: MTPNames) -> int:
         if not (style.recurrent and style.recurrent.layers[i]) and not (style.networks and style.networks[i])
     ]
     if not attends:
-        raise ModelError(f"{config.path} has no layer of attention alone, and no layer can predict further tokens")
+        raise ModelError(f"{config.path} has no layer of attention alone, and it can have no MTP layer")
     kinds = config.raw.get("mtp_layer_types")
     window = "sliding_attention" in kinds if isinstance(kinds, list) else names.window
     alike = [i for i in attends if not style.windows or bool(style.windows[i]) == window]

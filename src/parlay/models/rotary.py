@@ -42,7 +42,7 @@ def cos_sin_table(config: ModelConfig, length: int, rotary: Rotary | None = None
 
 
 def layer_tables(config: ModelConfig, length: int) -> list[RotaryTables]:
-    """Return what each layer turns queries and keys by: `cos_sin_table`, and that of queries where it is another.
+    """Return each layer's `cos_sin_table`, and that of its queries where it differs.
 
     Args:
         config: the model's shape.
@@ -59,16 +59,16 @@ def layer_tables(config: ModelConfig, length: int) -> list[RotaryTables]:
     everywhere = cos_sin_table(config, length, width=far)
     local = cos_sin_table(config, length, style.local_rotary, near) if style.local_rotary else None
     # Pairs of columns that turn by nothing: one is enough, but for latents.
-    pairs = style.latent.turning // 2 if style.latent is not None else 1
+    pairs = style.latent.rope_dim // 2 if style.latent is not None else 1
     still = torch.tensor([1.0, 0.0]).repeat_interleave(pairs).expand(length, 2 * pairs).contiguous()
     growth = None if style.latent is not None else query_growth(rotary, length)
-    queries = None if growth is None or rotary.still_growth else everywhere * growth
+    queries = None if growth is None or rotary.nope_growth else everywhere * growth
     still_queries = None
-    if growth is not None and rotary.still_growth:  # all columns grow
+    if growth is not None and rotary.nope_growth:  # all columns grow
         still_queries = torch.tensor([1.0, 0.0]).repeat_interleave(far // 2) * growth
 
     def table(layer: int) -> RotaryTables:
-        if style.unrotated and style.unrotated[layer]:
+        if style.nope and style.nope[layer]:
             return still, still_queries
         return (local, None) if windowed[layer] and local is not None else (everywhere, queries)
 
@@ -79,19 +79,19 @@ def query_growth(rotary: Rotary, length: int) -> Tensor | None:
     """Return the factors on queries at each position, float32 `[length, 1]`; None where they do not grow."""
     if not rotary.query_growth:
         return None
-    periods = (torch.arange(length) + rotary.still_growth).div(rotary.original, rounding_mode="floor").float()
+    periods = (torch.arange(length) + rotary.nope_growth).div(rotary.original, rounding_mode="floor").float()
     return (1 + rotary.query_growth * torch.log(1 + periods))[:, None]
 
 
 def halves(config: ModelConfig, heads: int) -> Tensor:
-    """Return where the columns of heads are whose neighbours turn together, in half-split order.
+    """Return the order of interleaved heads' columns that makes them half-split.
 
     Scores are sums over a head's columns, so that their order is free as long as queries and keys have the same.
 
     Returns:
         int64 `[heads * head_dim]`.
     """
-    first = torch.arange(turning(config, config.rotary))
+    first = torch.arange(rotary_dim(config, config.rotary))
     rest = torch.arange(len(first), config.head_dim)
     one = torch.cat((first[0::2], first[1::2], rest))
     return (torch.arange(heads)[:, None] * config.head_dim + one).view(-1)
@@ -109,7 +109,7 @@ def frequencies_of(config: ModelConfig, length: int, rotary: Rotary | None = Non
         ModelError: the config's numbers do not fit its heads.
     """
     rotary = rotary or config.rotary
-    dim = turning(config, rotary)
+    dim = rotary_dim(config, rotary)
     if dim < 2 or dim % 2:
         raise ModelError(f"{config.path}: partial_rotary_factor={rotary.partial} of {config.head_dim} columns is odd")
     try:
@@ -121,8 +121,8 @@ def frequencies_of(config: ModelConfig, length: int, rotary: Rotary | None = Non
     return frequencies, size
 
 
-def turning(config: ModelConfig, rotary: Rotary) -> int:
-    """Return how many of a head's columns turn: of a part that is no whole number, what lies below it."""
+def rotary_dim(config: ModelConfig, rotary: Rotary) -> int:
+    """Return how many of a head's columns are rotated, rounded down."""
     if rotary.kind == "proportional":  # the columns that do not turn have a frequency of 0
         return config.head_dim
     return int(config.head_dim * rotary.partial + 1e-6)

@@ -22,10 +22,10 @@ from parlay.models.decoder import Decoder
 from parlay.models.mtp import QWEN, MTPLayer, MTPNames, find_mtp, plan_mtp
 from parlay.models.stages import own_layers, stage_starts
 from parlay.models.stored import as_saved, open_weights
-from parlay.models.transformers import model as foreign
+from parlay.models.transformers import model as transformers_model
 from parlay.parallel.group import ALONE, Group
 from parlay.registry import Registry
-from parlay.types.cache import NUMBERS_PER_SCALE, CacheSpec, Kept, KVCacheDtype
+from parlay.types.cache import NUMBERS_PER_SCALE, CacheKind, CacheSpec, KVCacheDtype
 from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import MADE, LoadFormat, Storage
 from parlay.weights.kinds import Kind
@@ -43,7 +43,7 @@ class CausalModel(Protocol):
     `weight_shapes` and `expect` need no instance. Beside it the file has `describe(config)`, which returns the config
     with the family's style, or raises a ModelError that names a key with a value that the family does not serve. It
     may have `DEFAULTS`, what configs without some keys mean, or a function that makes them of a config; `MTP`, what
-    files call a layer that predicts further tokens, where that is not as in Qwen's; and `folded`, see below.
+    files call an MTP layer, where that is not as in Qwen's; and `folded`, see below.
 
     Attributes:
         config, dtype: what it was made with.
@@ -129,7 +129,7 @@ def describe_files(path: Path) -> ModelConfig:
     if path.is_file() or TOWER in raw:
         served = ", ".join(families.names())
         raise ModelError(f"{path}: {brief(architecture)} is not served; these families are: {served}")
-    return foreign.describe(path, raw)
+    return transformers_model.describe(path, raw)
 
 
 def describe_layers(family: str, path: Path, raw: Mapping[str, Any]) -> ModelConfig:
@@ -154,7 +154,7 @@ def resolve_dtype(requested: str, config: ModelConfig) -> torch.dtype:
     name = config.dtype if requested == "auto" else requested
     if name == config.dtype == "float16":
         # Beside weights that keep all their bits, activations of bfloat16 would lose three of them at every layer.
-        kept = config.storage == "stored" and config.foreign is None and not quantization_of(config.raw)
+        kept = config.storage == "stored" and config.library_model is None and not quantization_of(config.raw)
         name = "float32" if kept else "bfloat16"
         logger.info("%s is stored as float16; activations and cache are %s", config.path, name)
     if name == "float16":
@@ -209,15 +209,15 @@ def describe_as(
     return config
 
 
-def kept_by_layers(config: ModelConfig) -> tuple[Kept, ...]:
+def layer_cache_kinds(config: ModelConfig) -> tuple[CacheKind, ...]:
     """Return what each of a model's layers keeps of a sequence."""
     recurrent, networks = config.style.recurrent, config.style.networks
-    found: list[Kept] = ["keys"] * config.num_layers
+    found: list[CacheKind] = ["keys"] * config.num_layers
     for i in range(config.num_layers):
         if networks and networks[i]:
             found[i] = "nothing"
         elif recurrent is not None and recurrent.layers[i]:
-            found[i] = "both" if config.style.recurrent_beside else "states"
+            found[i] = "both" if config.style.recurrent_parallel else "states"
     return tuple(found)
 
 
@@ -235,7 +235,7 @@ def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) ->
         return CacheSpec(last - first, 0, 0, dtype.itemsize, config.kv_cache_dtype, heads=heads, sources=sources)
     latent = config.style.latent is not None  # of which every rank has all
     begin, end = (0, 1) if latent else group.share(group.bounds(config.num_kv_heads))
-    kept, recurrent = kept_by_layers(config)[first:last], config.style.recurrent
+    kept, recurrent = layer_cache_kinds(config)[first:last], config.style.recurrent
     return CacheSpec(
         kept.count("keys") + kept.count("both"),
         end - begin,
@@ -271,8 +271,8 @@ def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
     """
     if config.storage == "plain":
         return {}
-    if config.foreign is not None:
-        return foreign.stored_kinds(config)
+    if config.library_model is not None:
+        return transformers_model.stored_kinds(config)
     plain = not quantization_of(config.raw) and config.dtype != "float16"
     if config.storage == "stored" and plain and not config.path.is_file():
         return {}  # the files need not be looked into
@@ -282,7 +282,7 @@ def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
 
 
 def mtp_layers(config: ModelConfig, path: Path | None = None) -> tuple[MTPLayer, ...]:
-    """Return the layers with which a model predicts further tokens, that its files have, or others at `path`.
+    """Return the MTP layers that its files have, or others at `path`.
 
     Each reads what the one before it has computed.
 
@@ -295,13 +295,13 @@ def mtp_layers(config: ModelConfig, path: Path | None = None) -> tuple[MTPLayer,
 
 
 def possible_mtp_layer(config: ModelConfig) -> MTPLayer:
-    """Return the layer with which a model might predict further tokens, whether or not its files have one.
+    """Return the MTP layer that a model might have, whether or not its files have one.
 
     Raises:
         ModelError: it cannot have one.
     """
     if not exposes_hidden_states(config):
-        raise ModelError(f"the architecture of {config.path} has no layer that predicts further tokens")
+        raise ModelError(f"the architecture of {config.path} has no MTP layer")
     return plan_mtp(config, _mtp_names(config))
 
 
@@ -321,7 +321,7 @@ def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
 
 def exposes_hidden_states(config: ModelConfig) -> bool:
     """Whether proposers can use a model's embedding and the states between its layers, as every `Decoder` does."""
-    return config.foreign is None and issubclass(_class(config), Decoder)
+    return config.library_model is None and issubclass(_class(config), Decoder)
 
 
 def load_model(
@@ -342,7 +342,7 @@ def load_model(
     return _class(config)(config, dtype, max_model_len, kernels, group, on_read)
 
 
-def load_ends(config: ModelConfig, dtype: torch.dtype, kernels: Kernels) -> CausalModel:
+def load_embed_and_lm_head(config: ModelConfig, dtype: torch.dtype, kernels: Kernels) -> CausalModel:
     """Read a model's embedding and output layer whole, for a proposer that runs them on one rank of several.
 
     Raises:
@@ -369,7 +369,7 @@ def check_ranks(config: ModelConfig, size: int, stages: int = 1) -> None:
             f"pipeline_parallel_size={stages} is more than the {parts} parts into which {config.path} can be split, "
             "whose last layers read what an earlier one keeps; take less, or tensor_parallel_size"
         )
-    if size > 1 and config.foreign is not None:
+    if size > 1 and config.library_model is not None:
         raise ConfigError(
             f"tensor_parallel_size={size} is not served for {config.architecture}, which a class of transformers "
             "computes; leave it at 1"
@@ -377,8 +377,8 @@ def check_ranks(config: ModelConfig, size: int, stages: int = 1) -> None:
 
 
 def _class(config: ModelConfig) -> type[CausalModel]:
-    if config.foreign is not None:
-        return foreign.TransformersModel
+    if config.library_model is not None:
+        return transformers_model.TransformersModel
     default: Any = Decoder
     family: type[CausalModel] = getattr(families.load(_family(config.architecture)), "Model", default)
     return family

@@ -26,45 +26,45 @@ class ShortConvs:
 
     Attributes:
         layers: of each layer, whether it is one.
-        taps: rows that an output is made of.
+        kernel_size: rows that an output is made of.
         bias: whether the projections and the convolution have biases.
     """
 
     layers: tuple[bool, ...]
-    taps: int
+    kernel_size: int
     bias: bool = False
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Return the name and shape of every tensor of a layer."""
         shapes: dict[str, tuple[int, ...]] = {
             "conv.in_proj.weight": (3 * hidden, hidden),
-            "conv.conv.weight": (hidden, 1, self.taps),
+            "conv.conv.weight": (hidden, 1, self.kernel_size),
             "conv.out_proj.weight": (hidden, hidden),
         }
         biases = {"conv.in_proj.bias": (3 * hidden,), "conv.conv.bias": (hidden,), "conv.out_proj.bias": (hidden,)}
         return shapes | (biases if self.bias else {})
 
-    def filed(self, layout: Mapping[str, Any]) -> ShortConvs:
+    def gguf_layers(self, layout: Mapping[str, Any]) -> ShortConvs:
         """Return the layers as a GGUF file has them."""
         return self
 
-    def origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
+    def gguf_origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
         """Return what the tensors of a layer are made of in a GGUF file."""
         name = "conv.conv.weight"
-        return {name: TensorOrigin(name=name, shape=(-1, self.taps))}
+        return {name: TensorOrigin(name=name, shape=(-1, self.kernel_size))}
 
-    def sizes(self) -> dict[str, int]:
+    def gguf_sizes(self) -> dict[str, int]:
         """Return the sizes of a layer by the keys of GGUF files."""
-        return {"shortconv.l_cache": self.taps}
+        return {"shortconv.l_cache": self.kernel_size}
 
-    def unfit(self) -> str:
+    def gguf_unsupported(self) -> str:
         """Return what of such layers llama.cpp does not read."""
         return "biases of convolutions" if self.bias else ""
 
     def spec(self, hidden: int, group: Group) -> RecurrentSpec:
         """Return what a layer keeps on one of the ranks: of its channels."""
         begin, end = group.share(group.output_bounds(hidden))
-        return RecurrentSpec(end - begin, self.taps)
+        return RecurrentSpec(end - begin, self.kernel_size)
 
     def products(self, hidden: int) -> list[tuple[str, tuple[int, int]]]:
         """Return the names and shapes of a layer's linear layers."""
@@ -83,7 +83,7 @@ class ShortConvs:
                 )
                 for i, bias in enumerate(biases)
             ),
-            taps=read("conv.conv.weight").view(hidden, self.taps)[own].T.contiguous(),
+            conv_weight=read("conv.conv.weight").view(hidden, self.kernel_size)[own].T.contiguous(),
             bias=read("conv.conv.bias")[own].contiguous() if self.bias else None,
             output=whole_linear(
                 kernels,
@@ -101,13 +101,13 @@ class ShortConv:
 
     Attributes:
         projections: to B, C and x.
-        taps: weights `[taps, channels]`.
+        conv_weight: weights `[taps, channels]`.
         bias: of the convolution, `[channels]`.
         output: projects back.
     """
 
     projections: tuple[ColumnParallelLinear, ...]
-    taps: Tensor
+    conv_weight: Tensor
     bias: Tensor | None
     output: GatheredLinear | ReducedLinear
 
@@ -119,9 +119,9 @@ class ShortConv:
         before, behind, rows = (
             linear(x, buffers, role) for linear, role in zip(self.projections, roles, strict=True)
         )
-        mixed = buffers("convolved", self.taps.shape[1])
-        if self.taps.shape[1]:
+        mixed = buffers("convolved", self.conv_weight.shape[1])
+        if self.conv_weight.shape[1]:
             kernels.multiply(rows, before)
-            kernels.causal_conv(rows, self.taps, self.bias, False, states, cache.tails, cache.kept_rows, mixed)
+            kernels.causal_conv(rows, self.conv_weight, self.bias, False, states, cache.tails, cache.kept_rows, mixed)
             kernels.multiply(mixed, behind)
         return self.output(mixed, buffers, "attention")

@@ -28,11 +28,11 @@ class Rotary:
         scaling: the scaling's own numbers, as checkpoints name them.
         short_factor: of `longrope`, one divisor a frequency.
         long_factor: of `longrope`, the same beyond the original context.
-        partial: the part of a head's columns that turns.
+        partial: share of a head's columns that are rotated.
         query_growth: beta of a factor on queries that grows with their position, `1 + beta * ln(1 + floor(position /
             original))`, as in Llama 4 and Ministral 3; 0 is none.
         original: context that this is counted in, in tokens.
-        still_growth: it is on queries of the layers alone that do not turn, and their positions count from 1.
+        nope_growth: it is only on queries of layers without rotary embedding; their positions count from 1.
     """
 
     theta: float
@@ -43,7 +43,7 @@ class Rotary:
     partial: float = 1.0
     query_growth: float = 0.0
     original: int = 1
-    still_growth: bool = False
+    nope_growth: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Experts:
 
     Attributes:
         count: experts a layer.
-        chosen: experts that a row goes to.
+        top_k: experts that a row goes to.
         width: inner width of an expert.
         normalise: whether the weights of the chosen experts add up to 1.
         sparse: of each layer, whether it has experts.
@@ -67,12 +67,12 @@ class Experts:
         biases: the router and the experts have biases.
         latent: columns of what experts read and give, between two projections; 0 where that is the hidden state.
         scaled_inputs: the weight of a row's only expert is a factor on what that reads instead of what it gives.
-        beside: they are added to the layer's feed-forward network instead of replacing it, see `ExpertsBeside`.
+        with_mlp: they are added to the layer's feed-forward network instead of replacing it, see `ParallelExperts`.
         limits: of each layer, the limit of `Kernels.act_mul` in its experts, 0 for none; empty: none has one.
     """
 
     count: int
-    chosen: int
+    top_k: int
     width: int
     normalise: bool
     sparse: tuple[bool, ...]
@@ -87,7 +87,7 @@ class Experts:
     biases: bool = False
     latent: int = 0
     scaled_inputs: bool = False
-    beside: bool = False
+    with_mlp: bool = False
     limits: tuple[float, ...] = ()
 
 
@@ -97,24 +97,24 @@ class Latent:
 
     Attributes:
         query_rank: of the queries' own latents; 0 where they have none.
-        rank: of the latents that stand for keys and values.
-        content: of a head's query, those that meet the latent.
-        turning: of a head's query, those that turn with the position, behind the others.
+        kv_rank: of the latents that stand for keys and values.
+        nope_dim: of a head's query, without rotary embedding.
+        rope_dim: of a head's query, with rotary embedding, behind the others.
         value: of a head's value.
-        interleaved: the two columns that turn together are neighbours in the files.
+        interleaved: the two columns of a rotary pair are adjacent in the files.
     """
 
     query_rank: int
-    rank: int
-    content: int
-    turning: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
     value: int
     interleaved: bool = True
 
     @property
     def query(self) -> int:
         """Columns of a head's query."""
-        return self.content + self.turning
+        return self.nope_dim + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,12 +148,12 @@ class OutputGate:
     """What attention's output is multiplied with: a function of a projection of what attention reads.
 
     Attributes:
-        apart: the projection is a tensor of its own, `gate_proj`, instead of rows behind each head's query.
-        by_head: it has one number for each head, instead of one for each column; only where it is apart.
+        separate: the projection is a tensor of its own, `gate_proj`, instead of rows behind each head's query.
+        by_head: it has one number for each head, instead of one for each column; only where it is separate.
         softplus: the function is that, instead of the sigmoid.
     """
 
-    apart: bool = False
+    separate: bool = False
     by_head: bool = False
     softplus: bool = False
 
@@ -173,31 +173,31 @@ class Style:
         head_norms: each head's query and key is normalised before it is rotated.
         head_norm_weights: these norms have weights.
         value_norms: so are values, without a weight.
-        late_norms: it is normalised after that.
-        rotated_norms: queries and keys that do not turn have none of these norms.
+        post_rotary_norms: it is normalised after it is rotated.
+        nope_unnormed: layers without rotary embedding have none of these norms.
         joint_norms: all heads' queries are normalised together before they are rotated, and all keys.
         layer_norms: norms subtract the mean.
         parallel: attention and the feed-forward network read the same, and both join the residual stream.
         pre_norms: what attention and the feed-forward network read is normalised.
         post_norms: what a layer adds to the residual stream is normalised.
         post_norm_eps: what the means of those norms have added, where it is not what others have; 0 where it is.
-        plus_one: weights of norms are stored less one.
-        final_plus_one: so is that of the last norm.
+        plus_one: norms multiply by 1 + weight.
+        final_plus_one: so does the last norm.
         fused_qkv: queries, keys and values are stored as one tensor.
         fused_mlp: gate and up are.
         windows: keys that each layer sees at most, 0 for all; empty: all layers see all.
         chunks: positions of each layer's chunks, whose rows see no key of another one, 0 for none; empty: there are
             none.
         local_rotary: rotary embedding of the layers that have a window, where it differs.
-        unrotated: of each layer, whether its queries and keys do not turn (NoPE); empty: all turn.
-        interleaved: the two columns that turn together are neighbours in the files, instead of half a head apart.
+        nope: of each layer, whether it has no rotary embedding (NoPE); empty: all have one.
+        interleaved: the two columns of a rotary pair are adjacent in the files, instead of half a head apart.
         score_scale: factor on attention's scores; None is `head_dim ** -0.5`.
-        score_cap: bound that attention's scores approach; 0 is none.
+        score_cap: soft cap of attention's scores; 0 is none.
         embedding_norm: embeddings are normalised, without a weight.
         embedding_scale: factor on embeddings.
         residual_scale: factor on what is added to the residual stream.
         logit_divisor: of logits.
-        logit_cap: bound that logits approach; 0 is none.
+        logit_cap: soft cap of logits; 0 is none.
         latent: of latent attention, in place of heads of keys and values; None is grouped-query attention.
         heads: of each layer, where they differ from layer to layer.
         widths: of each layer's feed-forward network, where they differ.
@@ -208,14 +208,14 @@ class Style:
         recurrent: layers in the place of some layers' attention, or beside it.
         recurrent_pre_norms: whether what they and their networks read is normalised instead, where attention's layers
             have norms behind alone.
-        recurrent_beside: whether they stand beside attention: both read the same rows, and their outputs are added.
+        recurrent_parallel: whether attention runs in parallel: both read the same rows, and their outputs are added.
         attention_scale: factor on attention's outputs, or on its values, which is the same.
         gate_scale: factor on the gates of the feed-forward network, before its activation.
         network_scale: factor on the outputs of that.
         networks: of each layer, whether it is a feed-forward network or experts alone, and otherwise attention or a
             recurrent layer alone; empty: all layers have both.
-        sinks: of each layer, whether each query head sees a key without a value first, whose score it has learnt;
-            empty: none does.
+        sinks: of each layer, whether its query heads have attention sinks: a learnt score without a value; empty:
+            none has.
         experts: None where all layers have one feed-forward network.
     """
 
@@ -229,8 +229,8 @@ class Style:
     head_norms: bool = False
     head_norm_weights: bool = True
     value_norms: bool = False
-    late_norms: bool = False
-    rotated_norms: bool = False
+    post_rotary_norms: bool = False
+    nope_unnormed: bool = False
     joint_norms: bool = False
     layer_norms: bool = False
     parallel: bool = False
@@ -244,7 +244,7 @@ class Style:
     windows: tuple[int, ...] = ()
     chunks: tuple[int, ...] = ()
     local_rotary: Rotary | None = None
-    unrotated: tuple[bool, ...] = ()
+    nope: tuple[bool, ...] = ()
     interleaved: bool = False
     score_scale: float | None = None
     score_cap: float = 0.0
@@ -261,7 +261,7 @@ class Style:
     layer_inputs: int = 0
     recurrent: RecurrentLayers | None = None
     recurrent_pre_norms: bool = False
-    recurrent_beside: bool = False
+    recurrent_parallel: bool = False
     attention_scale: float = 1.0
     gate_scale: float = 1.0
     network_scale: float = 1.0
@@ -296,19 +296,19 @@ class RecurrentLayers(Protocol):
         """Read a layer; `eps` is that of the model's norms."""
         ...
 
-    def filed(self, layout: Mapping[str, Any]) -> RecurrentLayers:
+    def gguf_layers(self, layout: Mapping[str, Any]) -> RecurrentLayers:
         """Return the layers as a GGUF file has them, whose keys of a config, beside those of all files, are given."""
         ...
 
-    def origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
+    def gguf_origins(self, layout: Mapping[str, Any]) -> dict[str, TensorOrigin]:
         """Return what such a file's tensors of a layer are made of, where it is not those of the same names."""
         ...
 
-    def sizes(self) -> dict[str, int]:
+    def gguf_sizes(self) -> dict[str, int]:
         """Return the sizes of a layer by the keys of GGUF files."""
         ...
 
-    def unfit(self) -> str:
+    def gguf_unsupported(self) -> str:
         """Return what of such layers llama.cpp does not read; empty where it reads all."""
         ...
 

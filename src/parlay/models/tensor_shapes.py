@@ -6,7 +6,7 @@ from parlay.models.layer_inputs import layer_input_shapes, token_input_shapes
 from parlay.models.style import Experts
 
 # Norms around experts beside a network: of what they read, of what the network gives, of what they give.
-BESIDE_NORMS = "pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"
+PARALLEL_NORMS = "pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"
 SELECTION_BIAS = "mlp.gate.e_score_correction_bias"
 # Numbers of an activation: the factors above 0 and below it, the slope, the bound of the exponential function.
 XIELU: dict[str, tuple[int, ...]] = {
@@ -39,8 +39,8 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def further_tensors(config: ModelConfig) -> tuple[str, ...]:
-    """Return how the names begin of layers that predict further tokens, whether or not the config announces any.
+def mtp_prefixes(config: ModelConfig) -> tuple[str, ...]:
+    """Return how the names begin of MTP layers, whether or not the config announces any.
 
     They are no part of the decoder; a proposer may want them.
     """
@@ -82,7 +82,7 @@ def mixer_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
         return {}
     if recurrent is not None and recurrent.layers[index]:
         own = recurrent.shapes(config.hidden_size)
-        return {**attention_shapes(config, index), **own} if config.style.recurrent_beside else own
+        return {**attention_shapes(config, index), **own} if config.style.recurrent_parallel else own
     return attention_shapes(config, index)
 
 
@@ -95,7 +95,7 @@ def attention_shapes(config: ModelConfig, index: int = 0) -> dict[str, tuple[int
     q, k = count * heads.width, heads.count * heads.width
     mixed, v = count * heads.value_width, heads.count * heads.value_width
     gate = style.output_gate
-    queries = q if gate is None or gate.apart else 2 * q
+    queries = q if gate is None or gate.separate else 2 * q
     widths = {"qkv_proj": q + k + v} if style.fused_qkv else {"q_proj": queries, "k_proj": k, "v_proj": v}
     if heads.source >= 0 or not heads.values:
         widths = {"q_proj": queries} if heads.source >= 0 else {"q_proj": queries, "k_proj": k}
@@ -104,12 +104,12 @@ def attention_shapes(config: ModelConfig, index: int = 0) -> dict[str, tuple[int
         shapes[f"self_attn.{name}.weight"] = (width, h)
         if style.qkv_bias:
             shapes[f"self_attn.{name}.bias"] = (width,)
-    if gate is not None and gate.apart:
+    if gate is not None and gate.separate:
         shapes["self_attn.gate_proj.weight"] = (count if gate.by_head else mixed, h)
     shapes["self_attn.o_proj.weight"] = (h, mixed)
     if style.output_bias:
         shapes["self_attn.o_proj.bias"] = (h,)
-    if (style.head_norms or style.late_norms) and style.head_norm_weights:
+    if (style.head_norms or style.post_rotary_norms) and style.head_norm_weights:
         shapes |= {f"self_attn.{x}_norm.weight": (heads.width,) for x in ("q" if heads.source >= 0 else "qk")}
     if style.joint_norms:
         shapes |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (k,)}
@@ -126,10 +126,10 @@ def mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
     if not experts or not experts.sparse[index]:
         return _network_shapes(config, "mlp", config.network_width(index))
     shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts.count, h)}
-    if experts.beside:
+    if experts.with_mlp:
         shapes |= _network_shapes(config, "mlp", config.network_width(index))
         shapes |= {"router.scale": (h,), "router.per_expert_scale": (experts.count,)}
-        shapes |= {f"{name}.weight": (h,) for name in BESIDE_NORMS}
+        shapes |= {f"{name}.weight": (h,) for name in PARALLEL_NORMS}
     if experts.biases:
         shapes["mlp.gate.bias"] = (experts.count,)
     if experts.selection_bias:

@@ -1,4 +1,4 @@
-"""What a model is: a digest of every byte of the files that its tokens depend on; and what the code is."""
+"""Digests of the files that a model's tokens depend on, and of parlay's code."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

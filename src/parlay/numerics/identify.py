@@ -16,10 +16,10 @@ from parlay.kernels.select import select_kernels
 from parlay.models.config import ModelConfig
 from parlay.models.rotary import frequencies_of
 from parlay.models.select import CausalModel, describe_model, load_model, resolve_dtype, stored_kinds, weight_shapes
-from parlay.models.transformers import model as foreign
+from parlay.models.transformers import model as transformers_model
 from parlay.numerics.digests import digest_model
 from parlay.numerics.kernel_choice import RowInvariance, choose_kernels
-from parlay.numerics.model_selfcheck import check_rows, judge_model
+from parlay.numerics.model_selfcheck import check_model_invariance, check_rows
 from parlay.numerics.selfcheck import ROW_COUNTS, Case, Finding, check, product_case
 from parlay.types.storage import MADE
 from parlay.weights.quantise import INT8
@@ -85,7 +85,7 @@ def identify(config: ModelConfig, length: int, digest: str) -> str:
         digest: of its files.
     """
     whole = sha256(digest.encode())
-    if config.foreign is None:
+    if config.library_model is None:
         for rotary in (config.rotary, config.style.local_rotary):
             if rotary is not None:
                 frequencies, size = frequencies_of(config, length, rotary)
@@ -105,7 +105,7 @@ def describe_numerics(
     return Numerics(
         model=identity,
         dtype="+".join((str(dtype).removeprefix("torch."), *_quantised(config))),
-        kernels=kernels if config.foreign is None else f"{kernels}+{config.foreign.library}",
+        kernels=kernels if config.library_model is None else f"{kernels}+{config.library_model.library}",
         torch=torch.__version__,
         bits=sha256("/".join((invariance.bits, *_makers())).encode()).hexdigest()[: len(invariance.bits)],
         exact=invariance.exact,
@@ -153,8 +153,8 @@ def inspect(
     everything = cases(config, resolved, _WHOLE)
     findings = check(kernels, everything, threads, sorted({*range(1, 65), *ROW_COUNTS, 500, 513, 1000}), tick)
     identity = identify(config, config.max_position, digest_model(config.path))
-    loaded = config.foreign and load_model(config, resolved, min(config.max_position, _SHORT), kernels)
-    if isinstance(loaded, foreign.TransformersModel):
+    loaded = config.library_model and load_model(config, resolved, min(config.max_position, _SHORT), kernels)
+    if isinstance(loaded, transformers_model.TransformersModel):
         invariance = check_model(loaded, identity, kernels, invariance, threads)
         findings |= check_rows(loaded, identity, kernels, threads, ROW_COUNTS, tick)
     return describe_numerics(identity, config, resolved, kernels.name, invariance), findings
@@ -164,9 +164,9 @@ def check_model(
     model: CausalModel, identity: str, kernels: Kernels, invariance: RowInvariance, threads: int
 ) -> RowInvariance:
     """Return how far a model can be trusted: as far as its kernels, unless another library has a part in it."""
-    if not isinstance(model, foreign.TransformersModel):
+    if not isinstance(model, transformers_model.TransformersModel):
         return invariance
-    return judge_model(model, identity, kernels, invariance, threads)
+    return check_model_invariance(model, identity, kernels, invariance, threads)
 
 
 def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list[Case]:

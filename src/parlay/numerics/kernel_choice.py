@@ -1,6 +1,6 @@
 """Which kernels can be trusted here: the self-check's findings, remembered on disk, and what follows from them.
 
-What is remembered may be lost or damaged: then the check runs again, no more.
+Saved findings may be lost or damaged: then the check just runs again.
 """
 
 import json
@@ -42,48 +42,48 @@ class RowInvariance:
 
 
 def choose_kernels(kernels: Kernels, cases: Sequence[Case], threads: int) -> tuple[Kernels, RowInvariance]:
-    """Return the first of `kernels` and their careful kin that keep the contract, or `kernels` if none does.
+    """Return the first of `kernels` and their fallbacks that keep the contract, or `kernels` if none does.
 
     Args:
         kernels: the preferred ones.
         cases: what a model will ask of them.
         threads: how many threads they will use.
     """
-    invariance = judge(kernels, cases, threads)
+    invariance = check_invariance(kernels, cases, threads)
     if invariance.exact:
         return kernels, invariance
-    careful = kernels.careful()
-    while careful is not None:
-        found = judge(careful, cases, threads)
+    fallback = kernels.fallback()
+    while fallback is not None:
+        found = check_invariance(fallback, cases, threads)
         if found.exact:
             logger.warning(
-                "kernels: %s give a row other bits among other rows on this machine (%s); the slower %s run instead",
+                "kernels: %s are not batch-invariant on this machine (%s); using the slower %s",
                 kernels.name,
                 _sample(invariance),
-                careful.name,
+                fallback.name,
             )
-            return careful, found
-        careful = careful.careful()
+            return fallback, found
+        fallback = fallback.fallback()
     logger.warning(
-        "THE SAME-TOKENS GUARANTEE DOES NOT HOLD TO THE BIT HERE: with the kernels %s a row has other bits among "
-        "other rows (%s), so tokens are the same up to floating point only; `parlay verify` shows more",
+        "THE SAME-TOKENS GUARANTEE DOES NOT HOLD TO THE BIT HERE: the kernels %s are not batch-invariant (%s), so "
+        "tokens are the same up to floating point only; `parlay verify` shows more",
         kernels.name,
         _sample(invariance),
     )
     return kernels, invariance
 
 
-def judge(kernels: Kernels, cases: Sequence[Case], threads: int) -> RowInvariance:
-    """Return what the self-check says, running it only for cases whose finding is not remembered."""
+def check_invariance(kernels: Kernels, cases: Sequence[Case], threads: int) -> RowInvariance:
+    """Return what the self-check finds, running it only for cases without a saved finding."""
     return summarise(recall(kernels, cases, threads, lambda missing: selfcheck.check(kernels, missing, threads)))
 
 
 def recall(
     kernels: Kernels, cases: Sequence[Case], threads: int, check: Callable[[list[Case]], dict[Case, Finding]]
 ) -> dict[Case, Finding]:
-    """Return what is remembered of each case, running `check` for those of which nothing is."""
+    """Return the saved finding of each case, running `check` for those without one."""
     cache = CacheFile("selfcheck", 1, most=_SETTINGS)
-    setting = _setting(kernels.name, kernels.switches, threads)
+    setting = _setting(kernels.name, kernels.row_thresholds, threads)
     known = cache.read().get(setting, {})
     missing = [case for case in dict.fromkeys(cases) if str(case) not in known]
     if missing:
@@ -106,10 +106,10 @@ def _sample(invariance: RowInvariance) -> str:
     return f"{invariance.broken[0]}" + (f" and {more} more" if more else "")
 
 
-def _setting(name: str, switches: tuple[int, ...], threads: int) -> str:
+def _setting(name: str, row_thresholds: tuple[int, ...], threads: int) -> str:
     """Return a digest of everything that a finding may depend on besides its case."""
     facts = {
-        "kernels": [name, switches, digest_code(*_CODE)],
+        "kernels": [name, row_thresholds, digest_code(*_CODE)],
         "counts": selfcheck.ROW_COUNTS,
         "threads": threads,
         "cpu": system.processor(),

@@ -29,7 +29,7 @@ _BLOCK = 16
 _SEED = 11
 
 
-def judge_model(
+def check_model_invariance(
     model: TransformersModel, identity: str, kernels: Kernels, invariance: RowInvariance, threads: int
 ) -> RowInvariance:
     """Return what kernels' invariance amounts to for a model, with a warning if the rest of it is not to be trusted.
@@ -86,7 +86,7 @@ def _blind(model: TransformersModel) -> bool:
 
 def _case(model: TransformersModel, identity: str) -> Case:
     config = model.config
-    library = config.foreign.library if config.foreign else ""
+    library = config.library_model.library if config.library_model else ""
     between = digest_code("models", "checkpoints")[:8]  # the kernels and the library
     return Case(f"{identity} with {library} {between}", (config.num_layers, config.hidden_size), model.dtype)
 

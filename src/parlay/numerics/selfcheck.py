@@ -100,7 +100,7 @@ def check(
         row_counts: sizes of the calls; those around the kernels' own switches are added.
         tick: called with a label before every case.
     """
-    around = {count + d for count in kernels.switches for d in (-1, 0, 1) if count + d > 0}
+    around = {count + d for count in kernels.row_thresholds for d in (-1, 0, 1) if count + d > 0}
     counts = {False: FEW, True: tuple(sorted({*row_counts, *around}))}
     made = {case: _OPERATIONS[case.operation](kernels, case) for case in cases}
     return compare(kernels, made, threads, lambda case: counts[case.operation in ("linear", "logits")], tick)
@@ -123,7 +123,7 @@ def compare(
         tick: likewise.
     """
     _set_threads(kernels, 1)
-    with kernels.here():
+    with kernels.device_context():
         alone = {case: torch.cat([rows(torch.tensor([i])) for i in range(DISTINCT)]) for case, rows in made.items()}
         _set_threads(kernels, threads)
         findings = {}
@@ -186,7 +186,7 @@ def _cancelling(inputs: int) -> tuple[Tensor, Tensor]:
 def _product(kernels: Kernels, case: Case) -> Rows:
     inputs, outputs = case.sizes
     index, sign = _cancelling(inputs)
-    x = kernels.place((_random(1, DISTINCT, inputs)[:, index] * sign).to(case.dtype))
+    x = kernels.to_device((_random(1, DISTINCT, inputs)[:, index] * sign).to(case.dtype))
     stored = torch.float16 if case.kind == HALF.name else case.dtype
     weight = Weight.of(_random(2, outputs, inputs)[:, index].to(stored).contiguous())
     if case.kind and BY_NAME[case.kind].block > 1:
@@ -206,7 +206,8 @@ def _product(kernels: Kernels, case: Case) -> Rows:
 def _norm(kernels: Kernels, case: Case) -> Rows:
     (width,) = case.sizes
     x, weight = (
-        kernels.place(_random(seed, *shape).to(case.dtype)) for seed, shape in ((1, (DISTINCT, width)), (2, (width,)))
+        kernels.to_device(_random(seed, *shape).to(case.dtype))
+        for seed, shape in ((1, (DISTINCT, width)), (2, (width,)))
     )
 
     def rows(chosen: Tensor) -> Tensor:
@@ -219,7 +220,7 @@ def _norm(kernels: Kernels, case: Case) -> Rows:
 
 def _activation(kernels: Kernels, case: Case) -> Rows:
     (width,) = case.sizes
-    gate_up = kernels.place(_random(1, DISTINCT, 2 * width).to(case.dtype))
+    gate_up = kernels.to_device(_random(1, DISTINCT, 2 * width).to(case.dtype))
 
     def rows(chosen: Tensor) -> Tensor:
         out = torch.empty(len(chosen), width, dtype=case.dtype)
@@ -238,13 +239,13 @@ def _attention(kernels: Kernels, case: Case) -> Rows:
 
     def cache(x: Tensor) -> Tensor:
         rows = x.view(_KEYS // _BLOCK, _BLOCK, kv_heads, head_dim).transpose(1, 2).to(case.dtype).contiguous()
-        return kernels.place(in_bytes(rows) if case.kind else rows)
+        return kernels.to_device(in_bytes(rows) if case.kind else rows)
 
     key_cache, value_cache = cache(keys), cache(values)
-    query = kernels.place(_random(3, DISTINCT, heads, head_dim).to(case.dtype))
+    query = kernels.to_device(_random(3, DISTINCT, heads, head_dim).to(case.dtype))
     last = torch.full((DISTINCT,), _KEYS, dtype=torch.int32)
     last[:3] = torch.tensor((1, _BLOCK + 1, _KEYS - 3))
-    last, table = kernels.place(last), kernels.place(torch.arange(_KEYS // _BLOCK, dtype=torch.int32)[None])
+    last, table = kernels.to_device(last), kernels.to_device(torch.arange(_KEYS // _BLOCK, dtype=torch.int32)[None])
 
     def rows(chosen: Tensor) -> Tensor:
         none = torch.zeros(len(chosen) + 1, dtype=torch.int32)

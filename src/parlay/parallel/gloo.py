@@ -20,7 +20,7 @@ _REACHING = 20.0  # seconds; looking up the names of addresses may take some of 
 
 
 def make_store(host: str) -> TCPStore:
-    """Return the store with which the ranks of a group find each other, all of them by `reach_store`.
+    """Return the rendezvous store of a group's ranks, which all of them use by `connect_store`.
 
     It authenticates nobody, and listens as long as this object lives.
 
@@ -33,13 +33,13 @@ def make_store(host: str) -> TCPStore:
     try:
         server = create_server((host, 0), family=AF_INET6 if ":" in host else AF_INET)
     except OSError as error:
-        raise RankError(f"ranks cannot find each other at {host}: {error.strerror}") from None
+        raise RankError(f"the rendezvous of the ranks cannot listen at {host}: {error.strerror}") from None
     port = server.getsockname()[1]
     # Given only an address, it would listen on all that the machine has.
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
 
 
-def reach_store(host: str, port: int) -> TCPStore:
+def connect_store(host: str, port: int) -> TCPStore:
     """Return the store that this or another machine keeps.
 
     Raises:
@@ -49,31 +49,33 @@ def reach_store(host: str, port: int) -> TCPStore:
         return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_REACHING))
     except RuntimeError as error:
         raise RankError(
-            f"{host}:{port}, where ranks find each other, cannot be reached: {_first_line(error)}"
+            f"the rendezvous of the ranks at {host}:{port} cannot be reached: {_first_line(error)}"
         ) from None
 
 
 def connect_ranks(
-    store: TCPStore, host: str, seat: RankPosition, timeout: float
+    store: TCPStore, host: str, position: RankPosition, timeout: float
 ) -> "tuple[Gloo | None, GlooRing | None, Gloo | None]":
     """Return how a rank reaches those of its stage, the stages before and after, and those that share a proposer.
 
     Args:
         store: where all ranks find each other; all of them call this.
         host: the address at which this process listens.
-        seat: of the rank.
+        position: of the rank.
         timeout: seconds after which a rank that does not come is given up.
 
     Raises:
         RankError: one does not come.
     """
     exchange = ring = drafts = None
-    if seat.sharing > 1:
-        exchange = Gloo(PrefixStore(f"stage {seat.stage}", store), seat.place, seat.sharing, host, timeout)
-    if seat.stages > 1:
-        ring = GlooRing(PrefixStore(f"ring {seat.place}", store), seat.stage, seat.stages, host, timeout)
-    if seat.drafters:
-        drafts = Gloo(PrefixStore("drafts", store), seat.rank, seat.drafters, host, timeout)
+    if position.tp_size > 1:
+        own = PrefixStore(f"stage {position.stage}", store)
+        exchange = Gloo(own, position.tp_rank, position.tp_size, host, timeout)
+    if position.stages > 1:
+        own = PrefixStore(f"ring {position.tp_rank}", store)
+        ring = GlooRing(own, position.stage, position.stages, host, timeout)
+    if position.draft_tp_size:
+        drafts = Gloo(PrefixStore("drafts", store), position.rank, position.draft_tp_size, host, timeout)
     return exchange, ring, drafts
 
 
@@ -92,7 +94,7 @@ class Gloo:
         size: int,
         host: str,
         timeout: float,
-        meeting: float = _REACHING,
+        connect_timeout: float = _REACHING,
     ) -> None:
         """Connect to the other ranks, all of which do the same.
 
@@ -102,13 +104,13 @@ class Gloo:
             size: of the group.
             host: the address at which this process listens.
             timeout: seconds after which a rank that does not come to an exchange is given up.
-            meeting: seconds, if that is longer, that a rank may take to connect.
+            connect_timeout: seconds, if that is longer, that a rank may take to connect.
 
         Raises:
             RankError: one does not come.
         """
         self._size = size
-        self._group = _group(store, rank, size, host, max(timeout, meeting))
+        self._group = _group(store, rank, size, host, max(timeout, connect_timeout))
         self._options = AllgatherOptions()
         self._options.timeout = timedelta(seconds=timeout)
 
@@ -169,15 +171,15 @@ class GlooRing:
             self._group.recv([states.view(torch.uint8)], self._before, 0).wait(self._timeout)
 
 
-def _group(store: TCPStore | PrefixStore, rank: int, size: int, host: str, meeting: float) -> Any:
+def _group(store: TCPStore | PrefixStore, rank: int, size: int, host: str, connect_timeout: float) -> Any:
     gloo: Any = ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=meeting)
+    options._timeout = timedelta(seconds=connect_timeout)
     try:
         return gloo(store, rank, size, options)
     except RuntimeError as error:
-        raise RankError(f"the ranks of this engine do not reach each other: {_first_line(error)}") from None
+        raise RankError(f"the ranks of this engine cannot connect to each other: {_first_line(error)}") from None
 
 
 @contextmanager

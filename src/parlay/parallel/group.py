@@ -108,34 +108,34 @@ class RankPosition:
     Attributes:
         rank: its index among all.
         size: how many there are.
-        sharing: how many share each layer.
-        drafters: how many share the proposer's layers, if this one does; otherwise 0.
+        tp_size: how many share each layer.
+        draft_tp_size: how many share the proposer's layers, if this one does; otherwise 0.
     """
 
     rank: int = 0
     size: int = 1
-    sharing: int = 1
-    drafters: int = 0
+    tp_size: int = 1
+    draft_tp_size: int = 0
 
     @property
     def stage(self) -> int:
         """Its stage of the model."""
-        return self.rank // self.sharing
+        return self.rank // self.tp_size
 
     @property
-    def place(self) -> int:
+    def tp_rank(self) -> int:
         """Its index among the ranks of its stage."""
-        return self.rank % self.sharing
+        return self.rank % self.tp_size
 
     @property
     def stages(self) -> int:
         """How many stages the model has."""
-        return self.size // self.sharing
+        return self.size // self.tp_size
 
     def group(self, exchange: Exchange | None, channel: Channel | None, *, fast: bool = False) -> Group:
         """Return the group of its stage, reached through `exchange`; `channel` leads to other stages."""
-        return Group(self.place, self.sharing, exchange, fast, Pipeline(self.stage, self.stages, channel))
+        return Group(self.tp_rank, self.tp_size, exchange, fast, Pipeline(self.stage, self.stages, channel))
 
     def draft_group(self, exchange: Exchange | None) -> Group:
         """Return the group of those that share a proposer's layers."""
-        return ALONE if exchange is None else Group(self.rank, self.drafters, exchange)
+        return ALONE if exchange is None else Group(self.rank, self.draft_tp_size, exchange)

@@ -24,7 +24,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.context import CacheLayers
 from parlay.models.select import CausalModel
 from parlay.parallel.group import ALONE, Group
-from parlay.runner.orders import OnOrder, nobody
+from parlay.runner.orders import Broadcast, no_broadcast
 from parlay.sampling.bound_processor import Processors
 from parlay.types.cache import NO_ROOM, CacheSpec, StateRoom
 from parlay.types.draft import Draft
@@ -67,8 +67,8 @@ class Share:
     path: str = ""
 
     @property
-    def found(self) -> "Share":
-        """The same for ranks of rank 0's machine."""
+    def local(self) -> "Share":
+        """The same for ranks of the machine of rank 0, which need no options to find the checkpoint."""
         return replace(self, options={**self.options, "model": self.path, "revision": None}) if self.path else self
 
 
@@ -91,7 +91,7 @@ class Runtime:
         processors: of the requests that have one; they are applied to their drafts too.
         group: the ranks that share the proposer's own layers, if it declares a `share`. Those but the first run its
             shared passes alone, and have of the target what is their share.
-        tell: sends those what they are to do.
+        broadcast: sends those what they are to do.
     """
 
     kernels: Kernels
@@ -105,7 +105,7 @@ class Runtime:
     keep_distributions: bool = False
     processors: Processors = field(default_factory=dict)
     group: Group = ALONE
-    tell: OnOrder = nobody
+    broadcast: Broadcast = no_broadcast
     uploads: Uploads = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,16 +119,16 @@ class Proposer(ABC):
         default_length: nodes of a draft by default; 0 for a proposer that never drafts.
         cache: its cache layers on the pool's block ids, or None.
         weight_bytes: memory that its weights will take, those of all ranks together.
-        borrows: whether it works in the target's cache layers, which then have its scratch slots behind the pool.
-        runs_ends: whether it may run the target's embedding or output layer, which rank 0 then has whole.
+        uses_target_cache: whether it drafts in the target's cache, which then has scratch slots behind the pool.
+        uses_embed_or_lm_head: whether it may run the target's embedding or output layer, which rank 0 then has whole.
         share: what further ranks load to share its own layers, if they do.
     """
 
     default_length: int = 5
     cache: CacheSpec | None = None
     weight_bytes: int = 0
-    borrows: bool = False
-    runs_ends: bool = False
+    uses_target_cache: bool = False
+    uses_embed_or_lm_head: bool = False
     share: Share | None = None
 
     @classmethod
@@ -206,11 +206,11 @@ class DeviceProposer(Proposer):
         pairs: whether its cache layers hold, in the slot of each token but the first, what follows from that token
             and the target's state before it. For what they lack of a prefix the target runs once more for its states.
         reruns: whether the target can run tokens once more for states that a proposer of pairs lacks. Otherwise its
-            layers begin anew where they lack any: its nodes then see no pair before.
+            layers start over where they lack any: its nodes then see no pair before.
         recurrent: whether it has recurrent layers of its own. They keep a state of each request, in the slots that
             its `CatchUp` names.
-        deepest: most nodes on a path that it can draft; None for no limit.
-        longest: most draft tokens that a user may ask for; None for any number, of which it makes what it can.
+        max_depth: most nodes on a path that it can draft; None for no limit.
+        max_draft_tokens: most draft tokens that a user may ask for; None for any number.
         choices: the branches of its drafts, as paths of ranks: `(0, 2)` is the third likeliest token after the
             likeliest one. A parent comes before its children. None for as many as pay, where drafts branch at all.
         choices_option: the option by which a user gives `choices`.
@@ -218,23 +218,23 @@ class DeviceProposer(Proposer):
         in_one_pass: whether it drafts all tokens from masks in one pass, as `parallel_drafting` asks for.
         own_blocks: whether its cache layers have blocks of their own, so that other requests find nothing of it in
             the target's.
-        tell: sends the other ranks that share its layers their calls; see `parlay.proposers.shared_passes`.
+        broadcast: sends the other ranks that share its layers their calls; see `parlay.proposers.shared_passes`.
     """
 
     taps: tuple[int, ...] = ()
     pairs: bool = False
     reruns: bool = True
     recurrent: bool = False
-    deepest: int | None = None
-    longest: int | None = None
+    max_depth: int | None = None
+    max_draft_tokens: int | None = None
     choices: tuple[tuple[int, ...], ...] | None = None
     choices_option: str = "choices"
     draws: bool = False
     in_one_pass: bool = False
     own_blocks: bool = False
-    tell: OnOrder = staticmethod(nobody)
+    broadcast: Broadcast = staticmethod(no_broadcast)
 
-    def hold(self, states: StateView, hidden: Tensor, tapped: Tensor | None = None) -> None:
+    def save_states(self, states: StateView, hidden: Tensor, tapped: Tensor | None = None) -> None:
         """Keep what later pairs need of the rows of a step, whether or not it drafts at the end of it.
 
         Args:

@@ -1,7 +1,7 @@
-"""What the config of a block drafter says, in whichever of its dialects it is.
+"""The config of a block drafter, in any of its formats.
 
-There are that of the authors (`dflash_config` beside the keys of a language model), that of the `speculators` library
-(`transformer_layer_config` in the midst of its own keys), and flat ones, such as those of transformers' assistants.
+These are that of the authors (`dflash_config` among the keys of a language model), that of the `speculators` library
+(`transformer_layer_config` among its own keys), and flat ones, such as those of transformers' assistants.
 
 Sources of the keys' meaning: vLLM's `qwen3_dflash.py`, `speculators`' `models/dflash`, transformers'
 `muse_glimmer_assistant`.
@@ -24,8 +24,8 @@ _LISTED, _COUNTED = "target_layer_ids", "aux_hidden_state_layer_ids"  # name the
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What a layer's rows see.
+class AttentionPattern:
+    """Which keys the rows of a block attend to in a layer.
 
     Attributes:
         causal: whether a row of a block sees none of those behind it.
@@ -47,10 +47,10 @@ class BlockConfig:
         anchored: whether the first row, which is the newest token's, predicts a token too.
         mask: the token that stands in all other rows.
         taps: after how many of the target's layers its states are read, ascending.
-        sights: of each layer.
-        interleaved: whether the columns that turn together are neighbours in the files.
+        patterns: of each layer.
+        interleaved: whether the two columns of a rotary pair are adjacent in the files.
         embedding_scale, value_scale, logit_scale: factors.
-        logit_cap: bound that logits approach; 0 is none.
+        logit_cap: soft cap of logits; 0 is none.
         length: how many tokens its makers propose to draft, at most `drafted`.
     """
 
@@ -60,7 +60,7 @@ class BlockConfig:
     anchored: bool
     mask: int
     taps: tuple[int, ...]
-    sights: tuple[Sight, ...]
+    patterns: tuple[AttentionPattern, ...]
     interleaved: bool
     embedding_scale: float
     value_scale: float
@@ -107,7 +107,7 @@ def read_block_config(head: HeadConfig, *, anchored: bool = False) -> BlockConfi
         anchored=anchored,
         mask=settings.count("mask_token_id", least=0),
         taps=_taps(settings),
-        sights=_sights(head, settings, inner, size),
+        patterns=_patterns(head, settings, inner, size),
         interleaved=not neox,
         embedding_scale=settings.number("input_embedding_scale", 1.0),
         value_scale=settings.number("attention_value_scale", 1.0),
@@ -159,7 +159,9 @@ def _ascending(numbers: list[Any]) -> bool:
     return bool(numbers) and whole and sorted(set(numbers)) == numbers
 
 
-def _sights(head: HeadConfig, settings: HeadConfig, inner: dict[str, Any], block: int) -> tuple[Sight, ...]:
+def _patterns(
+    head: HeadConfig, settings: HeadConfig, inner: dict[str, Any], block: int
+) -> tuple[AttentionPattern, ...]:
     """Return what the rows of each layer see: causal layers have a window, unless the config says otherwise."""
     layers, types = settings.count("num_hidden_layers"), settings.raw.get("layer_types")
     everywhere = settings.flag("use_swa", False)
@@ -172,12 +174,12 @@ def _sights(head: HeadConfig, settings: HeadConfig, inner: dict[str, Any], block
     if everywhere and _SLIDING not in types:
         types = [_SLIDING] * layers
     assistant = any(_ASSISTANT in name.lower().replace("_", "") for name in class_names(head.raw))
-    told = head.raw.get("is_causal")
-    told = inner.get("causal") if told is None else told
-    if not isinstance(told, bool | None):
-        raise ModelError(f"{head.file}: causal must be true or false, not {shown(told)}")
-    if told is None and (assistant or settings.flag("sliding_window_non_causal", False)):
-        told = False
+    causal = head.raw.get("is_causal")
+    causal = inner.get("causal") if causal is None else causal
+    if not isinstance(causal, bool | None):
+        raise ModelError(f"{head.file}: causal must be true or false, not {shown(causal)}")
+    if causal is None and (assistant or settings.flag("sliding_window_non_causal", False)):
+        causal = False
     window = 0
     if _SLIDING in types:
         # The assistants' window is as many keys before a row, which comes on top.
@@ -185,7 +187,8 @@ def _sights(head: HeadConfig, settings: HeadConfig, inner: dict[str, Any], block
         if window < block:
             raise ModelError(f"{head.file}: a window of {window} keys is smaller than its block")
     return tuple(
-        Sight(kind == _SLIDING if told is None else told, window if kind == _SLIDING else 0) for kind in types
+        AttentionPattern(kind == _SLIDING if causal is None else causal, window if kind == _SLIDING else 0)
+        for kind in types
     )
 
 

@@ -1,4 +1,4 @@
-"""What the files of block drafters call tensors, and the file that a mask of its own lies in."""
+"""Tensor names in the files of block drafters, and the file of a separate mask embedding."""
 
 from pathlib import Path
 

@@ -42,7 +42,7 @@ from parlay.proposers.block_files import (
     other_names,
     read_mask,
 )
-from parlay.proposers.block_layers import Around, BlockLayer, Plain
+from parlay.proposers.block_layers import BlockLayer, LayerWrapper, NoWrapper
 from parlay.proposers.block_slots import BlockSlots
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.feature_head import FeatureHead
@@ -58,7 +58,7 @@ from parlay.types.progress import OnRead, ignore
 class BlockHead(FeatureHead):
     """A proposer with such a head.
 
-    A subclass scores the rows of a block that predict tokens. `describe` is done here; `further` adds tensors.
+    A subclass scores the rows of a block that predict tokens. `describe` is done here; `extra_shapes` adds tensors.
 
     Attributes:
         blocks: what its config says.
@@ -70,7 +70,7 @@ class BlockHead(FeatureHead):
             a config may have from its target.
     """
 
-    runs_ends = True
+    uses_embed_or_lm_head = True
     in_one_pass = True
     first_predicts: ClassVar[bool] = False
     logit_rows: ClassVar[int] = MOST_ROWS
@@ -94,9 +94,9 @@ class BlockHead(FeatureHead):
         check_taps(head, self.taps, target.config)
         inner = self._inner_width(weights)
         head.check_target(target.config, hidden=inner, vocab=config.vocab_size)
-        self.default_length, self.deepest = blocks.length, blocks.drafted
-        self.longest, self.rows = blocks.drafted, blocks.block
-        shapes = {**self._shapes(weights), **self.further(weights)}
+        self.default_length, self.max_depth = blocks.length, blocks.drafted
+        self.max_draft_tokens, self.rows = blocks.drafted, blocks.block
+        shapes = {**self._shapes(weights), **self.extra_shapes(weights)}
         weights.expect(shapes, (".rotary_emb.inv_freq", KNOWN))
         read = {name: shape for name, shape in shapes.items() if name != OFFSETS}
         self.weight_bytes = weights.size(read, target.dtype, self.plain) + (self.logit_rows * 4 + 8) * self._vocab
@@ -154,7 +154,7 @@ class BlockHead(FeatureHead):
             shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
         return shapes
 
-    def further(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:
+    def extra_shapes(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:
         """Return the shapes of tensors that only this kind of head has.
 
         Raises:
@@ -162,9 +162,9 @@ class BlockHead(FeatureHead):
         """
         return {}
 
-    def around(self, weights: Checkpoint, layer: int, runtime: Runtime) -> tuple[Around, Around]:
-        """Return what is around attention and the feed-forward network of a layer."""
-        return Plain(), Plain()
+    def wrappers(self, weights: Checkpoint, layer: int, runtime: Runtime) -> tuple[LayerWrapper, LayerWrapper]:
+        """Return the wrappers of attention and the feed-forward network of a layer."""
+        return NoWrapper(), NoWrapper()
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group, config = self._target.dtype, runtime.kernels, runtime.group, self.config
@@ -179,8 +179,8 @@ class BlockHead(FeatureHead):
         self._layers = []
         for i in range(config.num_layers):
             read = TensorReader(weights, dtype, f"layers.{i}.", {"self_attn.sinks": SINKS})
-            around = self.around(weights, i, runtime)
-            self._layers.append(BlockLayer(config, read, kernels, group, cos_sin, scale, around))
+            wrappers = self.wrappers(weights, i, runtime)
+            self._layers.append(BlockLayer(config, read, kernels, group, cos_sin, scale, wrappers))
         multiplier, cap = self.blocks.logit_scale, self.blocks.logit_cap
         self._output: OutputLayer | None = None
         if self._own_output:
@@ -218,16 +218,16 @@ class BlockHead(FeatureHead):
         if EMBEDDING in weights.names and mask < weights.shape(EMBEDDING)[0]:
             return weights.read(EMBEDDING, dtype)[mask].clone()
         raise ModelError(
-            f"{self.head.path}: the mask {mask} is beyond the target's {tokens} tokens, and there is no {OWN_MASK}; "
-            "the head was made for another target"
+            f"{self.head.path}: the mask token {mask} is beyond the target's {tokens} tokens, and {OWN_MASK} is "
+            "missing; the head was made for another target"
         )
 
     def load(self, runtime: Runtime) -> None:  # noqa: D102
         super().load(runtime)
-        block, sights, longest = self.blocks.block, self.blocks.sights, self._target.max_model_len
+        block, patterns, longest = self.blocks.block, self.blocks.patterns, self._target.max_model_len
         dtype, width = self._target.dtype, self.config.hidden_size
-        self._kinds = list(dict.fromkeys(sights))
-        self._kind_of = [self._kinds.index(sight) for sight in sights]
+        self._kinds = list(dict.fromkeys(patterns))
+        self._kind_of = [self._kinds.index(pattern) for pattern in patterns]
         self._block_states = torch.zeros((MOST_ROWS, width), dtype=dtype)
         # The embeddings of a block's rows, and behind them what stands for a mask, if that is apart.
         self._entries = torch.zeros((MOST_ROWS + 1, width), dtype=dtype)
@@ -239,28 +239,28 @@ class BlockHead(FeatureHead):
             return
         mask = self.blocks.mask if self._mask is None else 0
         sizes = runtime.num_blocks, runtime.block_size
-        self._block_slots = BlockSlots(sights, block, mask, longest, *sizes, runtime.uploads)
+        self._block_slots = BlockSlots(patterns, block, mask, longest, *sizes, runtime.uploads)
 
     # ----------------------------------------------------------------------------------------------------- contexts
 
-    def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:
+    def combine_states(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:
         """Write contexts `[rows, d]` of the target's states."""
         states = context.buffers("states", parts.shape[0] * parts.shape[2])
         side_by_side(parts, context.kernels, states)
         self._fuse(states, state)
         context.kernels.rms_norm(state, self._context_norm, self.config.rms_norm_eps, state)
 
-    def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
+    def run_pairs(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
         """Store what every layer keeps of contexts, which do not depend on the tokens after them."""
         for i, layer in enumerate(self._layers):
-            layer.keep(state, context, context.keys(i))
+            layer.store_contexts(state, context, context.keys(i))
 
     # ------------------------------------------------------------------------------------------------------- blocks
 
     paths = DraftHead.paths  # draft tokens have no keys and values of their own
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        self._block_slots.prepare(turn)
+    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        self._block_slots.prepare(starts)
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:
         """Run whole blocks of so many requests at level 0; the others are computed with it."""

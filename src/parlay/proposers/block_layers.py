@@ -78,7 +78,7 @@ class BlockAttention:
             sinks=read.exact("self_attn.sinks")[begin // width : end // width] if style.sinks[0] else None,
         )
 
-    def keep(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> None:
+    def store_kv(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> None:
         """Store keys and values of rows `[rows, hidden]`."""
         if not self.heads:
             return
@@ -102,7 +102,7 @@ class BlockAttention:
         """
         kernels, buffers, width = context.kernels, context.buffers, self.heads * self.head_dim
         mixed = buffers("mixed", width)
-        self.keep(x, context, cache)
+        self.store_kv(x, context, cache)
         if self.heads:
             asked = self.query(x, buffers, "queries")
             if self.query_norm is not None:
@@ -124,7 +124,7 @@ def _norm(letter: str, config: ModelConfig, read: TensorReader) -> Tensor | None
     return weight[halves(config, 1)] if config.style.interleaved else weight
 
 
-class Around(Protocol):
+class LayerWrapper(Protocol):
     """What is done to a block's rows before a part of a layer reads them, and to what that part makes of them."""
 
     def before(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -136,7 +136,7 @@ class Around(Protocol):
         ...
 
 
-class Plain:
+class NoWrapper:
     """Nothing is done."""
 
     def before(self, x: Tensor) -> tuple[Tensor, Tensor | None]:  # noqa: D102
@@ -157,7 +157,7 @@ class BlockLayer:
         group: Group,
         cos_sin: Tensor,
         value_scale: float,
-        around: tuple[Around, Around],
+        wrappers: tuple[LayerWrapper, LayerWrapper],
     ) -> None:
         """Read the weights.
 
@@ -168,7 +168,7 @@ class BlockLayer:
             group: the ranks that share the layers.
             cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
             value_scale: see `BlockAttention`.
-            around: attention, and the feed-forward network.
+            wrappers: of attention, and the feed-forward network.
         """
         self._eps = config.rms_norm_eps
         self._attention = BlockAttention.read(config, read, kernels, group, cos_sin, value_scale)
@@ -177,16 +177,16 @@ class BlockLayer:
         self._post_norms = norms[2:]  # of what attention gives, and the feed-forward network
         self._scalar = float(read.exact("layer_scalar")) if config.style.layer_scalars else 1.0
         self._mlp = make_mlp(config, read, kernels, group)
-        self._around = around
+        self._wrappers = wrappers
 
-    def keep(self, contexts: Tensor, context: ForwardContext, cache: LayerCache) -> None:
+    def store_contexts(self, contexts: Tensor, context: ForwardContext, cache: LayerCache) -> None:
         """Store keys and values of contexts `[rows, hidden]`, which no norm of the layer changes."""
-        self._attention.keep(contexts, context, cache)
+        self._attention.store_kv(contexts, context, cache)
 
     def __call__(self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache) -> Tensor:
         """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
         kernels, x = context.kernels, context.buffers("normed", residual.shape[1])
-        attention, network = self._around
+        attention, network = self._wrappers
         if delta is None:
             kernels.rms_norm(residual, self._before, self._eps, x)
         else:

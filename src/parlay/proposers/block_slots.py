@@ -15,7 +15,7 @@ import torch
 
 from parlay.kernels.base import AttentionView
 from parlay.kernels.uploads import Uploads
-from parlay.proposers.block_config import Sight
+from parlay.proposers.block_config import AttentionPattern
 from parlay.proposers.draft_head import Start
 from parlay.runner.batch import Batch, table_array
 from parlay.runner.graphs import MOST_ROWS
@@ -26,7 +26,7 @@ class BlockSlots:
 
     def __init__(
         self,
-        sights: Sequence[Sight],
+        patterns: Sequence[AttentionPattern],
         block: int,
         mask: int,
         longest: int,
@@ -39,7 +39,7 @@ class BlockSlots:
         """Allocate.
 
         Args:
-            sights: of the layers.
+            patterns: of the layers.
             block: rows of a block.
             mask: the token of all rows, but of the first where that has the `newest` token that is known.
             longest: positions from here on do not exist; rows beyond them stand at the last one.
@@ -56,41 +56,41 @@ class BlockSlots:
         self._slots = num_blocks * block_size + torch.arange(rows)
         self._tables = torch.empty((requests, num_blocks), dtype=torch.int32)  # of which little is ever touched
         self._owner = torch.arange(requests, dtype=torch.int32).repeat_interleave(block)
-        self._first = {sight.window: torch.zeros(rows, dtype=torch.int32) for sight in sights}
+        self._first = {pattern.window: torch.zeros(rows, dtype=torch.int32) for pattern in patterns}
         own = self._slots.int().view(requests, 1, block).expand(-1, block, -1)
         seen = torch.ones(block, block, dtype=torch.bool)
         self._extra = {}
-        for causal in {sight.causal for sight in sights}:
+        for causal in {pattern.causal for pattern in patterns}:
             shown = (seen.tril() if causal else seen).expand(requests, -1, -1)
             offsets = torch.zeros(rows + 1, dtype=torch.int32)
             offsets[1:] = shown.sum(-1).view(-1).cumsum(0)
             self._extra[causal] = offsets, own[shown].contiguous(), int(offsets[block])
 
-    def prepare(self, turn: Sequence[Start]) -> None:
+    def prepare(self, starts: Sequence[Start]) -> None:
         """Set which requests draft."""
-        rows, block = len(turn) * self._block, self._block
-        tables = table_array([start.span.blocks for start in turn])
+        rows, block = len(starts) * self._block, self._block
+        tables = table_array([start.span.blocks for start in starts])
         write = self._uploads.write
-        write(self._tables[: len(turn), : tables.shape[1]], tables)
-        known = np.array([start.position for start in turn]).repeat(block)
-        places = known + np.tile(np.arange(block), len(turn))
+        write(self._tables[: len(starts), : tables.shape[1]], tables)
+        known = np.array([start.position for start in starts]).repeat(block)
+        places = known + np.tile(np.arange(block), len(starts))
         if self._newest:
-            write(self._tokens[:rows:block], np.array([start.emitted[-1] for start in turn]))
+            write(self._tokens[:rows:block], np.array([start.emitted[-1] for start in starts]))
         write(self._positions[:rows], np.minimum(places - 1, self._longest - 1))
         write(self._last[:rows], known)
-        least = np.array([start.first for start in turn]).repeat(block)
+        least = np.array([start.first for start in starts]).repeat(block)
         for window, first in self._first.items():
             seen = np.maximum(places + 1 - window, least) if window else least
             write(first[:rows], seen)
 
-    def batch(self, sight: Sight, requests: int) -> Batch:
+    def batch(self, pattern: AttentionPattern, requests: int) -> Batch:
         """Return the rows of the leading requests, as layers of one kind see them."""
         rows = requests * self._block
-        offsets, slots, each = self._extra[sight.causal]
+        offsets, slots, each = self._extra[pattern.causal]
         view = AttentionView(
             tables=self._tables[:requests],
             row_request=self._owner[:rows],
-            first=self._first[sight.window][:rows],
+            first=self._first[pattern.window][:rows],
             last=self._last[:rows],
             extra_offsets=offsets[: rows + 1],
             extra_slots=slots[: requests * each],

@@ -41,9 +41,9 @@ class BlockWalk(BlockHead):
         super().read(weights, runtime)
         self._base, self._logits = torch.zeros((2, MOST_ROWS, self.columns))
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        super().begin(turn, states, width)
-        self._width, self._levels = width, turn[0].length
+    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        super().begin(starts, states, width)
+        self._width, self._levels = width, starts[0].length
 
     def gather(self, level: int, origin: Tensor) -> None:
         """Rearrange what is kept along drafts, if anything is."""

@@ -75,12 +75,12 @@ class Branching:
         # Requests draw at level 0; from then on all nodes of a request draw with the same noise.
         self._first, self._later = (Draws(levels, MOST_ROWS, uploads) for _ in range(2))
 
-    def prepare(self, turn: Sequence[Start], width: int, *, private: bool = False) -> None:
+    def prepare(self, starts: Sequence[Start], width: int, *, private: bool = False) -> None:
         """Set which requests draft, deepest first, and whether draft distributions are kept.
 
         Where they are, no token may decide which nodes a draft has: drafts then branch by ranks alone.
         """
-        spans, positions = [start.span for start in turn], [start.position for start in turn]
+        spans, positions = [start.span for start in starts], [start.position for start in starts]
         self._first.prepare(spans, positions, private=private)
         if not self._head.path_free:
             self._later.prepare(
@@ -148,17 +148,17 @@ class Branching:
             tokens[level, row] = found[0]
             likely[level, row] = self._ranks(width)[:width] if self._first.private else found[1]
 
-    def drafts(self, turn: Sequence[Start], width: int) -> list[Draft]:
+    def drafts(self, starts: Sequence[Start], width: int) -> list[Draft]:
         """Return the drafts, of the nodes whose paths are the likeliest."""
-        depth = turn[0].length
-        rows, size = len(turn) * width, len(turn) * width * width
+        depth = starts[0].length
+        rows, size = len(starts) * width, len(starts) * width * width
         levels_made = self._children[:depth, :size], self._likely[:depth, :size]
         paths = self._path_probs[:depth, :rows], self._chosen[:depth, :rows]
         children, likely, path_prob, chosen = (one.tolist() for one in fetched(self._kernels, (*levels_made, *paths)))
         if self._first.private and not self._head.at_once:
             likely = [self._ranks(width)[:size].tolist()] * depth
         made = []
-        for row, start in enumerate(turn):
+        for row, start in enumerate(starts):
             levels = []
             for level in range(start.length):
                 nodes = width if level and not self._head.path_free else 1

@@ -70,11 +70,11 @@ class DraftHead(DeviceProposer):
         return 0 if self.ids is None else len(self.ids)
 
     @abstractmethod
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:
+    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:
         """Write what the levels read besides nodes.
 
         Args:
-            turn: the requests that draft, longest first; the i-th has row i.
+            starts: the requests that draft, longest first; the i-th has row i.
             states: `[n, d]`, of which each of them begins with its `row`.
             width: rows that each of them has from level 1 on.
         """

@@ -20,7 +20,7 @@ from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.heads import CheckpointOptions
 from parlay.proposers.target_layers import output_layer, reduced_output
 from parlay.proposers.vocabulary import frequent_ids
-from parlay.runner.footprint import end_bytes
+from parlay.runner.footprint import embed_and_lm_head_bytes
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.plan import Span, Verdict
 
@@ -88,7 +88,7 @@ class ReducedOutput:
     def __init__(self, owner: ModelConfig, dtype: torch.dtype, ids: Tensor) -> None:
         """Choose the rows of tokens, int64 `[D]`, of a model's output layer; none are read yet."""
         self._owner, self._dtype, self._ids = owner, dtype, ids
-        whole = end_bytes(owner, dtype) // (1 if owner.tie_embeddings else 2)
+        whole = embed_and_lm_head_bytes(owner, dtype) // (1 if owner.tie_embeddings else 2)
         self.bytes = whole * len(ids) // owner.vocab_size + 4 * MOST_ROWS * len(ids)
 
     def load(self, kernels: Kernels) -> None:
@@ -155,7 +155,7 @@ class DraftOutput:
         if self._least and runtime.keep_distributions:  # which are of one length
             self.ids = self._short = self._few = None
         if self._short is not None:
-            self.ids = self._short = runtime.kernels.place(self._short)
+            self.ids = self._short = runtime.kernels.to_device(self._short)
         if self._few is not None and not runtime.group.rank:  # rank 0 alone drafts
             self._few.load(runtime.kernels)
 

@@ -74,18 +74,18 @@ class DraftSlots:
         self._paths = [torch.zeros((rows, depth), dtype=torch.int32) for depth in range(deep)]
         self._offsets = [depth * torch.arange(rows + 1, dtype=torch.int32) for depth in range(deep)]
 
-    def prepare(self, turn: Sequence[Start], width: int = 1) -> None:
+    def prepare(self, starts: Sequence[Start], width: int = 1) -> None:
         """Set which requests draft, longest first, and how many rows each has at a level."""
-        levels, rows = turn[0].length, len(turn)
+        levels, rows = starts[0].length, len(starts)
         begin = self._before
         if levels <= begin:
             return
-        tables = table_array([start.span.blocks if start.blocks is None else start.blocks for start in turn])
+        tables = table_array([start.span.blocks if start.blocks is None else start.blocks for start in starts])
         self._table_rows[:rows, : tables.shape[1]] = tables
-        first = np.array([start.position if start.place is None else start.place for start in turn])
-        self._first_seen[: rows * width] = np.array([start.first for start in turn]).repeat(width)
+        first = np.array([start.position if start.place is None else start.place for start in starts])
+        self._first_seen[: rows * width] = np.array([start.first for start in starts]).repeat(width)
         if width > 1:
-            self._stand(begin, 1, first, tables)
+            self._place_rows(begin, 1, first, tables)
             owner, wide = np.arange(rows).repeat(width), rows * width
             places = first[owner][None] + np.arange(levels - 1)[:, None]
             self._uploads.write(self._owner[:wide], owner)
@@ -93,7 +93,7 @@ class DraftSlots:
             positions[1:levels, :wide] = places - self._pairs
             last[1:levels, :wide] = first[owner]  # of the known tokens
         else:
-            self._stand(begin, levels, first, tables)
+            self._place_rows(begin, levels, first, tables)
         if self._uploads.apart:
             self._send(levels, rows * width, rows, tables.shape[1])
 
@@ -105,7 +105,7 @@ class DraftSlots:
         write(self.first[:rows], self._first_seen[:rows])
         write(self._tables[:requests, :blocks], self._table_rows[:requests, :blocks])
 
-    def _stand(self, begin: int, end: int, first: NDArray[np.int64], tables: NDArray[np.int32]) -> None:
+    def _place_rows(self, begin: int, end: int, first: NDArray[np.int64], tables: NDArray[np.int32]) -> None:
         """Set a row of each request at levels `begin` to `end`, whose tokens have the slots of their places.
 
         Args:

@@ -1,7 +1,8 @@
-"""What rows of a draft's levels go on from in recurrent layers.
+"""The recurrent states that the rows of a draft's levels continue from.
 
-A state cannot go back, so drafting stores none. Each row of a level begins with the state of the known tokens and
-applies what the layers kept of the nodes on its path; its own inputs are kept for the levels below. See `StateView`.
+A state cannot be rolled back, so drafting stores none. Each row of a level begins with the state of the known tokens
+and applies what the layers kept of the nodes on its path; its own inputs are kept for the levels below. See
+`StateView`.
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ class DraftStates:
         self._width = width
 
     def view(self, level: int, rows: int, path: Tensor | None) -> StateView:
-        """Return what the rows of a level go on from.
+        """Return the states that the rows of a level continue from.
 
         Args:
             level: counted from 0.

@@ -80,21 +80,21 @@ class Expander:
             width, sampled = start.width, start.span.params.temperature > 0
             kind = 1 if start.span.request_id in self._processors else width, self._keep_distributions and sampled
             alike.setdefault(kind, []).append(start)
-        turns = [
-            (*kind, turn)
+        groups = [
+            (*kind, group)
             for kind, own in alike.items()
-            for turn in _turns(own, MOST_ROWS // max(kind[0], self._head.rows))
+            for group in _groups(own, MOST_ROWS // max(kind[0], self._head.rows))
         ]
-        if len(turns) > 1:  # the passes of one may overwrite the states
+        if len(groups) > 1:  # the passes of one may overwrite the states
             states = states.clone()
-        for width, private, turn in turns:
-            drafts = self._trees(turn, width, states, private) if width > 1 else self._drafts(turn, states, private)
-            yield from zip(turn, drafts, strict=True)
+        for width, private, group in groups:
+            drafts = self._trees(group, width, states, private) if width > 1 else self._drafts(group, states, private)
+            yield from zip(group, drafts, strict=True)
 
-    def _trees(self, turn: list[Start], width: int, states: Tensor, private: bool) -> list[Draft]:
+    def _trees(self, starts: list[Start], width: int, states: Tensor, private: bool) -> list[Draft]:
         head, branching = self._head, self._branching
-        branching.prepare(turn, width, private=private)
-        counts = self._begin(turn, width, states)
+        branching.prepare(starts, width, private=private)
+        counts = self._begin(starts, width, states)
         if head.at_once:
             self._advance(enumerate(counts))
             branching.choose_at_once(counts, width)
@@ -103,22 +103,22 @@ class Expander:
         else:
             for level, count in enumerate(counts):
                 branching.level(level, count, width)
-        return branching.drafts(turn, width)
+        return branching.drafts(starts, width)
 
-    def _begin(self, turn: list[Start], width: int, states: Tensor) -> list[int]:
+    def _begin(self, starts: list[Start], width: int, states: Tensor) -> list[int]:
         """Write what the levels read; return the number of requests that each has nodes of."""
-        self._uploads.write(self.tokens[0, : len(turn)], np.array([start.emitted[-1] for start in turn]))
-        self._head.begin(turn, states, width)
+        self._uploads.write(self.tokens[0, : len(starts)], np.array([start.emitted[-1] for start in starts]))
+        self._head.begin(starts, states, width)
         self._uploads.send()
-        return [sum(start.length > level for start in turn) for level in range(turn[0].length)]
+        return [sum(start.length > level for start in starts) for level in range(starts[0].length)]
 
-    def _drafts(self, turn: list[Start], states: Tensor, private: bool) -> list[Draft]:
-        head, rows = self._head, len(turn)
-        self._draws.prepare([start.span for start in turn], [start.position for start in turn], private=private)
-        counts = self._begin(turn, 1, states)
-        lengths = [start.length for start in turn]
-        if any(start.span.request_id in self._processors for start in turn):
-            lengths = self._guided(turn, counts)
+    def _drafts(self, starts: list[Start], states: Tensor, private: bool) -> list[Draft]:
+        head, rows = self._head, len(starts)
+        self._draws.prepare([start.span for start in starts], [start.position for start in starts], private=private)
+        counts = self._begin(starts, 1, states)
+        lengths = [start.length for start in starts]
+        if any(start.span.request_id in self._processors for start in starts):
+            lengths = self._process_drafts(starts, counts)
         elif head.at_once:
             self._advance(enumerate(counts))
             self._draw_at_once(counts)
@@ -180,25 +180,26 @@ class Expander:
 
     # ---------------------------------------------------------------------------------------------- processors
 
-    def _guided(self, turn: list[Start], counts: Sequence[int]) -> list[int]:
+    def _process_drafts(self, starts: list[Start], counts: Sequence[int]) -> list[int]:
         """Run all levels, passing each one's rows to their requests' processors.
 
         Returns:
             The length of each draft. It ends early where no token is left to draft.
         """
-        lengths = [start.length for start in turn]
+        lengths = [start.length for start in starts]
         for level, count in enumerate(counts):
             logits = self._scored(level, count)
-            for row, (start, scores) in enumerate(zip(turn, logits, strict=False)):
+            for row, (start, scores) in enumerate(zip(starts, logits, strict=False)):
                 processor = self._processors.get(start.span.request_id)
                 if processor is not None and level < lengths[row]:
-                    self._guide(start, processor, [*start.emitted, *self.tokens[1 : level + 1, row].tolist()], scores)
+                    path = [*start.emitted, *self.tokens[1 : level + 1, row].tolist()]
+                    self._process_row(start, processor, path, scores)
                     if float(scores.max()) == -torch.inf:
                         lengths[row] = level
             self._draw(level, logits)
         return lengths
 
-    def _guide(self, start: Start, processor: BoundProcessor, path: list[int], scores: Tensor) -> None:
+    def _process_row(self, start: Start, processor: BoundProcessor, path: list[int], scores: Tensor) -> None:
         """Pass the scores `[D]` of what comes after `path` to a request's processor, in the target's vocabulary."""
         ids, row = self._head.ids, scores
         if ids is not None:
@@ -206,7 +207,7 @@ class Expander:
             row[ids] = scores
         edited = row.cpu()
         try:
-            processor.guide(path, edited)
+            processor.process_draft(path, edited)
         except Exception as error:
             raise SpanError(start.span.request_id) from error
         if edited is not row:
@@ -215,7 +216,7 @@ class Expander:
             scores.copy_(row[ids])
 
 
-def _turns(starts: list[Start], most: int) -> Iterator[list[Start]]:
+def _groups(starts: list[Start], most: int) -> Iterator[list[Start]]:
     """Yield starts in groups of at most so many."""
     for first in range(0, len(starts), most):
         yield starts[first : first + most]

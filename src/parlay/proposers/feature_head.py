@@ -39,9 +39,9 @@ from parlay.proposers.heads import CheckpointHead, CheckpointOptions, shape_of
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_layers import TargetEmbedding
 from parlay.proposers.vocabulary import fitted
-from parlay.runner.batch import Batch, Stretch, copy_batch, flatten, placed, trimmed
+from parlay.runner.batch import Batch, Segment, copy_batch, flatten, placed, trimmed
 from parlay.runner.graphs import MOST_ROWS, empty_batch
-from parlay.types.cache import Kept, RecurrentSpec
+from parlay.types.cache import CacheKind, RecurrentSpec
 from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, Verdict
 
 _LEAST_BLOCKS = 16
@@ -54,14 +54,14 @@ class _PairRun:
 
     Attributes:
         index: of its span.
-        stretch: their tokens, slots and blocks.
+        segment: their tokens, slots and blocks.
         rows: of the target's states.
         length: how many tokens to draft after them; 0 where none are wanted, or some pairs are still missing.
         since: see `ProposerState`.
     """
 
     index: int
-    stretch: Stretch
+    segment: Segment
     rows: Sequence[int]
     length: int
     since: int
@@ -74,7 +74,7 @@ class _PairRun:
     @property
     def known(self) -> int:
         """Tokens up to and including the last pair's."""
-        return self.stretch.start + len(self.stretch.tokens)
+        return self.segment.start + len(self.segment.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class _Before:
         self._taps = torch.tensor([[1.0], [0.0]]).expand(2, width).contiguous().to(dtype)
         self._rows = torch.empty(0)
 
-    def hold(self, states: StateView, sources: Tensor) -> None:
+    def save_states(self, states: StateView, sources: Tensor) -> None:
         """Take the target's states of a step's rows, `[n, rows, H]`."""
         self._rows = torch.empty_like(sources)
         for source, cache, out in zip(sources, self._caches, self._rows, strict=True):
@@ -141,13 +141,13 @@ class FeatureHead(CheckpointHead):
         self.reruns = target.config.style.recurrent is None
         self.cache = cache_spec(self.config, target.dtype)
         if not self.reruns:
-            layers: list[Kept] = ["keys"] * self.config.num_layers
-            kept: list[Kept] = ["states"] * max(len(self.taps), 1)
+            layers: list[CacheKind] = ["keys"] * self.config.num_layers
+            kept: list[CacheKind] = ["states"] * max(len(self.taps), 1)
             self.cache = replace(
                 self.cache, recurrent=RecurrentSpec(target.config.hidden_size, 2), pattern=(*layers, *kept)
             )
 
-    def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:
+    def combine_states(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:
         """Write a pair's input from the target's states, `[rows, d]`; `parts` `[n, rows, H]` may be overwritten.
 
         Unless a subclass says otherwise, it is the first of them.
@@ -155,12 +155,12 @@ class FeatureHead(CheckpointHead):
         context.kernels.embed(parts[0], torch.arange(len(state)), state)
 
     @abstractmethod
-    def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
+    def run_pairs(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
         """Run the layers on tokens `[rows]` with `state` `[rows, d]`, which is replaced by the predicted state."""
 
-    def foresee_by(self, layer: int, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
-        """Do so by what predicts the state with a number below `depth`."""
-        self.foresee(tokens, state, context)
+    def run_pairs_in(self, layer: int, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
+        """As `run_pairs`, by the layer that predicts state number `layer`, below `depth`."""
+        self.run_pairs(tokens, state, context)
 
     @abstractmethod
     def logits(self, state: Tensor) -> Tensor:
@@ -224,9 +224,9 @@ class FeatureHead(CheckpointHead):
 
     # ------------------------------------------------------------------------------------------------- proposing
 
-    def hold(self, states: StateView, hidden: Tensor, tapped: Tensor | None = None) -> None:  # noqa: D102
+    def save_states(self, states: StateView, hidden: Tensor, tapped: Tensor | None = None) -> None:  # noqa: D102
         if self._before is not None:
-            self._before.hold(states, self.sources(hidden, tapped))
+            self._before.save_states(states, self.sources(hidden, tapped))
 
     def propose(
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
@@ -246,25 +246,25 @@ class FeatureHead(CheckpointHead):
         if not runs:
             return proposals
         rows = torch.tensor([row for run in runs for row in run.rows], device="cpu")
-        batch, (rows,) = placed(flatten([run.stretch for run in runs], self._block_size), self._kernels, rows)
+        batch, (rows,) = placed(flatten([run.segment for run in runs], self._block_size), self._kernels, rows)
         states = self._predict(batch, sources, rows)
         starts = []
         for run, end in zip(runs, batch.offsets[1:], strict=True):
             proposals[run.index] = Proposal(state=run.state)
-            if run.length and run.known >= run.stretch.first + self.depth - 1:
+            if run.length and run.known >= run.segment.first + self.depth - 1:
                 emitted = verdicts[run.index].tokens
                 span = spans[run.index]
                 shape = shape_of(span.catch_up, run.length)
-                starts.append(Start(run.index, span, end - 1, emitted, run.known, *shape, run.stretch.first))
+                starts.append(Start(run.index, span, end - 1, emitted, run.known, *shape, run.segment.first))
         for start, draft in self._expander.expand(starts, states):
             proposals[start.index] = replace(proposals[start.index], draft=draft)
         return proposals
 
     def _predict(self, batch: Batch, sources: Tensor, chosen: Tensor) -> Tensor:
         """Run pairs with rows `chosen` of the target's states; return what `begin` is given of them."""
-        return self._keep(batch, sources, chosen)
+        return self._run_known_pairs(batch, sources, chosen)
 
-    def _keep(self, batch: Batch, sources: Tensor, chosen: Tensor, layer: int = 0) -> Tensor:
+    def _run_known_pairs(self, batch: Batch, sources: Tensor, chosen: Tensor, layer: int = 0) -> Tensor:
         """Run pairs with rows `chosen` of states; return the predicted states `[rows, d]`, valid until the next."""
         count, blocks = len(chosen), batch.view.tables.shape[1]
         if count > MOST_ROWS or not self._recorded:
@@ -298,16 +298,16 @@ class FeatureHead(CheckpointHead):
         """Run pairs with states `[n, rows, H]` that are kept; return the predicted states `[rows, d]`."""
         context = self._context(inputs)
         state = context.buffers("state", self.config.hidden_size)
-        self.enter(parts, state, context)
-        self.foresee_by(layer, inputs.tokens, state, context)
+        self.combine_states(parts, state, context)
+        self.run_pairs_in(layer, inputs.tokens, state, context)
         return state
 
     # --------------------------------------------------------------------------------------------------- drafting
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        self._slots.prepare(turn, width)
-        rows = self._uploads.send([start.row for start in turn])
-        self._kernels.embed(states, rows, self._state[: len(turn)])
+    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        self._slots.prepare(starts, width)
+        rows = self._uploads.send([start.row for start in starts])
+        self._kernels.embed(states, rows, self._state[: len(starts)])
 
     def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: D102
         return self._slots.paths(level, rows)
@@ -325,7 +325,7 @@ class FeatureHead(CheckpointHead):
     @shared
     def _continue(self, inputs: Batch, state: Tensor, layer: int) -> None:
         """Run nodes paired with the states `[rows, d]` that predicted them, which are replaced by their own."""
-        self.foresee_by(layer, inputs.tokens, state, self._context(inputs))
+        self.run_pairs_in(layer, inputs.tokens, state, self._context(inputs))
 
     def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
         return self.logits(self._state[:rows])
@@ -381,7 +381,7 @@ def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int], *, ready
     assert len(tokens) == len(rows)
     length = min(max(draft_length(span, verdict), 0), MOST_LEVELS) if ready else 0
     first = max(state.since, 1)
-    return _PairRun(index, Stretch(tokens, state.next_pair, span.blocks, first=first), rows, length, state.since)
+    return _PairRun(index, Segment(tokens, state.next_pair, span.blocks, first=first), rows, length, state.since)
 
 
 def _shifted(batch: Batch) -> Batch:

@@ -116,7 +116,7 @@ class CheckpointHead(DraftHead):
 
     def load(self, runtime: Runtime) -> None:
         """Read the head's weights."""
-        self._kernels, self.tell = runtime.kernels, runtime.tell
+        self._kernels, self.broadcast = runtime.kernels, runtime.broadcast
         with self.open(runtime.on_read) as weights:
             self.read(weights, runtime)
 
@@ -145,7 +145,7 @@ class HeadProposer(CheckpointHead):
     """A proposer whose every draft follows from one hidden state and one token.
 
     A subclass computes one level at a time of `_hidden`, from the initial states and the tokens before. If there is a
-    limit to how many tokens it can draft in a row, its `describe` also sets `default_length` and `deepest` to that.
+    limit to how many tokens it can draft in a row, its `describe` also sets `default_length` and `max_depth` to that.
     """
 
     def load(self, runtime: Runtime) -> None:
@@ -153,14 +153,14 @@ class HeadProposer(CheckpointHead):
         config = self._target.config
         self._hidden = torch.zeros((MOST_ROWS, config.hidden_size), dtype=self._target.dtype)
         super().load(runtime)
-        self._most = MOST_LEVELS if self.deepest is None else self.deepest
+        self._most = MOST_LEVELS if self.max_depth is None else self.max_depth
         if not runtime.group.rank:  # the others do not draft
             self._uploads = runtime.uploads
             self._expander = Expander(self, runtime, self._most, config.vocab_size)
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        rows = self._uploads.send([start.row for start in turn])
-        self._kernels.embed(states, rows, self._hidden[: len(turn)])
+    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        rows = self._uploads.send([start.row for start in starts])
+        self._kernels.embed(states, rows, self._hidden[: len(starts)])
 
     def propose(
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None

@@ -62,12 +62,12 @@ class LayeredHead(FeatureHead):
         self._reached = self.depth
 
     @abstractmethod
-    def foresee_by(self, layer: int, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
+    def run_pairs_in(self, layer: int, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
         """Run a layer on tokens `[rows]` with `state` `[rows, d]`, which is replaced by the predicted state."""
 
-    def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
+    def run_pairs(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
         """Run the first layer."""
-        self.foresee_by(0, tokens, state, context)
+        self.run_pairs_in(0, tokens, state, context)
 
     @property
     def pass_kind(self) -> Hashable:
@@ -76,26 +76,26 @@ class LayeredHead(FeatureHead):
 
     def _predict(self, batch: Batch, sources: Tensor, chosen: Tensor) -> Tensor:
         """Run pairs in every layer, the first with the target's states; return `[layers, rows, d]`."""
-        state = self._keep(batch, sources, chosen)
+        state = self._run_known_pairs(batch, sources, chosen)
         if self.depth == 1:
             return state[None]
         states, before = [state.clone()], _before(batch, self._block_size)
         for layer, kept in enumerate(self._kept, 1):
             kept[batch.slots] = states[-1]
             view = replace(batch.view, first=torch.minimum(batch.view.first + layer, batch.view.last - 1))
-            states.append(self._keep(replace(batch, view=view), kept[None], before, layer).clone())
+            states.append(self._run_known_pairs(replace(batch, view=view), kept[None], before, layer).clone())
         return torch.stack(states)
 
     # --------------------------------------------------------------------------------------------------- drafting
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        self._slots.prepare(turn, width)
-        rows = self._uploads.send([start.row for start in turn])
+    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        self._slots.prepare(starts, width)
+        rows = self._uploads.send([start.row for start in starts])
         for own, given in zip(self._states, states, strict=True):
-            self._kernels.embed(given, rows, own[: len(turn)])
+            self._kernels.embed(given, rows, own[: len(starts)])
         for layer, first in enumerate(self._firsts):
             torch.add(self._slots.first, layer, out=first)
-        self._reached = min(self.depth, turn[0].length)
+        self._reached = min(self.depth, starts[0].length)
 
     def gather(self, level: int, origin: Tensor) -> None:  # noqa: D102
         rows = len(origin)

@@ -19,7 +19,7 @@ def mask_of(head: HeadConfig, keys: tuple[str, ...], tokens: int) -> int:
     mask = head.count(key, least=0)
     if mask >= tokens:
         raise ModelError(
-            f"{head.path}: the mask {mask} is beyond the target's {tokens} tokens; the head was made for another "
-            "target"
+            f"{head.path}: the mask token {mask} is beyond the target's {tokens} tokens; the head was made for "
+            "another target"
         )
     return mask

@@ -64,17 +64,17 @@ class ModelHead(DraftHead):
         model = load_model(config, dtype, target.max_model_len, kernels, group, runtime.on_read)
         self._runner = runner = ModelRunner(model, kernels, cache, runtime.block_size, group, room=room)
         self._logits, self.recordable = output_layer(model, MOST_ROWS), records_logits(model)
-        self._recorded, self.tell = group.size == 1, runtime.tell
+        self._recorded, self.broadcast = group.size == 1, runtime.broadcast
         if group.rank:  # which does not draft
             return
         vocab_size = target.config.vocab_size
-        self.ids = self._all = ids_of(config.vocab_size, vocab_size) if ids is None else kernels.place(ids)
+        self.ids = self._all = ids_of(config.vocab_size, vocab_size) if ids is None else kernels.to_device(ids)
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
         self._every = torch.arange(MOST_ROWS)
         self._states = DraftStates(room.places - DRAFT_PLACES, newest=newest) if runner.recurrent else None
         records = self._recorded and self._states is None and runner.recordable()
         self._expander = Expander(self, runtime, MOST_LEVELS, vocab_size, records=records)
-        self._to_own = None if to_own is None else _words(kernels.place(to_own))
+        self._to_own = None if to_own is None else _words(kernels.to_device(to_own))
         self._tokens = self._expander.tokens if to_own is None else torch.zeros_like(self._expander.tokens)
         self._uploads, sizes = runtime.uploads, (runtime.num_blocks, runtime.block_size)
         self._slots = DraftSlots(self._tokens, *sizes, runtime.uploads, newest=newest)
@@ -107,7 +107,7 @@ class ModelHead(DraftHead):
 
     @shared
     def _run_here(self, batch: Batch) -> Tensor:
-        return self._runner.forward_here(batch)
+        return self._runner.forward_inline(batch)
 
     def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: D102
         return self._slots.paths(level, rows)
@@ -119,10 +119,10 @@ class ModelHead(DraftHead):
     def _own_logits(self, states: Tensor) -> Tensor:
         return self._logits(states)
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        self._slots.prepare(turn, width)
+    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        self._slots.prepare(starts, width)
         if self._states is not None:
-            self._states.prepare([self.base(start) for start in turn], width)
+            self._states.prepare([self.base(start) for start in starts], width)
 
 
 def _words(tokens: Tensor) -> Tensor:

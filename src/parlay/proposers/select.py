@@ -42,7 +42,7 @@ def embedded_configs(length: int | None = None, heads: Path | None = None) -> di
     return configs
 
 
-def with_own(config: SpeculativeConfig, target: TargetInfo) -> SpeculativeConfig:
+def with_bundled(config: SpeculativeConfig, target: TargetInfo) -> SpeculativeConfig:
     """Return a config whose "auto" has what a target brings along too, where no other proposer with weights is given.
 
     Several ranks would have to share it, which a user has to ask for.
@@ -51,18 +51,18 @@ def with_own(config: SpeculativeConfig, target: TargetInfo) -> SpeculativeConfig
     given = [one for one in several if "model" in one.options or one.method not in (AUTO, *weightless())]
     if not config.automatic or given or target.ranks > 1:
         return config
-    own = [replace(several[0], method=name, options={}) for name in brought_by(target)]
+    own = [replace(several[0], method=name, options={}) for name in bundled_proposers(target)]
     return together([*several, *own[:1]]) if own else config
 
 
-def brought_by(target: TargetInfo) -> Iterator[str]:
+def bundled_proposers(target: TargetInfo) -> Iterator[str]:
     """Yield the names of the proposers with weights that a target has in its own files."""
     for name in proposers.names():
         try:
             if proposers.load(name).Proposer.comes_with(target):
                 yield name
         except ModelError as error:
-            logger.warning("the method %r is left out: %s", name, error)
+            logger.warning("the method %r is skipped: %s", name, error)
 
 
 def with_embedded(config: SpeculativeConfig, target: Path) -> SpeculativeConfig:
@@ -178,7 +178,7 @@ def resolve_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> Speculative
         )
     if config.method is None:
         return replace(config, method=found or DRAFT_MODEL)
-    if found is not None and config.method == _also(found):
+    if found is not None and config.method == _alias(found):
         return replace(config, method=found)
     whole = found == DRAFT_MODEL and not _needs_checkpoint(config.method)  # a target that is named once more
     if found not in (None, config.method) and not whole:
@@ -212,7 +212,7 @@ def explain_if_draft_head(model: str, path: Path) -> Iterator[None]:
         ) from None
 
 
-def _also(method: str) -> str | None:
+def _alias(method: str) -> str | None:
     """Return what a method is called too, by those who also give its checkpoint."""
     return getattr(formats.load(method), "ALSO", None) if method in formats.names() else None
 

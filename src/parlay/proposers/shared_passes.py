@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from parlay.proposers.base import DeviceProposer
-from parlay.runner.orders import Call, nobody
+from parlay.runner.orders import Call, no_broadcast
 
 Given = ParamSpec("Given")
 Own = TypeVar("Own", bound=DeviceProposer)
@@ -32,10 +32,10 @@ def shared(work: Callable[Concatenate[Own, Given], Result]) -> Callable[Concaten
 
     @wraps(work)
     def announced(self: Own, /, *given: Given.args, **named: Given.kwargs) -> Result:
-        if self.tell is nobody:
+        if self.broadcast is no_broadcast:
             return work(self, *given, **named)
         assert not named
-        with self.tell(Call.of(work.__name__, given)):
+        with self.broadcast(Call.of(work.__name__, given)):
             return work(self, *given)  # type: ignore[call-arg]
 
     setattr(announced, _MARK, True)

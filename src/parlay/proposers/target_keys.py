@@ -14,17 +14,17 @@ from torch import Tensor
 from parlay.kernels.base import AttentionView
 from parlay.kernels.uploads import Uploads
 from parlay.models.config import ModelConfig
-from parlay.models.select import exposes_hidden_states, kept_by_layers
+from parlay.models.select import exposes_hidden_states, layer_cache_kinds
 from parlay.proposers.draft_head import Start
 from parlay.runner.batch import Batch, table_array
 
 
-def lent_layer(target: ModelConfig, *, window: bool) -> int | None:
+def kv_source_layer(target: ModelConfig, *, window: bool) -> int | None:
     """Return the last of a target's layers that keep heads' keys and have a window, or none; None if none does."""
     if not exposes_hidden_states(target) or target.style.latent is not None:
         return None
     windows = target.style.windows or (0,) * target.num_layers
-    pairs = enumerate(zip(kept_by_layers(target), windows, strict=True))
+    pairs = enumerate(zip(layer_cache_kinds(target), windows, strict=True))
     return max((i for i, (kept, own) in pairs if kept in ("keys", "both") and bool(own) == window), default=None)
 
 
@@ -48,13 +48,13 @@ class TargetKeys:
         self._first, self._none = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows + 1, dtype=torch.int32)
         self._nowhere = torch.full((rows,), -1, dtype=torch.int64)
 
-    def prepare(self, turn: Sequence[Start], width: int = 1) -> None:
+    def prepare(self, starts: Sequence[Start], width: int = 1) -> None:
         """Set which requests draft, longest first, and how many rows each has from level 1 on."""
-        rows = len(turn)
-        tables = table_array([start.span.blocks for start in turn])
+        rows = len(starts)
+        tables = table_array([start.span.blocks for start in starts])
         write = self._uploads.write
         write(self._tables[:rows, : tables.shape[1]], tables)
-        known = np.array([start.position - 1 for start in turn], dtype=np.int32)
+        known = np.array([start.position - 1 for start in starts], dtype=np.int32)
         for level, count in enumerate((1, width)):
             write(self._known[level, : rows * count], known.repeat(count))
             write(self._owner[level, : rows * count], np.arange(rows, dtype=np.int32).repeat(count))

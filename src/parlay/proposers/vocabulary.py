@@ -14,7 +14,7 @@ from torch import Tensor
 from parlay.checkpoints.files import tokenizer_file
 from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
-from parlay.models.heads import pads
+from parlay.models.heads import differs_by_padding
 from parlay.text.tokenizer_files import read_tokenizer
 from parlay.weights.weight import Weight
 
@@ -33,7 +33,7 @@ def checked_ids(ids: Tensor, target: int, source: str) -> Tensor:
         ModelError: one is none of the target's, which has so many tokens.
     """
     if not bool(((ids >= 0) & (ids < target)).all()):
-        raise ModelError(f"{source} leads to tokens beyond the target's {target}")
+        raise ModelError(f"{source} maps to token ids beyond the target's {target}")
     return ids
 
 
@@ -77,7 +77,7 @@ def difference(draft: ModelConfig, target: ModelConfig, tokenizer: Path | None =
     Raises:
         ModelError: a tokenizer cannot be read.
     """
-    if not pads(draft.vocab_size, target.vocab_size):
+    if not differs_by_padding(draft.vocab_size, target.vocab_size):
         return (
             f"the draft model {draft.path} has {draft.vocab_size} tokens but the target {target.path} has "
             f"{target.vocab_size}"

@@ -16,7 +16,7 @@ from parlay.types.plan import NO_STATES, StateUse
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Segment:
     """Consecutive tokens of one request, and below the last of them a draft.
 
     Attributes:
@@ -47,7 +47,7 @@ class Batch:
         positions: `[rows]` int32, rotary positions.
         slots: `[rows]` int64, where each row's keys and values go; nowhere if negative.
         view: what each row sees.
-        offsets: first row of each stretch, and the number of rows at the end.
+        offsets: first row of each segment, and the number of rows at the end.
         states: what rows of recurrent layers go on from; None for a model without them.
     """
 
@@ -59,41 +59,41 @@ class Batch:
     states: StateView | None = None
 
 
-def flatten(stretches: Sequence[Stretch], block_size: int, *, recurrent: bool = False) -> Batch:
-    """Return the rows of `stretches`: of each its tokens, then its nodes.
+def flatten(segments: Sequence[Segment], block_size: int, *, recurrent: bool = False) -> Batch:
+    """Return the rows of `segments`: of each its tokens, then its nodes.
 
     Args:
-        stretches: of requests.
+        segments: of requests.
         block_size: tokens a block.
         recurrent: whether the model has recurrent layers.
     """
     tokens: list[int] = []
     offsets = [0]
-    for stretch in stretches:
-        tokens += stretch.tokens
-        tokens += stretch.draft.tokens
+    for segment in segments:
+        tokens += segment.tokens
+        tokens += segment.draft.tokens
         offsets.append(len(tokens))
     # All rows at once: for a few rows each operation takes longer to call than to run.
-    rows, tables = len(tokens), table_array([s.blocks for s in stretches])
+    rows, tables = len(tokens), table_array([s.blocks for s in segments])
     index = np.arange(rows)
-    if len(stretches) == 1:
+    if len(segments) == 1:
         owner = np.zeros(rows, dtype=np.int32)
-        index += stretches[0].start
+        index += segments[0].start
     else:
-        owner = np.arange(len(stretches), dtype=np.int32).repeat(np.diff(offsets))
-        index += np.array([s.start - first for s, first in zip(stretches, offsets, strict=False)])[owner]
+        owner = np.arange(len(segments), dtype=np.int32).repeat(np.diff(offsets))
+        index += np.array([s.start - first for s, first in zip(segments, offsets, strict=False)])[owner]
     block, within = np.divmod(index, block_size)
     slots = tables[owner, block] * np.int64(block_size) + within
     positions = index.astype(np.int32)
     last = positions + np.int32(1)
     seen = np.zeros(rows, dtype=np.int32)
-    if any(s.first for s in stretches):
-        seen = np.array([s.first for s in stretches], dtype=np.int32)[owner]
+    if any(s.first for s in segments):
+        seen = np.array([s.first for s in segments], dtype=np.int32)[owner]
     extra_offsets, extra_slots = np.zeros(rows + 1, dtype=np.int32), list[int]()
-    if not all(s.draft.is_chain for s in stretches):
-        extra_slots = _branch(stretches, offsets, slots, positions, last, extra_offsets)
-    for stretch, begin, end in zip(stretches, offsets, offsets[1:], strict=False):
-        if not stretch.stored:
+    if not all(s.draft.is_chain for s in segments):
+        extra_slots = _branch(segments, offsets, slots, positions, last, extra_offsets)
+    for segment, begin, end in zip(segments, offsets, offsets[1:], strict=False):
+        if not segment.stored:
             slots[begin:end] = -1
     view = AttentionView(
         tables=torch.from_numpy(tables),
@@ -109,12 +109,12 @@ def flatten(stretches: Sequence[Stretch], block_size: int, *, recurrent: bool = 
         slots=torch.from_numpy(slots),
         view=view,
         offsets=tuple(offsets),
-        states=_states(stretches, offsets) if recurrent else None,
+        states=_states(segments, offsets) if recurrent else None,
     )
 
 
 def _branch(
-    stretches: Sequence[Stretch],
+    segments: Sequence[Segment],
     offsets: Sequence[int],
     slots: NDArray[np.int64],
     positions: NDArray[np.int32],
@@ -124,7 +124,7 @@ def _branch(
     """Set what nodes of drafts with branches see: the tokens before the draft, and one by one those of their paths.
 
     Args:
-        stretches: of requests.
+        segments: of requests.
         offsets: the first row of each.
         slots: `[rows]`.
         positions, last: `[rows]`, changed.
@@ -135,12 +135,12 @@ def _branch(
     """
     extra_slots: list[int] = []
     counts = np.zeros(len(slots), dtype=np.int32)
-    for stretch, begin in zip(stretches, offsets, strict=False):
-        if not stretch.draft.is_chain:
-            root, end = begin + len(stretch.tokens), stretch.start + len(stretch.tokens)
-            own = paths(stretch.draft)
+    for segment, begin in zip(segments, offsets, strict=False):
+        if not segment.draft.is_chain:
+            root, end = begin + len(segment.tokens), segment.start + len(segment.tokens)
+            own = paths(segment.draft)
             nodes = slice(root, root + len(own))
-            positions[nodes] = np.asarray(depths(stretch.draft)) + end - 1
+            positions[nodes] = np.asarray(depths(segment.draft)) + end - 1
             last[nodes] = end
             counts[nodes] = [len(path) for path in own]
             extra_slots.extend(int(slots[root + node]) for path in own for node in path)
@@ -148,19 +148,19 @@ def _branch(
     return extra_slots
 
 
-def _states(stretches: Sequence[Stretch], offsets: Sequence[int]) -> StateView:
+def _states(segments: Sequence[Segment], offsets: Sequence[int]) -> StateView:
     """Return what the rows of recurrent layers go on from."""
     sequences: list[tuple[int, ...]] = []
     rows: list[tuple[int, ...]] = []
     replayed: list[tuple[int, int]] = []
-    for number, (stretch, begin) in enumerate(zip(stretches, offsets, strict=False)):
-        states, known = stretch.states, len(stretch.tokens)
+    for number, (segment, begin) in enumerate(zip(segments, offsets, strict=False)):
+        states, known = segment.states, len(segment.tokens)
         stores, before, root = dict(states.stores), len(states.accepted), begin + known - 1
         first = len(replayed)
         replayed.extend((place, stores.get(i + 1, -1)) for i, place in enumerate(states.accepted))
-        sequences.append((states.source, first, len(replayed), begin, begin + known + len(stretch.draft)))
+        sequences.append((states.source, first, len(replayed), begin, begin + known + len(segment.draft)))
         rows.extend((number, begin + i - 1 if i else -1, stores.get(before + i + 1, -1), -1) for i in range(known))
-        nodes = zip(stretch.draft.parents, states.places, strict=True)
+        nodes = zip(segment.draft.parents, states.places, strict=True)
         rows.extend((number, root if parent < 0 else root + 1 + parent, -1, place) for parent, place in nodes)
     return StateView(_table(sequences, 5), _table(rows, 4), _table(replayed, 2))
 
@@ -213,7 +213,7 @@ def placed(batch: Batch, kernels: Kernels, *further: Tensor) -> tuple[Batch, lis
         kernels: that are to read it.
         further: of the host.
     """
-    if kernels.holds(batch.tokens):
+    if kernels.is_on_device(batch.tokens):
         return batch, [*further]
     owners = [one for one in (batch, batch.view, batch.states) if one is not None]
     parts = [getattr(owner, name) for owner in owners for name in _tensors(owner)]
@@ -227,7 +227,7 @@ def placed(batch: Batch, kernels: Kernels, *further: Tensor) -> tuple[Batch, lis
 
 def placed_states(states: StateView, kernels: Kernels) -> StateView:
     """Return a view of states where kernels read it."""
-    return StateView(*(kernels.place(getattr(states, field.name)) for field in fields(StateView)))
+    return StateView(*(kernels.to_device(getattr(states, field.name)) for field in fields(StateView)))
 
 
 def _tensors(owner: Batch | AttentionView | StateView) -> list[str]:

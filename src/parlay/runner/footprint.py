@@ -20,7 +20,7 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return _bytes(config, dtype, weight_shapes(config))
 
 
-def end_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+def embed_and_lm_head_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes of a model's embedding and output layer, once they are loaded.
 
     Raises:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from parlay.kernels.base import AttentionView, Kernels, StateView
 from parlay.log import logger
-from parlay.models.context import Buffers, CacheLayers, ForwardContext, handed_states
+from parlay.models.context import Buffers, CacheLayers, ForwardContext, intermediate_states
 from parlay.models.select import CausalModel, records_logits
 from parlay.runner.batch import Batch, copy_batch, first_rows, placed
 from parlay.runner.inbox import Inbox
@@ -34,13 +34,13 @@ _NEAR = 2  # factor in rows within which checks vouch for a recording
 class _Graph:
     inputs: Batch
     hidden: Tensor
-    handed: Tensor
-    decided: "Decided | None"
+    intermediates: Tensor
+    sampled: "SampledPass | None"
     run: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class SampledPass:
     """What a pass that draws has come to besides its states.
 
     Attributes:
@@ -57,10 +57,10 @@ class Graphs:
 
     Attributes:
         taps: after how many layers the residual stream is wanted; to be set before the first pass.
-        unsettled: how many passes took longer than usual because they were recorded.
+        recordings: how many passes took longer than usual because they were recorded.
         usable: whether passes are recorded: as long as no check has failed.
-        handed: of the last pass, see `handed_states`, where there are taps or stages; valid until the next one.
-        decided: by the last pass, if it drew; valid until the next one.
+        intermediates: of the last pass, see `intermediate_states`, if there are taps or stages; until the next one.
+        sampled: by the last pass, if it drew; valid until the next one.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Graphs:
             places: of draft nodes, for a model with recurrent layers.
             recordable: whether all that a pass computes is kernels'.
             alone: whether there is no other stage.
-            further: states that stages hand on besides, see `handed_states`.
+            further: states that stages hand on besides, see `intermediate_states`.
         """
         self._model, self._alone, self._further = model, alone, further
         self._kernels = kernels
@@ -102,67 +102,67 @@ class Graphs:
             self._inputs = empty_batch(*self._sizes)
         self._buffers = Buffers(self._most, model.dtype)
         # What another library computes, or sends to other ranks, cannot be recorded.
-        self.usable = recordable and model.config.foreign is None
-        self.unsettled = 0
+        self.usable = recordable and model.config.library_model is None
+        self.recordings = 0
         self.taps: tuple[int, ...] = ()
-        self.handed = torch.empty(0)
-        self.decided: Decided | None = None
+        self.intermediates = torch.empty(0)
+        self.sampled: SampledPass | None = None
 
     @property
     def draws(self) -> bool:
         """Whether passes can draw: where memory is not the host's, a step is then one copy there and one back."""
         return self._apart and self._alone and self.usable and records_logits(self._model)
 
-    def forward(self, batch: Batch, arrived: Tensor | None = None, draws: RowDraws | None = None) -> Tensor:
+    def forward(self, batch: Batch, received: Tensor | None = None, draws: RowDraws | None = None) -> Tensor:
         """Return hidden states `[rows, hidden]` of a batch, valid until the next pass.
 
         Args:
             batch: of rows, of the host or where kernels read it.
-            arrived: what the stage before has handed on, see `handed_states`; None for the first stage.
+            received: what the stage before has sent, see `intermediate_states`; None for the first stage.
             draws: what each row's token is drawn with, in the same pass if it can be recorded; of the host.
         """
-        rows, self.decided = len(batch.tokens), None
+        rows, self.sampled = len(batch.tokens), None
         if rows > self._most or not self.usable:
-            with self._kernels.here():
-                return self._eager(placed(batch, self._kernels)[0], arrived)
+            with self._kernels.device_context():
+                return self._eager(placed(batch, self._kernels)[0], received)
         if rows > MOST_ROWS or not self.draws:
             draws = None
-        here = not self._apart or self._kernels.holds(batch.tokens)
+        here = not self._apart or self._kernels.is_on_device(batch.tokens)
         size = rows if here else padded_rows(rows)
         graph = self._graphs.get(_key(size, draws))
         if graph is None:
-            self.unsettled += 1
-            with self._kernels.here():
-                return self._record(batch, arrived, draws, size)
+            self.recordings += 1
+            with self._kernels.device_context():
+                return self._record(batch, received, draws, size)
         self._fill(batch, graph.inputs, draws)
-        if arrived is not None:
-            graph.handed.copy_(arrived)
+        if received is not None:
+            graph.intermediates.copy_(received)
         graph.run()
         return self._result(graph, rows)
 
     def _result(self, graph: _Graph, rows: int) -> Tensor:
         """Keep what a recording has come to for its first rows, and return their hidden states."""
-        handed, decided = graph.handed, graph.decided
-        if len(graph.hidden) > rows and handed.numel():
-            handed = handed[:, :rows].contiguous()
-        self.handed, self.decided = handed, decided and Decided(decided.logits[:rows], decided.tokens[:rows])
+        self.intermediates, sampled = graph.intermediates, graph.sampled
+        if len(graph.hidden) > rows and self.intermediates.numel():
+            self.intermediates = self.intermediates[:, :rows].contiguous()
+        self.sampled = sampled and SampledPass(sampled.logits[:rows], sampled.tokens[:rows])
         return graph.hidden[:rows]
 
     def _fill(self, batch: Batch, inputs: Batch, draws: RowDraws | None) -> None:
         """Copy a batch to where a recorded pass reads it, with what its tokens are drawn with."""
-        if self._inbox is not None and not self._kernels.holds(batch.tokens):
+        if self._inbox is not None and not self._kernels.is_on_device(batch.tokens):
             self._inbox.fill(batch, draws, len(inputs.tokens))
         else:
             copy_batch(batch, inputs)
 
-    def forward_here(self, batch: Batch) -> Tensor:
+    def forward_inline(self, batch: Batch) -> Tensor:
         """Return hidden states of a batch of few rows, computed on its own tensors, within another recording."""
         buffers = Buffers(len(batch.tokens), self._model.dtype, self._buffers)
         return self._model.forward(batch.tokens, self._context(batch, buffers))
 
-    def _eager(self, batch: Batch, arrived: Tensor | None) -> Tensor:
+    def _eager(self, batch: Batch, received: Tensor | None) -> Tensor:
         buffers = Buffers(len(batch.tokens), self._model.dtype)
-        self.handed = self._handed(buffers, arrived)
+        self.intermediates = self._intermediates(buffers, received)
         return self._model.forward(batch.tokens, self._context(batch, buffers))
 
     def _context(self, batch: Batch, buffers: Buffers) -> ForwardContext:
@@ -170,12 +170,12 @@ class Graphs:
             self._kernels, batch.positions, batch.slots, batch.view, self._cache, buffers, self.taps, batch.states
         )
 
-    def _handed(self, buffers: Buffers, arrived: Tensor | None) -> Tensor:
-        """Return where a pass leaves its results, with what has arrived in it."""
+    def _intermediates(self, buffers: Buffers, received: Tensor | None) -> Tensor:
+        """Return where a pass leaves its results, with what was received in it."""
         if not self.taps and self._alone:
-            return self.handed
-        states = handed_states(buffers, self.taps, self._further, self._model.config.hidden_size)
-        return states if arrived is None else states.copy_(arrived)
+            return self.intermediates
+        states = intermediate_states(buffers, self.taps, self._further, self._model.config.hidden_size)
+        return states if received is None else states.copy_(received)
 
     def _vouched(self, rows: int) -> bool:
         """Whether recordings of as many rows or slightly fewer, and of as many or slightly more, were checked."""
@@ -193,23 +193,23 @@ class Graphs:
         inputs = self._inbox.inputs(rows)
         return inputs.batch, inputs.draws
 
-    def _record(self, batch: Batch, arrived: Tensor | None, draws: RowDraws | None, rows: int) -> Tensor:
+    def _record(self, batch: Batch, received: Tensor | None, draws: RowDraws | None, rows: int) -> Tensor:
         """Record a pass of so many rows and return its hidden states; keep it if it passes its check."""
         (inputs, drawn_with), vouched = self._memory(rows), self._vouched(rows)
         buffers = Buffers(rows, self._model.dtype, self._buffers)
         context = self._context(inputs, buffers)
-        handed = self._handed(buffers, arrived)
-        decided = self._deciding(rows) if draws is not None else None
+        intermediates = self._intermediates(buffers, received)
+        sampled = self._sampling_memory(rows) if draws is not None else None
         filters = None if draws is None or draws.filters is None or drawn_with is None else drawn_with.filters
         hidden: list[Tensor] = []
 
         def work() -> None:
             hidden.append(self._model.forward(inputs.tokens, context))
-            if decided is not None and drawn_with is not None:
+            if sampled is not None and drawn_with is not None:
                 own, kernels = drawn_with, self._kernels
                 assert records_logits(self._model)
-                self._model.logits(hidden[-1], decided.logits)
-                kernels.draw(decided.logits, own.temperatures, own.seeds, own.positions, decided.tokens, filters)
+                self._model.logits(hidden[-1], sampled.logits)
+                kernels.draw(sampled.logits, own.temperatures, own.seeds, own.positions, sampled.tokens, filters)
 
         first = batch
         if not vouched:  # other tokens at other positions; what they leave in the cache is overwritten right away
@@ -219,29 +219,29 @@ class Graphs:
         run = self._kernels.record(work)
         if run is None:
             self.usable = False
-            return self._eager(placed(batch, self._kernels)[0], arrived)
+            return self._eager(placed(batch, self._kernels)[0], received)
         if not vouched:
             self._fill(batch, inputs, draws)
-            if arrived is not None:
-                handed.copy_(arrived)
+            if received is not None:
+                intermediates.copy_(received)
             run()
             self._tried.append(rows)
             there = placed(batch, self._kernels)[0]
             own = hidden[-1][: len(batch.tokens)]
-            if not torch.equal(own.view(torch.uint8), self._eager(there, arrived).view(torch.uint8)):
+            if not torch.equal(own.view(torch.uint8), self._eager(there, received).view(torch.uint8)):
                 logger.warning(
                     "%s: its forward pass cannot be recorded; small batches run slower", self._model.config.path
                 )
                 self.usable = False
-                return self._eager(there, arrived)
-        graph = self._graphs[_key(rows, draws)] = _Graph(inputs, hidden[-1], handed, decided, run)
+                return self._eager(there, received)
+        graph = self._graphs[_key(rows, draws)] = _Graph(inputs, hidden[-1], intermediates, sampled, run)
         return self._result(graph, len(batch.tokens))
 
-    def _deciding(self, rows: int) -> Decided:
+    def _sampling_memory(self, rows: int) -> SampledPass:
         """Return where a pass leaves its logits, which all passes share, and its tokens."""
         if not self._logits.numel():
             self._logits = torch.empty((MOST_ROWS, self._model.config.tokens), dtype=torch.float32)
-        return Decided(self._logits[:rows], torch.empty(rows, dtype=torch.int64))
+        return SampledPass(self._logits[:rows], torch.empty(rows, dtype=torch.int64))
 
 
 def padded_rows(rows: int) -> int:

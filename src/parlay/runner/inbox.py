@@ -46,7 +46,7 @@ class Inbox:
 
     def inputs(self, rows: int) -> Inputs:
         """Return what passes of so many rows read, where kernels read it."""
-        return self._views(rows, self._staging.there)
+        return self._views(rows, self._staging.device)
 
     def fill(self, batch: Batch, draws: RowDraws | None, size: int) -> None:
         """Send a batch of the host, and what its tokens are drawn with, to a pass of `size` rows.

@@ -66,7 +66,7 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
     @property
     def batch(self) -> Batch:
-        """The batch, without the assignment of rows to stretches of tokens."""
+        """The batch, without the assignment of rows to segments of tokens."""
         tokens, positions, slots, *views = (one.tensor for one in self.tensors)
         own = len(fields(AttentionView))
         states = StateView(*views[own:]) if len(views) > own else None
@@ -120,17 +120,17 @@ class Collect(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """End, and do not come again before something has changed.
+    """End the rank, which is not to join again before the reason is gone.
 
     Attributes:
-        reason: what has to change, for the user of the rank's machine.
+        reason: why, for the user of the rank's machine.
     """
 
     reason: str
 
 
 Order = Forward | Logits | Move | Call | Collect | Refusal
-OnOrder = Callable[[Order], AbstractContextManager[None]]  # the region in which rank 0 carries it out
+Broadcast = Callable[[Order], AbstractContextManager[None]]  # the context in which rank 0 carries it out
 
 _decoder = msgspec.msgpack.Decoder(Order)
 encode: Callable[[Order], bytes] = msgspec.msgpack.Encoder().encode
@@ -140,7 +140,7 @@ decode: Callable[[bytes], Order] = _decoder.decode
 _ALONE = nullcontext()
 
 
-def nobody(order: Order) -> AbstractContextManager[None]:
+def no_broadcast(order: Order) -> AbstractContextManager[None]:
     """Send nothing: for a model of one rank."""
     return _ALONE
 

@@ -11,9 +11,9 @@ from parlay.kv.store import allocate
 from parlay.models.context import CacheLayers, keys_of
 from parlay.models.select import CausalModel, cache_spec
 from parlay.parallel.group import ALONE, Group
-from parlay.runner.batch import Batch, Stretch, flatten
+from parlay.runner.batch import Batch, Segment, flatten
 from parlay.runner.graphs import Graphs
-from parlay.runner.orders import Collect, Forward, Logits, Move, OnOrder, nobody, slots_of
+from parlay.runner.orders import Broadcast, Collect, Forward, Logits, Move, no_broadcast, slots_of
 from parlay.sampling.sampler import RowDraws
 from parlay.types.cache import NO_ROOM, StateRoom
 from parlay.types.plan import Span, Verdict
@@ -37,7 +37,7 @@ class ModelRunner:
         blocks: int | CacheLayers,
         block_size: int,
         group: Group = ALONE,
-        tell: OnOrder = nobody,
+        broadcast: Broadcast = no_broadcast,
         room: StateRoom = NO_ROOM,
     ) -> None:
         """Allocate.
@@ -48,7 +48,7 @@ class ModelRunner:
             blocks: number of blocks of its cache layers, or another model's layers of the same shape.
             block_size: tokens a block.
             group: the ranks that share the model's layers, of which each keeps the keys of its own heads.
-            tell: called with everything that the other ranks are to do too; it is done here within what this returns.
+            broadcast: called with each order to the other ranks; this rank carries it out in the context it returns.
             room: for states of recurrent layers, if there are any.
         """
         self.model = model
@@ -61,11 +61,11 @@ class ModelRunner:
         else:
             longest = max(len(keys.key) for keys in map(keys_of, blocks) if keys is not None)
         self.cache = blocks
-        self._tell, self.pipeline = tell, group.pipeline
+        self._broadcast, self.pipeline = broadcast, group.pipeline
         places = room.places if self.recurrent else None
         alone = group.pipeline.stages == 1
-        self._further = 0 if alone else model.config.handed
-        with kernels.here():
+        self._further = 0 if alone else model.config.extra_intermediates
+        with kernels.device_context():
             self._graphs = Graphs(
                 *(model, kernels, blocks, longest, places),
                 recordable=group.recordable,
@@ -100,20 +100,20 @@ class ModelRunner:
         Raises:
             RankError: a rank that shares the layers is lost.
         """
-        if self._tell is nobody:
+        if self._broadcast is no_broadcast:
             self._start(batch, draws)
         else:
-            with self._tell(Forward.of(batch)):
+            with self._broadcast(Forward.of(batch)):
                 self._start(batch, draws)
 
     def _start(self, batch: Batch, draws: RowDraws | None) -> None:
-        pipeline, arrived = self.pipeline, None
+        pipeline, received = self.pipeline, None
         if not pipeline.first:
-            arrived = self._receive(2 + self._further, len(batch.tokens))
-        self._hidden = self._graphs.forward(batch, arrived, draws)
+            received = self._receive(2 + self._further, len(batch.tokens))
+        self._hidden = self._graphs.forward(batch, received, draws)
         if pipeline.channel is not None:
-            handed = self._graphs.handed
-            pipeline.channel.send(handed[1 : len(handed) - self._further] if pipeline.last else handed)
+            states = self._graphs.intermediates
+            pipeline.channel.send(states[1 : len(states) - self._further] if pipeline.last else states)
             if pipeline.first:
                 self._under_way.append(len(batch.tokens))
 
@@ -126,9 +126,9 @@ class ModelRunner:
             RankError: a rank that shares the layers is lost.
         """
         if self.pipeline.channel is None:
-            self.tapped = self._graphs.handed[2:]
+            self.tapped = self._graphs.intermediates[2:]
             return self._hidden
-        with self._tell(Collect()):
+        with self._broadcast(Collect()):
             states = self._receive(1, self._under_way.popleft())
         self.tapped = states[1:]
         return states[0]
@@ -143,14 +143,14 @@ class ModelRunner:
             self.finish()
 
     def _receive(self, further: int, rows: int) -> Tensor:
-        """Return what the stage before has handed on of a pass: the states of all taps and so many further ones."""
+        """Return what the stage before has sent of a pass: the states of all taps and so many further ones."""
         assert self.pipeline.channel is not None
         shape = further + len(self._graphs.taps), rows, self.model.config.hidden_size
         states = torch.empty(shape, dtype=self.model.dtype)
         self.pipeline.channel.receive(states)
         return states
 
-    def forward_here(self, batch: Batch) -> Tensor:
+    def forward_inline(self, batch: Batch) -> Tensor:
         """Run a batch of at most 64 rows on its own tensors, as a part of what the caller may record.
 
         No other rank takes part.
@@ -158,17 +158,17 @@ class ModelRunner:
         Returns:
             Hidden states `[rows, hidden]`, valid until the next pass.
         """
-        return self._graphs.forward_here(batch)
+        return self._graphs.forward_inline(batch)
 
     @property
-    def unsettled(self) -> int:
+    def recordings(self) -> int:
         """How many passes so far took longer than usual because they were recorded."""
-        return self._graphs.unsettled
+        return self._graphs.recordings
 
     def recordable(self) -> bool:
         """Check whether passes can be recorded; to be called while the cache is empty."""
         blocks = range(-(-2 // self.block_size))
-        self.forward(flatten([Stretch((0, 0), 0, blocks)], self.block_size, recurrent=self.recurrent))
+        self.forward(flatten([Segment((0, 0), 0, blocks)], self.block_size, recurrent=self.recurrent))
         return self._graphs.usable
 
     def tap(self, layers: tuple[int, ...]) -> None:
@@ -182,12 +182,12 @@ class ModelRunner:
 
     def drawn(self, rows: Sequence[int]) -> tuple[Tensor, list[int]] | None:
         """Return logits `[len(rows), vocab]` and tokens of some rows of the last pass; None if it drew none."""
-        decided = self._graphs.decided
-        if decided is None:
+        sampled = self._graphs.sampled
+        if sampled is None:
             return None
-        tokens: list[int] = decided.tokens.tolist()
-        with self.kernels.here():
-            return _chosen(decided.logits, rows), [tokens[row] for row in rows]
+        tokens: list[int] = sampled.tokens.tolist()
+        with self.kernels.device_context():
+            return _chosen(sampled.logits, rows), [tokens[row] for row in rows]
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Return float32 logits `[len(rows), vocab]` of some rows of `hidden`, which the last pass returned.
@@ -195,13 +195,13 @@ class ModelRunner:
         Raises:
             RankError: a rank that shares the head is lost.
         """
-        with self._tell(Logits(tuple(rows))), self.kernels.here():
+        with self._broadcast(Logits(tuple(rows))), self.kernels.device_context():
             return self._logits(hidden, rows)
 
     def _logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         return self.model.logits(_chosen(hidden, rows))
 
-    def keep(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> None:
+    def move_accepted(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> None:
         """Move the keys and values of accepted nodes to the slots of the tokens they have become.
 
         A node on the path at depth d belongs at the d-th slot after the root's; since nodes are numbered best path
@@ -216,12 +216,12 @@ class ModelRunner:
                     targets.append(self._slot(span, span.end + depth))
         if sources:
             order = Move(tuple(sources), tuple(targets))
-            with self._tell(order):
+            with self._broadcast(order):
                 self.move(order)
 
     def move(self, order: Move) -> None:
         """Copy keys and values from slots to slots, in every layer."""
-        with self.kernels.here():
+        with self.kernels.device_context():
             sources, targets = slots_of(order)
         for layer in {id(layer): layer for layer in self.cache}.values():  # some read another one's
             keys = keys_of(layer)

@@ -1,4 +1,4 @@
-"""A request's part that is no data and stays where its tokens are drawn: its processor, and a view of its output."""
+"""A request's logits processor with a view of its output; it is not sent, but stays where tokens are sampled."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,9 +60,9 @@ class BoundProcessor:
         """
         self.processor.process(self.output, path, row)
 
-    def guide(self, path: Sequence[int], row: Tensor) -> None:
-        """Change a proposer's row in the same way, see `RowProcessor.guide`."""
-        self.processor.guide(self.output, path, row)
+    def process_draft(self, path: Sequence[int], row: Tensor) -> None:
+        """Change a proposer's row in the same way, see `RowProcessor.process_draft`."""
+        self.processor.process_draft(self.output, path, row)
 
 
 Processors = Mapping[int, BoundProcessor]  # by request; those without a processor are left out

@@ -1,4 +1,4 @@
-"""Forms of answers in the compiler's notation, and its limits; nothing here needs a model."""
+"""Structured outputs in llguidance's notation, and its limits; nothing here needs a model."""
 
 import _thread
 import json
@@ -124,7 +124,7 @@ def on_a_deep_stack(work: Callable[[], T]) -> tuple[T | None, str]:
             _thread.start_new_thread(run, ())
         except RuntimeError:
             raise RequestError(
-                "structured_outputs cannot be compiled: the system gives no further thread; try again later"
+                "structured_outputs cannot be compiled: no thread can be started; try again later"
             ) from None
         finally:
             threading.stack_size(before)

@@ -44,7 +44,7 @@ class Distribution:
         """Return the same in the machine's memory."""
         return Distribution(self.logs.cpu(), None if self.ids is None else self.ids.cpu())
 
-    def place(self, token: int) -> int | None:
+    def index_of(self, token: int) -> int | None:
         """Return the index of a token of the target's; None if it has none."""
         if self.ids is None:
             return token

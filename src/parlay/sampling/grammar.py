@@ -72,7 +72,7 @@ class Grammars:
                 self._compiled[tenant, form] = compiled
                 if len(self._compiled) > _KEPT:
                     self._compiled.popitem(last=False)
-        compiled.stock()
+        compiled.prebuild()
         return compiled
 
     def _tokens(self) -> "LLTokenizer":
@@ -87,7 +87,7 @@ class Grammars:
                 with COMPILING:
                     self._tokenizer = LLTokenizer(self._file(), n_vocab=self._vocab_size, eos_token=list(self._ends))
             except ValueError as error:
-                raise RequestError(f"structured_outputs does not know this tokenizer's kind: {error}") from None
+                raise RequestError(f"structured_outputs does not support this tokenizer: {error}") from None
         return self._tokenizer
 
 
@@ -110,26 +110,26 @@ class Compiled:
         self._spare: list[LLMatcher] = []
         self._root: LLMatcher | None = self._made(form)
 
-    def stock(self) -> None:
-        """Make in advance what `fresh` and `for_drafts` return next."""
+    def prebuild(self) -> None:
+        """Make in advance what `new_matcher` and `draft_matcher` return next."""
         if self._root is None:
             self._root = self._made()
         if len(self._spare) < _SPARE:
             self._spare.append(self._made())
 
-    def fresh(self) -> "LLMatcher":
+    def new_matcher(self) -> "LLMatcher":
         """Return a matcher that shares nothing with any other."""
         try:
             return self._spare.pop()
         except IndexError:
             return self._made()
 
-    def for_drafts(self) -> "LLMatcher | None":
+    def draft_matcher(self) -> "LLMatcher | None":
         """Return a matcher for drafts, which is shared among them; None while there is none."""
         root = self._root
         return None if root is None else root.deep_copy()
 
-    def spent(self) -> None:
+    def replace_draft_matcher(self) -> None:
         """Have drafts of later answers begin with another lexer, since this one is at its limits."""
         self._root = None
 
@@ -165,8 +165,8 @@ class Constraint(Processor):
             ends: end-of-sequence tokens.
         """
         self._ends = tuple(ends)
-        self._emitting = _Track(compiled.fresh)
-        self._drafting = _Track(compiled.for_drafts, compiled.spent)
+        self._emitting = _TrackedMatcher(compiled.new_matcher)
+        self._drafting = _TrackedMatcher(compiled.draft_matcher, compiled.replace_draft_matcher)
 
     def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         """Leave the permitted tokens.
@@ -179,7 +179,7 @@ class Constraint(Processor):
         allowed = self._emitting.allowed(row.shape[0]) if self._emitting.follow(known, path) else None
         if allowed is None:
             raise RequestError(
-                f"structured_outputs cannot go on after {count} tokens: {self._emitting.trouble}",
+                f"structured_outputs cannot continue after {count} tokens: {self._emitting.error}",
                 param="structured_outputs",
             )
         logits = row.numpy()
@@ -195,7 +195,7 @@ class Constraint(Processor):
             )
         logits[ends] = 0.0  # a finished answer ends in spite of min_tokens
 
-    def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+    def process_draft(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         """Leave the permitted tokens in a proposer's row; a row beyond the grammar's end stays as it is."""
         if self._drafting.follow(known, path):
             allowed = self._drafting.allowed(row.shape[0])
@@ -223,12 +223,12 @@ class Constraint(Processor):
         return tokens
 
 
-class _Track:
+class _TrackedMatcher:
     """A matcher and the tokens that it has followed."""
 
-    def __init__(self, begin: "Callable[[], LLMatcher | None]", spent: Callable[[], None] | None = None) -> None:
-        """Begin with the matcher that `begin` gives; `spent` is called when it cannot continue, and replaces it."""
-        self._begin, self._spent = begin, spent
+    def __init__(self, begin: "Callable[[], LLMatcher | None]", exhausted: Callable[[], None] | None = None) -> None:
+        """Begin with the matcher that `begin` gives; `exhausted` is called when that cannot continue."""
+        self._begin, self._exhausted = begin, exhausted
         self.matcher: Any = begin()
         self._taken: list[int] = []
         self._sure = 0  # of these, how many are tokens that `follow` was given as known
@@ -239,25 +239,25 @@ class _Track:
         if not self._ready():
             return False
         sure = min(self._sure, len(known))
-        found = self._go(sure, [*known[sure:], *path])
+        found = self._move_to(sure, [*known[sure:], *path])
         self._sure = min(len(known), len(self._taken))
         return found
 
     def seek(self, tokens: Sequence[int]) -> bool:
         """Go to the place after `tokens`; False, somewhere before, if the grammar does not permit them."""
         self._sure = 0
-        return self._ready() and self._go(0, [*tokens])
+        return self._ready() and self._move_to(0, [*tokens])
 
     def _ready(self) -> bool:
         """Begin again after an error, where that helps; return whether there is a matcher."""
         if self.matcher is not None and self.matcher.is_error():
-            if self._spent is not None:
-                self._spent()
-            self.matcher = self._begin() if self._spent is None else None
+            if self._exhausted is not None:
+                self._exhausted()
+            self.matcher = self._begin() if self._exhausted is None else None
             self._taken, self._sure = [], 0
         return self.matcher is not None
 
-    def _go(self, sure: int, rest: list[int]) -> bool:
+    def _move_to(self, sure: int, rest: list[int]) -> bool:
         """Go to the place after the first `sure` tokens that were taken, and the rest."""
         taken = self._taken[sure:]
         common = len(taken)
@@ -294,5 +294,5 @@ class _Track:
         return bool(self.matcher.is_stopped() and self.matcher.is_accepting() and not self.matcher.is_error())
 
     @property
-    def trouble(self) -> str:
+    def error(self) -> str:
         return one_line(self.matcher.get_error()) or "a token was emitted that the form does not permit"

@@ -31,7 +31,7 @@ class Processor(ABC):
     def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         """Change `row` in place."""
 
-    def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+    def process_draft(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         """Change a proposer's row in place."""
         if self.pure:
             self.process(known, path, row)
@@ -48,10 +48,10 @@ class Chain:
         for link in self._links:
             link.process(known, path, row)
 
-    def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+    def process_draft(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         """Apply the pure links, to a proposer's row."""
         for link in self._links:
-            link.guide(known, path, row)
+            link.process_draft(known, path, row)
 
 
 class Penalties(Processor):
@@ -90,7 +90,7 @@ class Penalties(Processor):
             self._counts.take_back(token)
 
 
-class Bias(Processor):
+class LogitBias(Processor):
     """Adds to some tokens' logits."""
 
     def __init__(self, bias: Mapping[int, float]) -> None:
@@ -102,7 +102,7 @@ class Bias(Processor):
         row.numpy()[self._ids] += self._bias
 
 
-class Own(Processor):
+class CustomProcessors(Processor):
     """The user's functions: called once for each emitted token, so never for a node."""
 
     pure = False
@@ -131,12 +131,10 @@ class Own(Processor):
                 except RuntimeError as error:  # a sparse tensor, for example
                     raise RequestError(f"the logits processor {name} returned no plain tensor: {error}") from error
             if not float(row.max()) > -np.inf:  # the largest of a row with NaN is NaN
-                raise RequestError(
-                    f"the logits processor {name} left no token to emit, or values that are no numbers"
-                )
+                raise RequestError(f"the logits processor {name} left no token to emit, or NaN values")
 
 
-class Allow(Processor):
+class AllowedTokens(Processor):
     """Forbids all tokens but some."""
 
     def __init__(self, allowed: Sequence[int]) -> None:
@@ -150,7 +148,7 @@ class Allow(Processor):
         logits[self._ids] = kept
 
 
-class Prolong(Processor):
+class MinTokens(Processor):
     """Forbids tokens that end the output until it has a length."""
 
     def __init__(self, min_tokens: int, ends: frozenset[int]) -> None:
@@ -212,13 +210,13 @@ def prepare(
     if params.penalises:
         links.append(Penalties(params.repetition_penalty, params.frequency_penalty, params.presence_penalty, prompt))
     if params.logit_bias:
-        links.append(Bias(params.logit_bias))
+        links.append(LogitBias(params.logit_bias))
     if params.logits_processors:
-        links.append(Own(params.logits_processors))
+        links.append(CustomProcessors(params.logits_processors))
     if params.allowed_token_ids is not None:
-        links.append(Allow(params.allowed_token_ids))
+        links.append(AllowedTokens(params.allowed_token_ids))
     if params.min_tokens and ends:
-        links.append(Prolong(params.min_tokens, ends))
+        links.append(MinTokens(params.min_tokens, ends))
     if bad_words:
         links.append(BadWords(bad_words))
     forbidden = {word[0] for word in bad_words if len(word) == 1} | (ends if params.min_tokens else set())

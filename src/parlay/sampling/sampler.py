@@ -98,7 +98,7 @@ def draw_at(kernels: Kernels, logits: Tensor, draws: RowDraws) -> list[int]:
         draws: of the host.
     """
     temperatures, seeds, positions, *limits = sent(kernels, draws.tensors)
-    with kernels.here():
+    with kernels.device_context():
         filters = Filters(*limits) if limits else None
         drawn: list[int] = draw(kernels, logits, temperatures, seeds, positions, filters).tolist()
     return drawn

@@ -86,7 +86,7 @@ class _Reduction:
                 if isinstance(target, dict | bool):
                     self._place(path, self._part(target, path))
                 elif target is None and len(path) > 1 and not self._inner_roots:
-                    raise RequestError(f"there is nothing in the JSON schema where {shown(ref)} leads")
+                    raise RequestError(f"the JSON schema has nothing at {shown(ref)}")
         return found
 
     def _place(self, path: Path, part: Any) -> None:

@@ -12,8 +12,8 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from parlay.text.messages import Message, arguments_of, text_of
-from parlay.text.template_capabilities import CallForm, Capabilities, History, call_form, capabilities_of
-from parlay.text.template_process import Runner
+from parlay.text.template_capabilities import CallForm, CallHistory, Capabilities, call_form, capabilities_of
+from parlay.text.template_process import TemplateRunner
 from parlay.text.tool_prompt import described, in_text
 
 Tools = list[dict[str, Any]] | None
@@ -27,7 +27,7 @@ def adapted(
     tools: Tools,
     template: str,
     special: Mapping[str, str],
-    runner: Runner,
+    runner: TemplateRunner,
 ) -> tuple[list[Message], Tools]:
     """Return a conversation whose messages a template shows, and the descriptions of functions that it gets.
 
@@ -51,7 +51,7 @@ def adapted(
         for history, changed in _arranged(made, bool(tools)):
             form = call_form(template, special, runner, capabilities, history)
             if form is not None:
-                made = [_formed(message, form) for message in _linked(changed, form)]
+                made = [_in_form(message, form) for message in _with_ids(changed, form)]
                 break
         else:
             made = in_text(made)
@@ -61,7 +61,7 @@ def adapted(
 
 def _thought(message: Message) -> Message:
     """Return a message whose text is part of the reasoning, if it has calls and both."""
-    if "tool_calls" not in message or not message.get("thinking") or not _says(message):
+    if "tool_calls" not in message or not message.get("thinking") or not _has_text(message):
         return message
     text = f"{message['thinking']}\n\n{text_of(message['content'])}"
     return {**message, "thinking": text, "reasoning_content": text, "content": ""}
@@ -75,31 +75,31 @@ def _developers(messages: Sequence[Message], capabilities: Capabilities) -> list
     return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
 
 
-def _arranged(messages: Sequence[Message], tools: bool) -> Iterator[tuple[History, Sequence[Message]]]:
+def _arranged(messages: Sequence[Message], tools: bool) -> Iterator[tuple[CallHistory, Sequence[Message]]]:
     """Yield arrangements of a conversation's calls, at first as they are, and what a template has to show of each."""
     called = [m for m in messages if "tool_calls" in m]
     roles = [m["role"] for m in messages]
     answered = ("tool", "user") in pairwise(roles)
-    beside, several = any(map(_says, called)), any(len(m["tool_calls"]) > 1 for m in called)
+    beside, several = any(map(_has_text, called)), any(len(m["tool_calls"]) > 1 for m in called)
     for single in (False, True) if several else (False,):
-        history = History(tools, beside, apart=False, several=several and not single, answered=answered)
+        history = CallHistory(tools, beside, apart=False, several=several and not single, answered=answered)
         given = _one_by_one(messages) if single else messages
         yield history, given
         if beside:
-            yield replace(history, beside=False, apart=True), _apart(given)
+            yield replace(history, beside=False, apart=True), _split_text_from_calls(given)
             yield replace(history, beside=False), given  # the text is lost, as in transformers; the calls are not
 
 
-def _says(message: Message) -> bool:
+def _has_text(message: Message) -> bool:
     """Return whether a message has more than space; models write line ends before calls."""
     return bool(text_of(message["content"]).strip())
 
 
-def _apart(messages: Sequence[Message]) -> list[Message]:
+def _split_text_from_calls(messages: Sequence[Message]) -> list[Message]:
     """Return a conversation in which what is said beside calls is a message of its own before them."""
     made: list[Message] = []
     for message in messages:
-        if "tool_calls" in message and _says(message):
+        if "tool_calls" in message and _has_text(message):
             made.append({key: value for key, value in message.items() if key != "tool_calls"})
             made.append({"role": message["role"], "content": "", "tool_calls": message["tool_calls"]})
         else:
@@ -127,7 +127,7 @@ def _one_by_one(messages: Sequence[Message]) -> list[Message]:
     return made
 
 
-def _linked(messages: Sequence[Message], form: CallForm) -> list[Message]:
+def _with_ids(messages: Sequence[Message], form: CallForm) -> list[Message]:
     """Return a conversation whose calls and results have ids, and results names, as the template wants them."""
     made: list[Message] = []
     pending: list[dict[str, Any]] = []  # calls without a result so far
@@ -137,15 +137,15 @@ def _linked(messages: Sequence[Message], form: CallForm) -> list[Message]:
             pending = list(message["tool_calls"])
             if form.short:  # clients may leave ids out
                 ids = [str(call.get("id", f"{len(made)}.{place}")) for place, call in enumerate(pending)]
-                pending = [{**call, "id": _short(one)} for call, one in zip(pending, ids, strict=True)]
+                pending = [{**call, "id": _short_id(one)} for call, one in zip(pending, ids, strict=True)]
                 more["tool_calls"] = pending
         elif message["role"] == "tool":
             called = message.get("tool_call_id")
-            called = _short(str(called)) if form.short and called is not None else called
+            called = _short_id(str(called)) if form.short and called is not None else called
             own = next((call for call in pending if call.get("id") == called), *pending[:1] or [{}])
             pending = [call for call in pending if call is not own]
             if form.short:
-                more["tool_call_id"] = called if called is not None else own.get("id", _short(""))
+                more["tool_call_id"] = called if called is not None else own.get("id", _short_id(""))
             function = own.get("function", own)
             if form.named and isinstance(function, Mapping) and "name" in function:
                 more["name"] = function["name"]
@@ -153,14 +153,14 @@ def _linked(messages: Sequence[Message], form: CallForm) -> list[Message]:
     return made
 
 
-def _short(called: str) -> str:
+def _short_id(called: str) -> str:
     return called if _SHORT.fullmatch(called) else sha256(called.encode(errors="surrogatepass")).hexdigest()[:9]
 
 
-def _formed(message: Message, form: CallForm) -> Message:
+def _in_form(message: Message, form: CallForm) -> Message:
     if "tool_calls" not in message:
         return message
-    null = form.null and message["role"] == "assistant" and not _says(message)
+    null = form.null and message["role"] == "assistant" and not _has_text(message)
     content = None if null else message["content"]
     return {**message, "content": content, "tool_calls": [_call(call, form) for call in message["tool_calls"]]}
 

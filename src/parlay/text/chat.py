@@ -12,9 +12,9 @@ from parlay.errors import ConfigError, RequestError, shown
 from parlay.text.adapt import adapted
 from parlay.text.messages import Content, plain
 from parlay.text.template_capabilities import capabilities_of, variables
-from parlay.text.template_process import Runner
+from parlay.text.template_process import TemplateRunner
 
-IN_PROCESS = Runner()
+IN_PROCESS = TemplateRunner()
 _OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
 _MARK = "CONTINUED_FROM_HERE "  # where the last message ends
 _LISTS = ("content", "tool_calls")  # of a message
@@ -41,11 +41,9 @@ class ChatOptions:
 
     def __post_init__(self) -> None:
         if self.continue_final_message and self.add_generation_prompt:
-            raise ConfigError(
-                "continue_final_message goes on with the last message; set add_generation_prompt to False"
-            )
+            raise ConfigError("continue_final_message continues the last message; set add_generation_prompt to False")
         for name in _OWN & self.chat_template_kwargs.keys():
-            raise ConfigError(f"chat_template_kwargs has {name!r}, which is an argument of its own; give it as such")
+            raise ConfigError(f"chat_template_kwargs has {name!r}, which is a separate argument; pass it as that")
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "ChatOptions":
@@ -70,7 +68,7 @@ def render(
     messages: Sequence[Mapping[str, Any]],
     special: Mapping[str, str],
     options: ChatOptions,
-    runner: Runner = IN_PROCESS,
+    runner: TemplateRunner = IN_PROCESS,
 ) -> str:
     """Return the prompt that a template makes of a conversation.
 
@@ -105,7 +103,7 @@ def render(
     return before if after.startswith(_MARK[len(mark) :]) else before.rstrip()
 
 
-def shows_tools(template: str, special: Mapping[str, str], runner: Runner = IN_PROCESS) -> bool:
+def shows_tools(template: str, special: Mapping[str, str], runner: TemplateRunner = IN_PROCESS) -> bool:
     """Whether a template passes tools to the model: whether its prompt has the name of one.
 
     Args:

@@ -21,7 +21,7 @@ from parlay.errors import ModelError, nearest
 from parlay.log import logger
 from parlay.text.pre_tokenizers import BOS_FIRST, PATTERNS, SAME_AS, WHOLE_WORDS, splitter
 from parlay.text.sentence_piece import SPACE, merging, spaced
-from parlay.text.special_tokens import CONTROL, NORMAL, UNUSED, add_by_kind, frame
+from parlay.text.special_tokens import CONTROL, NORMAL, UNUSED, add_bos_eos, add_by_kind
 
 _DEFAULTS = {"unk": 0, "bos": 1, "eos": 2}  # of `llama`, where a file does not say
 # Phi-3's special tokens swallow the spaces that follow them, apart from these.
@@ -107,8 +107,8 @@ def _merges(file: GGUFFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]
     if len(merges) < len(given):
         left_out = next(merge for merge in given if not _pair(merge, vocabulary))
         logger.warning(
-            "%s: %d of its tokenizer's %d merges are no pairs of tokens that make up a token, such as %r; they are "
-            "left out",
+            "%s: %d of its tokenizer's %d merges are not pairs of tokens that form a token, such as %r; they are "
+            "ignored",
             *(file.path, len(given) - len(merges), len(given), left_out),
         )
     return merges
@@ -169,7 +169,7 @@ def _frame(file: GGUFFile, tokenizer: Tokenizer, config: dict[str, Any], add_bos
         if wanted and token is None and f"tokenizer.ggml.add_{name}_token" in file:
             raise ModelError(f"{file.path} lacks the key 'tokenizer.ggml.{name}_token_id'")
         around.append(token if wanted else None)
-    frame(tokenizer, *around)
+    add_bos_eos(tokenizer, *around)
 
 
 def _token(file: GGUFFile, key: str, tokens: list[str], default: int | None) -> str | None:

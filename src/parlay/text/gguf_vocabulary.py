@@ -79,8 +79,8 @@ def vocabulary(path: Path, arch: str, size: int, ends: Sequence[int], raw: Mappi
         keys["tokenizer.chat_templates"] = names
     if not _says_all(path, tokenizer, {"general.architecture": arch, **keys}):
         logger.warning(
-            "%s: its tokenizer does more than a GGUF file's keys can say; parlay reads all of it from the file, "
-            "others go by the keys and may cut rare texts otherwise",
+            "%s: its tokenizer does more than a GGUF file's keys can express; parlay reads all of it from the "
+            "file, others use the keys and may tokenize rare texts differently",
             path,
         )
         keys["tokenizer.huggingface.json"] = tokenizer.to_str()
@@ -104,7 +104,7 @@ def _special(
     further = [i for i in further if tokenizer.id_to_token(i) not in END_NAMES]
     ids |= dict(zip(("eot_token_id", "eom_token_id"), further, strict=False))
     if len(further) > 2:
-        logger.warning("%s: of the tokens that end an answer, %s find no place", path, further[2:])
+        logger.warning("%s: the end-of-sequence tokens %s do not fit into a GGUF file", path, further[2:])
     return ids
 
 
@@ -126,7 +126,7 @@ def _byte_level(path: Path, tokenizer: Tokenizer, spec: dict[str, Any]) -> dict[
         if name is not None and words == [_words(splitter(pattern), text) for text in PROBES]:
             return {"model": "gpt2", "pre": name, "merges": _pairs(spec)}
     raise ModelError(
-        f"{path}: its tokenizer cuts texts into words in a way that GGUF files have no name for; these are known: "
+        f"{path}: GGUF files have no name for the pre-tokenizer of its tokenizer; these are known: "
         f"{', '.join((*PATTERNS, *SAME_AS))}"
     )
 
@@ -194,21 +194,21 @@ def _says_all(path: Path, tokenizer: Tokenizer, keys: dict[str, Value]) -> bool:
         normal = unicodedata.normalize("NFC", text).lstrip()
         if made.encode(normal).ids != tokenizer.encode(normal).ids:
             raise ModelError(
-                f"{path}: its tokenizer cannot be put into a GGUF file, out of which it would make other "
-                f"tokens of {shown(normal[:20])}"
+                f"{path}: its tokenizer cannot be put into a GGUF file, which would tokenize "
+                f"{shown(normal[:20])} differently"
             )
-    same = all(_outcome(made, text) == _outcome(tokenizer, text) for text in _odd(tokenizer))
+    same = all(_tokenized(made, text) == _tokenized(tokenizer, text) for text in _edge_cases(tokenizer))
     return same and made.get_vocab() == tokenizer.get_vocab() and _merges(made) == _merges(tokenizer)
 
 
-def _odd(tokenizer: Tokenizer) -> Iterator[str]:
+def _edge_cases(tokenizer: Tokenizer) -> Iterator[str]:
     """Yield texts in which normalisers and added tokens show what they do."""
     yield from PROBES
     for added in list(tokenizer.get_added_tokens_decoder().values())[:_ADDED]:
         yield f" {added.content} a{added.content}b  {added.content}\n{added.content}{added.content.upper()} c"
 
 
-def _outcome(tokenizer: Tokenizer, text: str) -> tuple[list[int], str, str]:
+def _tokenized(tokenizer: Tokenizer, text: str) -> tuple[list[int], str, str]:
     ids = list(tokenizer.encode(text).ids)
     return ids, tokenizer.decode(ids), tokenizer.decode(ids, skip_special_tokens=False)
 

@@ -127,7 +127,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
         size = {1: 8, 5: 4}.get(key & 7)
         if size is None:
             if key & 7 != 2:
-                raise ValueError("it is no protocol buffer")
+                raise ValueError("it is not a protocol buffer")
             size, at = _varint(data, at)
         if at + size > len(data):
             raise ValueError("it is cut off")
@@ -144,4 +144,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         if shift > 63:
-            raise ValueError("it is no protocol buffer")
+            raise ValueError("it is not a protocol buffer")

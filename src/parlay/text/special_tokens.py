@@ -43,7 +43,7 @@ def add_by_kind(
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(found)
 
 
-def with_older(config: dict[str, Any], roles: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
+def with_legacy_files(config: dict[str, Any], roles: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
     """Return a `tokenizer_config.json` with what older files beside it have, which count if it lists no tokens.
 
     Source: transformers' `from_pretrained`.
@@ -82,7 +82,7 @@ def add_named(tokenizer: Tokenizer, about: dict[str, Any], file: Path) -> None:
         attributes, special = _attributes(one), bool(one.get("special")) if isinstance(one, dict) else True
         place = tokenizer.token_to_id(text)
         if (tokenizer.get_vocab_size() if place is None else place) != int(index):
-            logger.warning("%s gives %r the id %s, which is another token's or leaves a gap; it is left out",
+            logger.warning("%s gives %r the id %s, which is another token's or leaves a gap; it is ignored",
                            file, text, index)  # fmt: skip
             continue
         token = AddedToken(text, special=special, **attributes)
@@ -107,7 +107,7 @@ def _named(about: dict[str, Any]) -> Iterator[Any]:
         yield from found if isinstance(found, list) else found.values() if isinstance(found, dict) else ()
 
 
-def frame(tokenizer: Tokenizer, bos: str | None, eos: str | None) -> None:
+def add_bos_eos(tokenizer: Tokenizer, bos: str | None, eos: str | None) -> None:
     """Have a tokenizer put tokens before and behind a text; None puts none."""
     around = [token for token in (bos, eos) if token]
     if not around:

@@ -34,7 +34,7 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
     """
     text = _compile(template).render(variables)
     if len(text) > _LONGEST:
-        raise RequestError("the chat template makes something far larger than a conversation; give another one")
+        raise RequestError("the chat template produces far more text than a conversation has; give another one")
     return text
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from parlay.errors import TemplateRefusalError
 from parlay.text.messages import Content, Message, text_of, with_reasoning
-from parlay.text.template_process import Runner
+from parlay.text.template_process import TemplateRunner
 
 _SAID, _MORE = "xyzzy", "plugh"
 _ROLES = ("system", "user", "assistant")
@@ -74,7 +74,7 @@ class Capabilities:
         return {**message, "content": text if as_text else _parts(text)}
 
 
-def capabilities_of(template: str, special: Mapping[str, str], runner: Runner) -> Capabilities:
+def capabilities_of(template: str, special: Mapping[str, str], runner: TemplateRunner) -> Capabilities:
     """Return what a template shows.
 
     Args:
@@ -88,7 +88,7 @@ def capabilities_of(template: str, special: Mapping[str, str], runner: Runner) -
     return runner.remembered((template, "capabilities"), lambda: _find(template, special, runner))
 
 
-def _find(template: str, special: Mapping[str, str], runner: Runner) -> Capabilities:
+def _find(template: str, special: Mapping[str, str], runner: TemplateRunner) -> Capabilities:
     probes = _probes()
     tools = [_function(_SAID)]
     ways = ("text", "parts")
@@ -153,7 +153,7 @@ def _probes() -> dict[str, list[Message]]:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class CallHistory:
     """What there is in the calls of a conversation that not all templates show.
 
     Attributes:
@@ -195,7 +195,11 @@ _OTHERS = ("rezrov", "gnusto", "yomin", "izyuk")
 
 
 def call_form(
-    template: str, special: Mapping[str, str], runner: Runner, capabilities: Capabilities, history: History
+    template: str,
+    special: Mapping[str, str],
+    runner: TemplateRunner,
+    capabilities: Capabilities,
+    history: CallHistory,
 ) -> CallForm | None:
     """Return the form in which a template shows all of such a history; None if there is none.
 
@@ -228,7 +232,7 @@ def call_form(
     return runner.remembered((template, history), find)
 
 
-def _called(form: CallForm, history: History) -> list[Message]:
+def _called(form: CallForm, history: CallHistory) -> list[Message]:
     """Return a conversation with such a history."""
     calls, results = [], []
     for number, (name, key, value, result) in enumerate([_WORDS, *([_OTHERS] if history.several else [])]):

@@ -41,7 +41,7 @@ T = TypeVar("T")
 _Child = tuple[subprocess.Popen[bytes], Connection]
 
 
-class Runner:
+class TemplateRunner:
     """Runs templates in this process, for those that are trusted to end."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ def _run(template: str, variables: Mapping[str, Any]) -> str | TemplateRefusalEr
         return TemplateRefusalError(f"the chat template refuses these messages: {reason}")
 
 
-class TemplateProcess(Runner):
+class TemplateProcess(TemplateRunner):
     """Runs templates one after another in a process, started with the first and again after it was ended."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
@@ -113,7 +113,7 @@ class TemplateProcess(Runner):
         weakref.finalize(self, _end, self._started)
 
     def run_each(self, template: str, many: Sequence[Mapping[str, Any]]) -> list[str | TemplateRefusalError]:
-        """Return the texts that a template makes, as `Runner.run_each`; together they have the time of one.
+        """Return the texts that a template makes, as `TemplateRunner.run_each`; together they have the time of one.
 
         Raises:
             RequestError: it does not end, needs too much memory, or its input is no plain data.
@@ -123,7 +123,7 @@ class TemplateProcess(Runner):
         try:
             call = json.dumps([template, many, self._seconds], default=_plain).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise RequestError(f"the chat template is given plain data alone: {error}") from None
+            raise RequestError(f"the chat template takes only JSON values: {error}") from None
         with self._lock:  # a call that waited here while it was closed starts no further process
             answer = self._call(call)
         found, trouble = json.loads(answer)
@@ -210,7 +210,7 @@ def _serve(connection: Connection) -> None:
 
     Each of `found` is `[text, null]` or `[null, why it is refused]`.
     """
-    runner = Runner()
+    runner = TemplateRunner()
     _limit(resource.RLIMIT_AS, (system.addresses_in_use() or _AT_START) + _MEMORY)
     with suppress(EOFError, OSError, MemoryError):  # after which the rest may be damaged
         while True:

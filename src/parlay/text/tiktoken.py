@@ -74,7 +74,7 @@ def read_tiktoken(file: Path, about: dict[str, Any]) -> Tokenizer:
     name = str(about.get("tokenizer_class") or "")
     if name not in _WORDS:
         raise ModelError(
-            f"{file}: how {name} cuts texts into words is in the model's own code alone, which is not run; give "
+            f"{file}: the pre-tokenizer of {name} is defined only in the model's own code, which is not run; give "
             "another model's tokenizer.json of the same vocabulary, if there is one"
         )
     try:

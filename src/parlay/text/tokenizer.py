@@ -154,14 +154,14 @@ class TextCodec:
         return frozenset(token for token, about in added.items() if about.special)
 
     @property
-    def chats(self) -> bool:
+    def has_chat_template(self) -> bool:
         """Whether there is a chat template."""
         return bool(self._templates)
 
     @property
     def prefers_chat(self) -> bool:
         """Whether prompts need the chat template; the embedded models complete code although they have one."""
-        return self.chats and _ASSETS not in self.path.parents
+        return self.has_chat_template and _ASSETS not in self.path.parents
 
     @property
     def template(self) -> str | None:

@@ -15,7 +15,7 @@ from parlay.rust_panics import Contained
 from parlay.text.gguf_tokenizer import read_gguf_tokenizer
 from parlay.text.pre_tokenizers import splitter
 from parlay.text.sentence_piece import read_sentence_piece
-from parlay.text.special_tokens import add_named, frame, token_text, with_older
+from parlay.text.special_tokens import add_bos_eos, add_named, token_text, with_legacy_files
 from parlay.text.tiktoken import is_tiktoken, read_tekken, read_tiktoken
 from parlay.text.token_bytes import parts
 
@@ -42,8 +42,8 @@ def read_tokenizer(file: Path, about: dict[str, Any] | None = None) -> Tokenizer
     if not file.is_file():
         others = ", ".join("vocab.json with merges.txt" if name == "vocab.json" else name for name, _, _ in _OTHERS)
         raise ModelError(
-            f"{file} does not exist, and nor does a tokenizer in another form that is read ({others}); fetch the "
-            "model's tokenizer too, or name another model's as `tokenizer`"
+            f"{file} does not exist, nor does a tokenizer in another supported form ({others}); fetch the "
+            "model's tokenizer too, or give another model's as `tokenizer`"
         )
     try:
         with Contained("the library panics", ModelError):
@@ -99,7 +99,7 @@ def read_texts(model: Path) -> tuple[Tokenizer, dict[str, Any]]:
     config, *older = (
         model / name for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
     )
-    about = with_older(*(read_json(file) if file.is_file() else {} for file in (config, *older)))
+    about = with_legacy_files(*(read_json(file) if file.is_file() else {} for file in (config, *older)))
     tokenizer = read_tokenizer(tokenizer_file(model), about)
     add_named(tokenizer, about, config)
     about.pop("chat_template", None)
@@ -134,8 +134,8 @@ def _read_other(file: Path, about: dict[str, Any]) -> Tokenizer:
     )
     missing = next((token for token in (bos, eos) if token and tokenizer.token_to_id(token) is None), None)
     if missing is not None:
-        raise ModelError(f"{file} has no token {missing!r}, which the config beside it puts around texts")
-    frame(tokenizer, bos, eos)
+        raise ModelError(f"{file} has no token {missing!r}, which the config next to it adds to texts")
+    add_bos_eos(tokenizer, bos, eos)
     return tokenizer
 
 

@@ -20,9 +20,9 @@ from parlay.models.config import ModelConfig
 from parlay.proposers.block_files import CONTEXT_NORM, FUSE, KNOWN, NORM, OFFSETS, OUTPUT, OWN_MASK
 from parlay.runner.graphs import MOST_ROWS
 from parlay.train.data import Text, commonest
-from parlay.train.layers import LayerWeights, frequencies, layer_config, norm, random, turn
+from parlay.train.layers import LayerWeights, apply_rotary, frequencies, layer_config, norm, random
 from parlay.train.rollout import check_exposed, side_by_side
-from parlay.train.teacher import Lesson, TargetOutput, Teacher
+from parlay.train.teacher import TargetOutput, Teacher, TeacherBatch
 from parlay.train.trainee import DraftStep, Trainee
 
 _STEEP = 2.0  # the last token of a block weighs e^-2 of the first, about as in the paper
@@ -70,7 +70,7 @@ class BlockPlaces:
     """Where the blocks of some texts begin.
 
     Attributes:
-        rows: `[blocks]`, the last row of the lesson that each block sees; its first token is the next row's.
+        rows: `[blocks]`, the last row of the batch that each block sees; its first token is the next row's.
         places: `[texts, longest]`, the rows of every text.
         chosen: `[texts, n]`, the blocks of every text.
         real: `[texts, n]`, which of these are some.
@@ -85,7 +85,7 @@ class BlockPlaces:
 
     @classmethod
     def at(cls, rows: Tensor, text: Tensor) -> "BlockPlaces":
-        """Return blocks behind ascending rows `[blocks]` of a lesson, given `[rows]`, which text each row is of."""
+        """Return blocks behind ascending rows `[blocks]` of a batch, given `[rows]`, which text each row is of."""
         places, _ = side_by_side(torch.bincount(text))
         chosen, real = side_by_side(torch.bincount(text[rows], minlength=len(places)))
         return cls(rows, places, chosen, real, torch.where(real, rows[chosen] - places[:, :1], 0))
@@ -110,14 +110,17 @@ class TrainedBlockLayer(LayerWeights):
         each = torch.arange(state.shape[2], device=state.device)
         own = (blocks.last[..., None] + 1 + each)[:, :, None]
         x, every = norm(state, self.input_layernorm), torch.arange(contexts.shape[1], device=state.device)
-        query = self._turned(x, self.q_proj, self.q_norm, own)
-        keys = self._turned(contexts, self.k_proj, self.k_norm, every), self._turned(x, self.k_proj, self.k_norm, own)
+        query = self._rotated(x, self.q_proj, self.q_norm, own)
+        keys = (
+            self._rotated(contexts, self.k_proj, self.k_norm, every),
+            self._rotated(x, self.k_proj, self.k_norm, own),
+        )
         values = self.heads(contexts, self.v_proj), self.heads(x, self.v_proj)
         return self.after(state, self._attend(query, keys, values, every > blocks.last[..., None]))
 
-    def _turned(self, x: Tensor, weight: Tensor, scale: Tensor, places: Tensor) -> Tensor:
+    def _rotated(self, x: Tensor, weight: Tensor, scale: Tensor, places: Tensor) -> Tensor:
         angles = places[..., None] * frequencies(self._size).to(places.device)
-        return turn(norm(self.heads(x, weight), scale), angles.cos(), angles.sin())
+        return apply_rotary(norm(self.heads(x, weight), scale), angles.cos(), angles.sin())
 
     def _attend(
         self, query: Tensor, keys: tuple[Tensor, Tensor], values: tuple[Tensor, Tensor], hidden: Tensor
@@ -169,7 +172,7 @@ class BlockTrainee(Trainee):
         self.head: nn.Parameter | None = None
         if options.draft_vocab_size:
             self._ids = commonest(texts, config.vocab_size, options.draft_vocab_size)
-            teacher.narrow(self._ids)
+            teacher.restrict_vocabulary(self._ids)
             self.head = nn.Parameter(self._target.weight.float().cpu()[self._ids].clone())
 
     @classmethod
@@ -191,18 +194,18 @@ class BlockTrainee(Trainee):
             return self._target
         return TargetOutput(self.head, ids=self._ids.to(self.head.device))
 
-    def draft(self, lesson: Lesson) -> Iterator[DraftStep]:  # noqa: D102
-        levels = [lesson.starts(2 + i) for i in range(self.depth)]
-        begins = torch.zeros(len(lesson.text), dtype=torch.bool, device=lesson.text.device)
+    def draft(self, batch: TeacherBatch) -> Iterator[DraftStep]:  # noqa: D102
+        levels = [batch.starts(2 + i) for i in range(self.depth)]
+        begins = torch.zeros(len(batch.text), dtype=torch.bool, device=batch.text.device)
         begins[torch.cat(levels)] = True
-        blocks = BlockPlaces.at(self._some(begins.nonzero()[:, 0], lesson.text), lesson.text)
+        blocks = BlockPlaces.at(self._sample_rows(begins.nonzero()[:, 0], batch.text), batch.text)
         if not len(blocks.rows):
             return
-        states = self._states(lesson, blocks)
+        states = self._states(batch, blocks)
         for i, level in enumerate(levels):
             learnt = torch.isin(blocks.rows, level)
             rows = blocks.rows[learnt]
-            yield self.score(states[learnt, 1 + i], lesson.tokens[rows + 1 + i], rows + 1 + i)
+            yield self.score(states[learnt, 1 + i], batch.tokens[rows + 1 + i], rows + 1 + i)
 
     def score(self, states: Tensor, before: Tensor, labels: Tensor) -> DraftStep:
         """Return a node of rows.
@@ -214,7 +217,7 @@ class BlockTrainee(Trainee):
         """
         return DraftStep(states, self.output, labels)
 
-    def _some(self, rows: Tensor, text: Tensor) -> Tensor:
+    def _sample_rows(self, rows: Tensor, text: Tensor) -> Tensor:
         """Return at most `anchors` of each text's rows: at random to learn from, evenly spread to be measured."""
         own = text[rows]
         counts = torch.bincount(own, minlength=1)
@@ -226,10 +229,10 @@ class BlockTrainee(Trainee):
         order = shuffled[own[shuffled].argsort(stable=True)]
         return rows[order[rank < self._anchors]].sort().values
 
-    def _states(self, lesson: Lesson, blocks: BlockPlaces) -> Tensor:
+    def _states(self, batch: TeacherBatch, blocks: BlockPlaces) -> Tensor:
         """Return the normed states `[blocks, block, width]`."""
-        contexts = norm(linear(torch.cat(lesson.tapped, -1), self.fc), self.hidden_norm)[blocks.places]
-        first = embedding(lesson.tokens[blocks.rows + 1], self._embedding)[blocks.chosen]
+        contexts = norm(linear(torch.cat(batch.tapped, -1), self.fc), self.hidden_norm)[blocks.places]
+        first = embedding(batch.tokens[blocks.rows + 1], self._embedding)[blocks.chosen]
         masks = self.mask.expand(*first.shape[:2], self.depth, -1)
         state = torch.cat([first[:, :, None], masks], 2)
         for layer in self.layers:

@@ -30,13 +30,13 @@ class Text:
 
     Attributes:
         tokens: `[length]`.
-        counted: `[length]`.
+        loss_mask: `[length]`.
         document: number of the file, line or conversation that it comes from.
         part: number, among all documents' parts, of the one of at most `max_length` tokens that it is or answers.
     """
 
     tokens: NDArray[np.int32]
-    counted: NDArray[np.bool_]
+    loss_mask: NDArray[np.bool_]
     document: int = 0
     part: int = 0
 
@@ -64,18 +64,18 @@ def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int, prompt
     texts: list[Text] = []
     for number, text in enumerate(documents):
         numbered = replace(text, document=number)
-        if prompts and len(text.tokens) and not text.counted.any():
-            texts.append(replace(numbered, tokens=text.tokens[-max_length:], counted=text.counted[-max_length:]))
+        if prompts and len(text.tokens) and not text.loss_mask.any():
+            texts.append(replace(numbered, tokens=text.tokens[-max_length:], loss_mask=text.loss_mask[-max_length:]))
         texts += [
             piece
             for piece in _cut(numbered, max_length)
-            if len(piece.tokens) >= LEAST_TOKENS and piece.counted[2:].any()
+            if len(piece.tokens) >= LEAST_TOKENS and piece.loss_mask[2:].any()
         ]
     if not texts:
         raise ConfigError(f"{path} holds no text of at least {LEAST_TOKENS} tokens; give other data")
     if max(int(text.tokens.max()) for text in texts) >= vocab:
         raise ConfigError(
-            f"{path} has tokens beyond the target's vocabulary of {vocab}; its tokenizer is another one's"
+            f"{path} has tokens beyond the target's vocabulary of {vocab}; it was made with another tokenizer"
         )
     return [replace(text, part=number) for number, text in enumerate(texts)]
 
@@ -94,7 +94,7 @@ def split(texts: Sequence[Text], options: TrainOptions) -> tuple[list[Text], lis
         parts = tokens.setdefault(text.document, {})
         parts[text.part] = parts.get(text.part, 0) + len(text.tokens)
     if sum(map(len, tokens.values())) < 2:
-        raise ConfigError("a single text cannot be both learnt from and held out; give more data")
+        raise ConfigError("a single text cannot be split into training and held-out data; give more")
     room = options.held_out * sum(len(text.tokens) for text in texts)
     apart: set[int] = set()
     for document in np.random.default_rng(options.seed).permutation(sorted(tokens)):
@@ -118,7 +118,7 @@ def commonest(texts: Sequence[Text], vocab: int, count: int) -> Tensor:
     """Return the tokens that occur most often among those that count, ascending; among equals the lower ids."""
     found = np.zeros(vocab, dtype=np.int64)
     for text in texts:
-        found += np.bincount(text.tokens[text.counted], minlength=vocab)
+        found += np.bincount(text.tokens[text.loss_mask], minlength=vocab)
     return torch.from_numpy(np.sort(np.argsort(-found, kind="stable")[:count]))
 
 
@@ -128,7 +128,7 @@ def digest(texts: list[Text]) -> str:
     for text in texts:
         found.update(len(text.tokens).to_bytes(8, "little"))
         found.update(text.tokens.tobytes())
-        found.update(text.counted.tobytes())
+        found.update(text.loss_mask.tobytes())
     return found.hexdigest()[:16]
 
 
@@ -142,14 +142,12 @@ def _files(path: Path) -> Iterator[tuple[Path, bool]]:
             if file.is_file() and not hidden:
                 yield file, False
     else:
-        raise ConfigError(
-            f"there are no data {shown(str(path))}; give a file of text or JSONL, or a directory of them"
-        )
+        raise ConfigError(f"{shown(str(path))} does not exist; give a file of text or JSONL, or a directory of them")
 
 
 def _read(file: Path, codec: TextCodec, alone: bool, prompts: bool) -> Iterator[Text]:
     if alone and file.suffix == ".json":  # in a directory it may well be one text among many
-        raise ConfigError(f"{file} is a file of JSON; write its entries into one that ends in .jsonl, one a line")
+        raise ConfigError(f"{file} is a JSON file; convert it to JSON lines in a file that ends in .jsonl")
     try:
         content = file.read_text("utf-8-sig")
     except OSError as error:
@@ -157,10 +155,10 @@ def _read(file: Path, codec: TextCodec, alone: bool, prompts: bool) -> Iterator[
     except UnicodeDecodeError:
         if alone or file.suffix.lower() in _LINES:
             raise ConfigError(f"{file} is not text in UTF-8; convert it") from None
-        logger.warning("%s is not text in UTF-8 and is left out", file)
+        logger.warning("%s is not text in UTF-8 and is skipped", file)
         return
     if file.suffix.lower() not in _LINES:
-        yield _whole(content, codec)
+        yield _encode_text(content, codec)
         return
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
@@ -175,14 +173,14 @@ def _entry(line: str, codec: TextCodec, prompts: bool) -> Text:
     try:
         entry = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"this is no JSON: {error}") from None
+        raise ConfigError(f"invalid JSON: {error}") from None
     if not isinstance(entry, Mapping):
-        raise ConfigError(f"an entry is an object with {_FORMS}, not {shown(entry)}")
+        raise ConfigError(f"an entry must be an object with {_FORMS}, not {shown(entry)}")
     if "messages" in entry:
         return _conversation(entry["messages"], codec, prompts)
     if "conversations" in entry:
         return _conversation(_messages(entry["conversations"]), codec, prompts)
-    for keys, make in ((("prompt", "completion"), _pair), (("text",), _whole)):
+    for keys, make in ((("prompt", "completion"), _pair), (("text",), _encode_text)):
         values = [entry.get(key) for key in keys]
         if all(isinstance(value, str) for value in values):
             read: Callable[..., Text] = make
@@ -191,12 +189,12 @@ def _entry(line: str, codec: TextCodec, prompts: bool) -> Text:
         if prompts:
             return Text.of(_encode_prompt(entry["prompt"], codec), [])
         raise ConfigError(
-            "a prompt alone has nothing to learn from; give its 'completion', or have the target `generate`"
+            "a prompt alone has nothing to train on; give its 'completion', or have the target `generate`"
         )
     raise ConfigError(f"an entry has {_FORMS}, each a text; this one has {shown(list(entry))}")
 
 
-def _whole(text: str, codec: TextCodec) -> Text:
+def _encode_text(text: str, codec: TextCodec) -> Text:
     return Text.of([], codec.encode(text))
 
 
@@ -217,21 +215,21 @@ def _pair(prompt: str, completion: str, codec: TextCodec) -> Text:
 def _messages(turns: Any) -> list[dict[str, str]]:
     """Return ShareGPT's turns as messages."""
     if not isinstance(turns, list):
-        raise ConfigError(f"a conversation is a list of turns, not {shown(turns)}")
+        raise ConfigError(f"a conversation must be a list of turns, not {shown(turns)}")
     for turn in turns:
         speaks = turn.get("from") if isinstance(turn, dict) else None
         if not (isinstance(speaks, str) and speaks in _ROLES and isinstance(turn.get("value"), str)):
             raise ConfigError(
-                f"a turn is an object with 'value', a text, and 'from', one of {list(_ROLES)}, not {shown(turn)}"
+                f"a turn must have 'value', a text, and 'from', one of {list(_ROLES)}, not {shown(turn)}"
             )
     return [{"role": _ROLES[turn["from"]], "content": turn["value"]} for turn in turns]
 
 
 def _conversation(messages: Any, codec: TextCodec, prompts: bool) -> Text:
     """Return a conversation as the chat template shows it; what the assistant says counts."""
-    if not codec.chats:
+    if not codec.has_chat_template:
         raise ConfigError(
-            "the target has no chat template to show messages with; lay one beside its tokenizer as "
+            "the target has no chat template for messages; put one next to its tokenizer as "
             "chat_template.jinja, or give 'prompt' and 'completion'"
         )
     after = ChatOptions(add_generation_prompt=False)
@@ -245,12 +243,12 @@ def _conversation(messages: Any, codec: TextCodec, prompts: bool) -> Text:
             # A template that shows the past differently: only the last answer is where it was when it was written.
             if i < len(messages) - 1:
                 continue
-            raise RequestError("the chat template does not show the last answer where it is to be")
+            raise RequestError("the chat template does not show the last answer as it was written")
         answers.append((len(begins), len(until)))
     if not answers and prompts and messages[-1]["role"] != "assistant":
         return Text.of(codec.encode(codec.chat(messages), add_special_tokens=False), [])
     if not answers:
-        raise RequestError("the conversation has no message of the role 'assistant' to learn from")
+        raise RequestError("the conversation has no message of the role 'assistant' to train on")
     encoding = codec.tokenizer.encode(whole, add_special_tokens=False)
     starts = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
     counted = np.zeros(len(starts), dtype=np.bool_)
@@ -262,4 +260,4 @@ def _conversation(messages: Any, codec: TextCodec, prompts: bool) -> Text:
 def _cut(text: Text, length: int) -> Iterator[Text]:
     for first in range(0, len(text.tokens), length):
         piece = slice(first, first + length)
-        yield replace(text, tokens=text.tokens[piece], counted=text.counted[piece])
+        yield replace(text, tokens=text.tokens[piece], loss_mask=text.loss_mask[piece])

@@ -163,7 +163,7 @@ class DifferentiableKernels(ReferenceKernels):
         rows, heads, head_dim = q_out.shape
         kv_heads = key_cache.shape[1]
         turning, values = qkv.clone().tensor_split(((heads + kv_heads) * head_dim,), dim=1)
-        q, k = _turn(turning.view(rows, -1, head_dim), positions, cos_sin).tensor_split((heads,), dim=1)
+        q, k = _rotate(turning.view(rows, -1, head_dim), positions, cos_sin).tensor_split((heads,), dim=1)
         if q_norm is not None and k_norm is not None:
             q, k = _rms(q, q_norm, eps), _rms(k, k_norm, eps)
         q_out.copy_(q)
@@ -181,15 +181,15 @@ class DifferentiableKernels(ReferenceKernels):
         cos_sin: Tensor,
         cache: Tensor,
     ) -> None:
-        query.copy_(_turn(query.clone(), positions, cos_sin))
+        query.copy_(_rotate(query.clone(), positions, cos_sin))
         turning, content = latent.clone().tensor_split((cos_sin.shape[1],), dim=1)
-        turned = _turn(turning[:, None], positions, cos_sin)
+        turned = _rotate(turning[:, None], positions, cos_sin)
         entry = torch.cat((turned, _rms(content, norm, eps)[:, None]), dim=-1)
         self._keep(entry, entry)
 
     def _keep(self, key: Tensor, value: Tensor) -> None:
         """Keep keys and values, each `[rows, groups, columns]`."""
-        self._rollout.keep(self._by_text(key), self._by_text(value))
+        self._rollout.append(self._by_text(key), self._by_text(value))
 
     def _by_text(self, heads: Tensor) -> Tensor:
         """Return `[texts, heads, n, columns]` of `[rows, heads, columns]`."""
@@ -309,7 +309,7 @@ def _rms(x: Tensor, weight: Tensor, eps: float, plus_one: bool = False) -> Tenso
     return F.rms_norm(x, weight.shape, 1 + weight if plus_one else weight, eps)
 
 
-def _turn(heads: Tensor, positions: Tensor, cos_sin: Tensor) -> Tensor:
+def _rotate(heads: Tensor, positions: Tensor, cos_sin: Tensor) -> Tensor:
     """Return heads `[rows, heads, head_dim]` whose first columns are turned by their rows' positions."""
     cos, sin = cos_sin.to(heads.device)[positions.long()][:, None].chunk(2, dim=-1)
     turning, still = heads.tensor_split((cos_sin.shape[1],), dim=-1)

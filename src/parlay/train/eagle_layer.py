@@ -9,7 +9,7 @@ from torch import Tensor
 
 from parlay.errors import ConfigError
 from parlay.train.data import Text
-from parlay.train.layers import LayerWeights, frequencies, layer_config, turn
+from parlay.train.layers import LayerWeights, apply_rotary, frequencies, layer_config
 from parlay.train.rollout import Rollout, RolloutOptions, RolloutTrainee
 from parlay.train.teacher import Teacher
 
@@ -46,13 +46,13 @@ class Layer(LayerWeights):
         if not rollout.keys:
             places = torch.arange(x.shape[1], device=x.device)
             x, state = rollout.chosen(x), rollout.chosen(state)
-        query = self._turned(self.heads(x, self.q_proj), at)
-        rollout.keep(self._turned(key, places), value)
+        query = self._rotated(self.heads(x, self.q_proj), at)
+        rollout.append(self._rotated(key, places), value)
         return self.after(state, rollout.attend(query, rollout.starts, self._size**-0.5))
 
-    def _turned(self, heads: Tensor, places: Tensor) -> Tensor:
+    def _rotated(self, heads: Tensor, places: Tensor) -> Tensor:
         angles = places[..., None] * frequencies(self._size).to(heads.device)
-        return turn(heads, angles.cos(), angles.sin())
+        return apply_rotary(heads, angles.cos(), angles.sin())
 
 
 class EagleTrainee(RolloutTrainee):

@@ -87,7 +87,7 @@ def norm(state: Tensor, weight: Tensor) -> Tensor:
     return rms_norm(state.float(), state.shape[-1:], weight, _EPS)
 
 
-def turn(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return queries or keys `[..., rows, head_dim]` turned by their positions, first halves against second.
 
     Args:

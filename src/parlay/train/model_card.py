@@ -44,7 +44,7 @@ def card(
     """
     learnt, held_out = texts
     tokens = sum(len(text.tokens) for text in learnt)
-    counted = sum(int(text.counted.sum()) for text in learnt)
+    trained = sum(int(text.loss_mask.sum()) for text in learnt)
     rows = "\n".join(
         f"| {i + 1} | {before:.1%} | {after:.1%} |"
         for i, (before, after) in enumerate(zip(untrained.accuracy, figures.accuracy, strict=True))
@@ -57,7 +57,7 @@ tags: [speculative-decoding, {method}]
 ---
 # {method} draft head for {options.target}
 
-It drafts the next tokens of its target, which accepts or corrects them: with it, text comes faster and is the same.
+It drafts tokens that the target then verifies: generation is faster, and its output is unchanged.
 
     parlay generate --model {shlex.quote(options.target)} --speculative-config {head}
 
@@ -66,13 +66,13 @@ It drafts the next tokens of its target, which accepts or corrects them: with it
     {command(method, options, own)}
 
 With parlay {__version__}, in {steps:,} steps of {options.batch_size}, from {_source(options, len(learnt))}:
-{tokens:,} tokens, of which {counted:,} count. {len(held_out):,} more were held out. The head learnt the target's
-distributions, not the tokens alone.
+{tokens:,} tokens, {trained:,} of them trained on. {len(held_out):,} more texts were held out. The head is distilled
+from the target's distributions.
 
-## On the held-out texts
+## Evaluation on held-out texts
 
 Share of draft tokens that are the target's likeliest, given the text so far; the loss is {figures.loss:.3f} nats a
-token, and was {untrained.loss:.3f} before training. Tokens that the head cannot draft count for nothing in it.
+token, and was {untrained.loss:.3f} before training. Tokens outside the head's vocabulary are not part of it.
 
 | draft token | untrained | trained |
 |---|---|---|

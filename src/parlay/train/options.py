@@ -68,9 +68,7 @@ class TrainOptions:
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty")
         if self.data is None and not self.generate:
-            raise ConfigError(
-                "there is nothing to learn from; give data, or have the target `generate` conversations"
-            )
+            raise ConfigError("there is nothing to train on; give data, or have the target `generate` conversations")
         for name, least in (
             ("generate", 0),
             ("response_tokens", 1),

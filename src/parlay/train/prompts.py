@@ -39,11 +39,11 @@ def write_prompts(
             options, or cannot be read or written.
     """
     written = WrittenFile(file, "prompts", options, weights=target)
-    with written.usable():
+    with written.io_errors():
         found = dict(written.read(lambda entry: (str(entry["prompt"]), int(entry["try"]))))
         if len(found) < options.generate:
             _write(written, found, options, codec, tick)
-    shown = [_shown(prompt, codec) for prompt in list(found)[: options.generate]]
+    shown = [_render_prompt(prompt, codec) for prompt in list(found)[: options.generate]]
     return [Text.of(tokens[-options.max_length :], [], number, number) for number, tokens in enumerate(shown)]
 
 
@@ -54,7 +54,7 @@ def header_of(codec: TextCodec) -> str:
         ConfigError: there is no template, or none that shows the user's text as it is.
     """
     advice = "give prompts as data"
-    if not codec.chats:
+    if not codec.has_chat_template:
         raise ConfigError(f"the target has no chat template, so it cannot write the user's turn; {advice}")
     shown = codec.chat([{"role": "user", "content": _MARK}], ChatOptions(add_generation_prompt=False))
     header, mark, _ = shown.partition(_MARK)
@@ -63,7 +63,7 @@ def header_of(codec: TextCodec) -> str:
     return header
 
 
-def _shown(prompt: str, codec: TextCodec) -> list[int]:
+def _render_prompt(prompt: str, codec: TextCodec) -> list[int]:
     """Return the tokens of a conversation in which the user has written this and the assistant is to answer."""
     return codec.encode(codec.chat([{"role": "user", "content": prompt}]), add_special_tokens=False)
 
@@ -72,7 +72,7 @@ def _write(written: WrittenFile, found: dict[str, int], options: TrainOptions, c
     begin = codec.encode(header_of(codec), add_special_tokens=False)
     answers = written.writer()
     drawn = latest = max(found.values(), default=-1) + 1
-    with written.adding() as add:
+    with written.open_append() as add:
         while len(found) < options.generate:
             tick(len(found))
             numbers = range(drawn, drawn + AT_ONCE)
@@ -90,7 +90,7 @@ def _write(written: WrittenFile, found: dict[str, int], options: TrainOptions, c
             drawn += AT_ONCE
             if drawn - latest > _PATIENCE:
                 raise ConfigError(
-                    f"the target wrote no further prompt in {_PATIENCE} tries; give prompts as data, or let it "
+                    f"the target wrote no new prompt in {_PATIENCE} tries; give prompts as data, or let it "
                     f"generate {len(found)}"
                 )
     tick(len(found))

@@ -39,21 +39,19 @@ def write_responses(
     shaping = "temperature", "response_tokens"
     written = WrittenFile(file, "responses", options, *shaping, weights=target, data=digest(texts))
     sources = _sources(texts, options)
-    with written.usable():
+    with written.io_errors():
         found = written.read(_pair)
         if not all(0 <= token < vocab for pair in found for part in pair for token in part):
             raise ConfigError(
-                f"{file} has tokens beyond the target's vocabulary of {vocab}; delete it, and the target writes its "
-                "responses again"
+                f"{file} has tokens beyond the target's vocabulary of {vocab}; delete it to have the "
+                "responses generated again"
             )
         if len(found) < options.generate:
             _write(written, found, sources, options, tick)
     made = [Text.of(*pair, text.document, text.part) for pair, text in zip(found, sources, strict=False)]
-    made = [text for text in made if len(text.tokens) >= LEAST_TOKENS and text.counted[2:].any()]
+    made = [text for text in made if len(text.tokens) >= LEAST_TOKENS and text.loss_mask[2:].any()]
     if not made:
-        raise ConfigError(
-            f"the target ends its answers at once, which teaches nothing; see {file}, and give other data"
-        )
+        raise ConfigError(f"the responses of the target are too short to train on; see {file}, and give other data")
     return made
 
 
@@ -70,7 +68,7 @@ def _write(
     tick: Tick,
 ) -> None:
     answers = written.writer()
-    with written.adding() as add:
+    with written.open_append() as add:
         while len(found) < options.generate:
             tick(len(found))
             numbers = range(len(found), min(len(found) + AT_ONCE, options.generate))
@@ -97,7 +95,7 @@ def _sources(texts: list[Text], options: TrainOptions) -> list[Text]:
 
 def _prompt(text: Text, number: int, options: TrainOptions) -> list[int]:
     """Return what comes before a text's first answer; of a text that counts as a whole, a part of some length."""
-    first = int(text.counted.argmax()) if text.counted.any() else len(text.tokens)
+    first = int(text.loss_mask.argmax()) if text.loss_mask.any() else len(text.tokens)
     if first == 0:
         first = int(np.random.default_rng((options.seed, number)).integers(1, max(2, len(text.tokens) // 2)))
     # There is to be room for half a response at least; the end of a prompt matters most.

@@ -19,7 +19,7 @@ from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.select import exposes_hidden_states
 from parlay.train.data import Text
-from parlay.train.teacher import Lesson, TargetOutput, Teacher
+from parlay.train.teacher import TargetOutput, Teacher, TeacherBatch
 from parlay.train.trainee import DraftStep, Trainee
 
 
@@ -55,7 +55,7 @@ class Rollout:
         """Return those rows of `[texts, rows, width]` that it starts from."""
         return rows.gather(1, self.starts[..., None].expand(-1, -1, rows.shape[-1]))
 
-    def keep(self, key: Tensor, value: Tensor) -> None:
+    def append(self, key: Tensor, value: Tensor) -> None:
         """Keep keys and values of the next node, turned by their positions."""
         self.keys.append(key)
         self.values.append(value.float())
@@ -121,7 +121,7 @@ class RolloutTrainee(Trainee):
         check_exposed(target)
 
     @abstractmethod
-    def begin(self, lesson: Lesson) -> Tensor:
+    def begin(self, batch: TeacherBatch) -> Tensor:
         """Return `[rows, width]`, a pair's input from the target's states."""
 
     @abstractmethod
@@ -138,23 +138,23 @@ class RolloutTrainee(Trainee):
     def score(self, state: Tensor) -> tuple[Tensor, TargetOutput]:
         """Return the output layer's input, and the output layer."""
 
-    def draft(self, lesson: Lesson) -> Iterator[DraftStep]:  # noqa: D102
-        levels = [lesson.starts(2 + i) for i in range(self.depth)]
-        active = torch.zeros(len(lesson.text), dtype=torch.bool, device=lesson.text.device)
+    def draft(self, batch: TeacherBatch) -> Iterator[DraftStep]:  # noqa: D102
+        levels = [batch.starts(2 + i) for i in range(self.depth)]
+        active = torch.zeros(len(batch.text), dtype=torch.bool, device=batch.text.device)
         active[torch.cat(levels)] = True
         if not active.any():
             return
         # Texts side by side, shorter ones padded with rows that are never read; of each the rows to start from.
-        places, _ = side_by_side(torch.bincount(lesson.text))
-        counts = torch.bincount(lesson.text[active], minlength=len(places))
+        places, _ = side_by_side(torch.bincount(batch.text))
+        counts = torch.bincount(batch.text[active], minlength=len(places))
         chosen, real = side_by_side(counts)
         origins = active.nonzero()[:, 0]
         starts = torch.where(real, origins[chosen] - places[:, :1], 0)
-        index = torch.zeros_like(lesson.text)
+        index = torch.zeros_like(batch.text)
         index[origins] = torch.arange(len(origins), device=origins.device)
 
         rollout = Rollout(starts)
-        tokens, state = lesson.tokens[places], self.begin(lesson)[places]
+        tokens, state = batch.tokens[places], self.begin(batch)[places]
         for i, rows in enumerate(levels):
             next_tokens = tokens.roll(-1 - i, 1)
             if i:
@@ -172,7 +172,7 @@ def check_exposed(target: ModelConfig) -> None:
     """
     if not exposes_hidden_states(target):
         raise ModelError(
-            f"the architecture of {target.path} lends neither its embedding nor the states between its layers; "
+            f"the architecture of {target.path} exposes neither its embedding nor the states between its layers; "
             "train a head of another kind"
         )
 

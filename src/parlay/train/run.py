@@ -24,7 +24,7 @@ from parlay.train.model_card import Figures, card
 from parlay.train.options import TrainOptions
 from parlay.train.prompts import header_of, write_prompts
 from parlay.train.responses import write_responses
-from parlay.train.save import alone, load_checkpoint, save_checkpoint, save_head
+from parlay.train.save import load_checkpoint, lock_directory, save_checkpoint, save_head
 from parlay.train.teacher import Teacher, describe_target
 from parlay.train.trainee import Trainee, distil, methods
 
@@ -73,11 +73,11 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
     own = module.Options() if own is None else own
     output = Path(options.output)
     if (output / "config.json").exists():
-        raise ConfigError(f"{output} holds a model already; give another output")
+        raise ConfigError(f"{output} already holds a model; give another output")
     data = None if options.data is None else Path(options.data)
     if data is not None and data.is_dir() and output.resolve().is_relative_to(data.resolve()):
         raise ConfigError(
-            f"{output} lies within {data}, so the run would learn from its own files; give another output"
+            f"{output} lies within {data}, so the run would train on its own files; give another output"
         )
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda': torch finds no GPU here; leave it at 'cpu'")
@@ -96,7 +96,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{output} cannot be written to: {error.strerror}") from None
-    with alone(work):
+    with lock_directory(work):
         return _train(method, options, own, target, codec, texts, watch)
 
 
@@ -182,12 +182,12 @@ class _Training:
                 figures = self._restore(state)
             except (LookupError, TypeError, ValueError, RuntimeError, AttributeError):
                 raise ConfigError(
-                    f"{checkpoint} does not fit this version of parlay; go on with the one that wrote it, or delete "
-                    "it and the run begins anew"
+                    f"{checkpoint} does not fit this version of parlay; resume with the one that wrote it, or "
+                    "delete it to start over"
                 ) from None
         watch(TrainProgress("training", self.step, self.steps, None, figures))
         while self.step < self.steps:
-            loss = self._learn(self._batch())
+            loss = self._train_step(self._batch())
             if not math.isfinite(loss):
                 raise ConfigError(f"the loss is {loss} at step {self.step}; lower the learning_rate")
             if self.step % self.options.evaluate_every == 0 or self.step == self.steps:
@@ -205,7 +205,7 @@ class _Training:
         order = np.random.default_rng((self.options.seed, epoch)).permutation(len(self.texts))
         return [self.texts[i] for i in order[at * size : (at + 1) * size]]
 
-    def _learn(self, texts: Sequence[Text]) -> float:
+    def _train_step(self, texts: Sequence[Text]) -> float:
         """Take a step; return its loss in nats a node."""
         rate = self.options.learning_rate * schedule(self.step, self.steps, self.options.warmup)
         for group in self.optimizer.param_groups:
@@ -231,11 +231,11 @@ class _Training:
 
     def _losses(self, texts: Sequence[Text]) -> tuple[list[Tensor], list[Tensor], list[int]]:
         """Return for each node the summed loss, how often it is right, and how many labels it has."""
-        lesson = self.teacher.lesson(texts)
+        batch = self.teacher.batch(texts)
         losses, right, counts = [], [], []
         with torch.autocast(self.options.device, torch.bfloat16, enabled=self.options.autocast):
-            for step in self.trainee.draft(lesson):
-                loss, good = distil(step, lesson)
+            for step in self.trainee.draft(batch):
+                loss, good = distil(step, batch)
                 losses.append(loss)
                 right.append(good)
                 counts.append(len(step.labels))

@@ -30,7 +30,7 @@ _CONFIGS = (
 
 
 @contextmanager
-def alone(directory: Path) -> Iterator[None]:
+def lock_directory(directory: Path) -> Iterator[None]:
     """Keep other runs away from a run's directory.
 
     Raises:
@@ -55,7 +55,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], identity: dict[str, Any])
     Raises:
         ConfigError: it cannot be written.
     """
-    _whole(path, lambda at: torch.save({"identity": identity, "state": state}, at))
+    _write_atomically(path, lambda at: torch.save({"identity": identity, "state": state}, at))
 
 
 def load_checkpoint(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
@@ -74,12 +74,14 @@ def load_checkpoint(path: Path, identity: dict[str, Any]) -> dict[str, Any] | No
         saved = torch.load(path, map_location="cpu", weights_only=True)
         known, state = dict(saved["identity"]), dict(saved["state"])
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, EOFError, pickle.UnpicklingError):
-        raise ConfigError(f"{path} is damaged; delete it, and the run begins anew") from None
+        raise ConfigError(f"{path} is damaged; delete it to start the run over") from None
     for key, value in identity.items():
         if known.get(key) == value:
             continue
-        said = f"another {_DIGESTS[key]}" if key in _DIGESTS else f"{key}={shown(known.get(key))}, not {shown(value)}"
-        raise ConfigError(f"{path} is of a run with {said}; give the same, or another output")
+        differs = (
+            f"another {_DIGESTS[key]}" if key in _DIGESTS else f"{key}={shown(known.get(key))}, not {shown(value)}"
+        )
+        raise ConfigError(f"{path} is of a run with {differs}; use the same, or another output")
     return state
 
 
@@ -103,19 +105,19 @@ def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str, tar
         return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
 
     weights = {name: stored(tensor) for name, tensor in tensors.items()}
-    _whole(output / trainee.file, lambda at: save_file(weights, at, metadata={"format": "pt"}))
+    _write_atomically(output / trainee.file, lambda at: save_file(weights, at, metadata={"format": "pt"}))
     for name, content in trainee.extra_files().items():
         found = {key: stored(part) if isinstance(part, Tensor) else part for key, part in content.items()}
-        _whole(output / name, partial(torch.save, found))
+        _write_atomically(output / name, partial(torch.save, found))
     if trainee.tokenized:
         for name in ("tokenizer.json", *_CONFIGS, *VOCABULARIES):
             for file in target.glob(name):
-                _whole(output / file.name, partial(Path.write_bytes, data=file.read_bytes()))
-    _whole(output / "README.md", lambda at: at.write_text(card, "utf-8"))
-    _whole(output / "config.json", lambda at: at.write_text(json.dumps(config, indent=2) + "\n", "utf-8"))
+                _write_atomically(output / file.name, partial(Path.write_bytes, data=file.read_bytes()))
+    _write_atomically(output / "README.md", lambda at: at.write_text(card, "utf-8"))
+    _write_atomically(output / "config.json", lambda at: at.write_text(json.dumps(config, indent=2) + "\n", "utf-8"))
 
 
-def _whole(path: Path, write: Callable[[Path], object]) -> None:
+def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Have a file written to a temporary name, and renamed once it is on disk."""
     beside = path.with_name(path.name + ".partial")
     try:
@@ -128,6 +130,6 @@ def _whole(path: Path, write: Callable[[Path], object]) -> None:
         reason = error.strerror if isinstance(error, OSError) else f"is the disk full? ({brief(str(error))})"
         beside.unlink(missing_ok=True)
         raise ConfigError(
-            f"{path} cannot be written: {reason}; put that right and give the same command again: the run goes on "
-            "from its last checkpoint"
+            f"{path} cannot be written: {reason}; fix that and run the same command again to resume from the last "
+            "checkpoint"
         ) from None

@@ -15,7 +15,7 @@ from parlay.log import logger
 from parlay.models.config import ModelConfig
 from parlay.models.decoder import Decoder
 from parlay.models.select import check_weights, describe_model, load_model, resolve_dtype
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.train.accelerated import AcceleratedTarget, accelerate
 from parlay.train.data import Text
@@ -35,7 +35,7 @@ class TargetOutput:
 
     Attributes:
         weight: `[V, D]`, or `[n, D]` of a part of the vocabulary.
-        cap: bound that logits approach; 0 is none.
+        cap: soft cap of logits; 0 is none.
         ids: `[n]`, the tokens of that part; None is the whole.
         further: `[V, r]` or `[n, r]`, what is multiplied with further columns of states; None where there are none.
     """
@@ -47,25 +47,25 @@ class TargetOutput:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lesson:
+class TeacherBatch:
     """Texts one after another, and the target's distribution of each token's successor.
 
     Attributes:
         tokens: `[rows]` int64.
         text: `[rows]`, which text each row is of.
-        counted: `[rows]`, whether a token counts as a label.
+        loss_mask: `[rows]`, whether a token counts as a label.
         hidden: `[rows, H]` float32, the target's states after its final norm.
-        wanted: `[rows, V]` float32, its distributions of the next token; `[rows, n]` of the tokens that
-            `Teacher.narrow` named.
+        target_probs: `[rows, V]` float32, its distributions of the next token; `[rows, n]` of the tokens that
+            `Teacher.restrict_vocabulary` named.
         best: `[rows]` int64, the likeliest token of all.
         tapped: `[rows, H]` float32 each, the residual stream where `Teacher.tap` says.
     """
 
     tokens: Tensor
     text: Tensor
-    counted: Tensor
+    loss_mask: Tensor
     hidden: Tensor
-    wanted: Tensor
+    target_probs: Tensor
     best: Tensor
     tapped: tuple[Tensor, ...] = ()
 
@@ -76,7 +76,7 @@ class Lesson:
         """
         if len(self.text) <= ahead:
             return torch.zeros(0, dtype=torch.int64, device=self.text.device)
-        return ((self.text[:-ahead] == self.text[ahead:]) & self.counted[ahead:]).nonzero()[:, 0]
+        return ((self.text[:-ahead] == self.text[ahead:]) & self.loss_mask[ahead:]).nonzero()[:, 0]
 
 
 def describe_target(options: TrainOptions) -> ModelConfig:
@@ -134,7 +134,7 @@ class Teacher:
         self._room = int(_SHARE * env.available_memory()) if again else 0
 
     def tap(self, layers: tuple[int, ...]) -> None:
-        """Have every lesson give the residual stream after so many layers; before the first lesson.
+        """Have every batch give the residual stream after so many layers; before the first batch.
 
         Only a target that `exposes_hidden_states` can.
         """
@@ -142,8 +142,8 @@ class Teacher:
         if self._accelerated is not None:
             self._accelerated.tap(layers)
 
-    def narrow(self, ids: Tensor) -> None:
-        """Have every lesson give the target's distributions of these tokens `[n]` alone, not scaled to sum to 1."""
+    def restrict_vocabulary(self, ids: Tensor) -> None:
+        """Have every batch give the target's distributions of these tokens `[n]` alone, not scaled to sum to 1."""
         self._ids = ids
 
     def parts(self, texts: Sequence[Text]) -> list[list[Text]]:
@@ -159,7 +159,7 @@ class Teacher:
         return groups
 
     @torch.no_grad()
-    def lesson(self, texts: Sequence[Text]) -> Lesson:
+    def batch(self, texts: Sequence[Text]) -> TeacherBatch:
         """Run the target over a group of `parts`; over each text once, as far as memory holds the results."""
         new = [text for text in texts if text not in self._known]
         run = self._states if self._accelerated is None else self._accelerated.states
@@ -171,32 +171,32 @@ class Teacher:
                 self._known[text] = own
                 self._room -= size
         hidden, *tapped = (torch.cat(parts) for parts in zip(*states, strict=True))
-        wanted, best = self._answers(hidden)
+        target_probs, best = self._answers(hidden)
         lengths = torch.tensor([len(text.tokens) for text in texts])
         device = self._device
-        return Lesson(
+        return TeacherBatch(
             tokens=torch.from_numpy(np.concatenate([text.tokens for text in texts])).long().to(device),
             text=torch.repeat_interleave(torch.arange(len(texts)), lengths).to(device),
-            counted=torch.from_numpy(np.concatenate([text.counted for text in texts])).to(device),
+            loss_mask=torch.from_numpy(np.concatenate([text.loss_mask for text in texts])).to(device),
             hidden=hidden.float().to(device),
-            wanted=wanted.to(device),
+            target_probs=target_probs.to(device),
             best=best.to(device),
             tapped=tuple(state.float().to(device) for state in tapped),
         )
 
     def _answers(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `Lesson.wanted` and `Lesson.best` of final states, a few rows at a time."""
+        """Return `TeacherBatch.target_probs` and `TeacherBatch.best` of final states, a few rows at a time."""
         width = self.config.vocab_size if self._ids is None else len(self._ids)
         ids = None if self._ids is None else self._ids.to(hidden.device)
-        wanted = torch.empty((len(hidden), width), device=hidden.device)
+        target_probs = torch.empty((len(hidden), width), device=hidden.device)
         best = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
         size = _HEAD_ROWS if self._accelerated is None else _HEAD_ROWS * _WIDE
         for first in range(0, len(hidden), size):
             rows = slice(first, first + size)
             probs = self._logits(hidden[rows]).softmax(-1)
-            wanted[rows] = probs if ids is None else probs[:, ids]
+            target_probs[rows] = probs if ids is None else probs[:, ids]
             best[rows] = probs.argmax(-1)
-        return wanted, best
+        return target_probs, best
 
     def _logits(self, hidden: Tensor) -> Tensor:
         if self._accelerated is None:
@@ -214,7 +214,7 @@ class Teacher:
         trial = Text.of([], [token % self.config.vocab_size for token in range(7, 7 * 33, 7)])
         expected, given = self._states([trial])[0][0].float(), found.states([trial])[0][0].float().cpu()
         if not float((given - expected).norm() / expected.norm()) < _LIKE:
-            logger.warning("the target stays on the CPU, since transformers computes other states of it")
+            logger.warning("the target stays on the CPU: transformers computes other hidden states than the engine")
             return None
         return found
 
@@ -223,13 +223,13 @@ class Teacher:
 
         They are in the target's dtype and, like all that the engine computes, independent of what else is in a pass.
         """
-        stretches: list[Stretch] = []
+        segments: list[Segment] = []
         blocks = 0
         for text in texts:
             own = range(blocks, blocks + -(-len(text.tokens) // _BLOCK))
-            stretches.append(Stretch(text.tokens.tolist(), 0, own))
+            segments.append(Segment(text.tokens.tolist(), 0, own))
             blocks = own.stop
-        hidden = self._runner.forward(flatten(stretches, _BLOCK, recurrent=self._runner.recurrent))
+        hidden = self._runner.forward(flatten(segments, _BLOCK, recurrent=self._runner.recurrent))
         lengths = [len(text.tokens) for text in texts]
         each = [[part.clone() for part in torch.split(state, lengths)] for state in (hidden, *self._runner.tapped)]
         return list(zip(*each, strict=True))

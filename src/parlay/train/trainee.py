@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from parlay.models.config import ModelConfig
 from parlay.registry import Registry
 from parlay.train.data import Text
-from parlay.train.teacher import Lesson, TargetOutput, Teacher
+from parlay.train.teacher import TargetOutput, Teacher, TeacherBatch
 
 _LOSS_LOGITS = 1 << 21  # at a time on the CPU, whose caches they are to fit
 _WIDE = 32  # times as many on an accelerator, which small products leave idle
@@ -35,7 +35,7 @@ class DraftStep:
     Attributes:
         states: `[n, D]`, and columns for what the output layer has further.
         output: the layer that gives logits of them.
-        labels: `[n]`, for each the row of the lesson whose distribution is the right answer.
+        labels: `[n]`, for each the row of the batch whose distribution is the right answer.
     """
 
     states: Tensor
@@ -64,7 +64,7 @@ class Trainee(nn.Module, ABC):
 
         Args:
             options: the method's own.
-            teacher: the target; a trainee may have it add to its lessons.
+            teacher: the target; a trainee may have it add to its batches.
             texts: of training, and nothing that is held out.
 
         Raises:
@@ -88,8 +88,8 @@ class Trainee(nn.Module, ABC):
         """
 
     @abstractmethod
-    def draft(self, lesson: Lesson) -> Iterator[DraftStep]:
-        """Yield every node in turn, for all rows of a lesson that have a label for it."""
+    def draft(self, batch: TeacherBatch) -> Iterator[DraftStep]:
+        """Yield every node in turn, for all rows of a batch that have a label for it."""
 
     def extra_files(self) -> dict[str, dict[str, Any]]:
         """Return further files of the public format: their tensors and numbers, by file name."""
@@ -100,7 +100,7 @@ class Trainee(nn.Module, ABC):
         """Return config and tensors in the public format."""
 
 
-def distil(step: DraftStep, lesson: Lesson) -> tuple[Tensor, Tensor]:
+def distil(step: DraftStep, batch: TeacherBatch) -> tuple[Tensor, Tensor]:
     """Return the summed cross entropy against the target's distributions, and how often both find the same best.
 
     Logits exist only for a few rows at a time, for any vocabulary. The best are compared only where no gradient is
@@ -108,14 +108,14 @@ def distil(step: DraftStep, lesson: Lesson) -> tuple[Tensor, Tensor]:
 
     Args:
         step: one node, of n rows.
-        lesson: has the target's distributions, of the tokens of the node's output layer.
+        batch: has the target's distributions, of the tokens of the node's output layer.
     """
     device = step.states.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
     learn = torch.is_grad_enabled()
     output = step.output
     loss, right = _Distil.apply(  # type: ignore[no-untyped-call]
-        step.states, output, output.weight, output.further, lesson, step.labels, dtype, learn
+        step.states, output, output.weight, output.further, batch, step.labels, dtype, learn
     )
     return loss, right
 
@@ -130,7 +130,7 @@ class _Distil(torch.autograd.Function):
         output: TargetOutput,
         weight: Tensor,
         further: Tensor | None,
-        lesson: Lesson,
+        batch: TeacherBatch,
         labels: Tensor,
         dtype: torch.dtype,
         learn: bool,
@@ -144,14 +144,14 @@ class _Distil(torch.autograd.Function):
         size = max(16, _LOSS_LOGITS * (1 if states.device.type == "cpu" else _WIDE) // len(weight))
         for first in range(0, len(states), size):
             rows = slice(first, first + size)
-            own, answer = states[rows].to(dtype), lesson.wanted[labels[rows]]
+            own, answer = states[rows].to(dtype), batch.target_probs[labels[rows]]
             logits = (own @ cast.T).float()
             bent = cap * torch.tanh(logits / cap) if cap else logits
             log_probs = bent.log_softmax(-1)
             loss -= (answer * log_probs).sum()
             if state_slope is None:
                 best = bent.argmax(-1)
-                right += ((best if ids is None else ids[best]) == lesson.best[labels[rows]]).sum()
+                right += ((best if ids is None else ids[best]) == batch.best[labels[rows]]).sum()
                 continue
             slope = log_probs.exp()
             if ids is not None:

@@ -41,18 +41,18 @@ class WrittenFile:
         self._header = json.dumps({**shaped, **about}, sort_keys=True)
 
     @contextmanager
-    def usable(self) -> Iterator[None]:
-        """Say what to do where the system refuses to read or write the file.
+    def io_errors(self) -> Iterator[None]:
+        """Turn an OSError of reading or writing the file into an error with a remedy.
 
         Raises:
-            ConfigError: it does.
+            ConfigError: instead.
         """
         try:
             yield
         except OSError as error:
             raise ConfigError(
-                f"{self._file} cannot be read or written: {error.strerror}; put that right, and the run goes on with "
-                f"the {self._what} that are there"
+                f"{self._file} cannot be read or written: {error.strerror}; fix that and run the same command "
+                f"again to resume with the {self._what} in it"
             ) from None
 
     def read(self, make: Callable[[Any], Entry]) -> list[Entry]:
@@ -75,7 +75,7 @@ class WrittenFile:
         first, *lines = whole.split("\n")[:-1] or [self._header]
         if first != self._header:
             raise ConfigError(
-                f"{self._file} holds {self._what} written with other options or data; give those again, or another "
+                f"{self._file} holds {self._what} written with other options or data; use those again, or another "
                 "output"
             )
         try:
@@ -87,7 +87,7 @@ class WrittenFile:
         return found
 
     @contextmanager
-    def adding(self) -> Iterator[Callable[[dict[str, Any]], None]]:
+    def open_append(self) -> Iterator[Callable[[dict[str, Any]], None]]:
         """Open the file to add entries behind those that are there."""
         with self._file.open("a", encoding="utf-8", buffering=1) as out:
             if not out.tell():

@@ -1,4 +1,4 @@
-"""What a dataclass's annotations say of its numbers and switches, checked where users' values come in.
+"""Bounds of a dataclass's numbers and booleans, read from its annotations and checked where users' values come in.
 
 A bound is written once, at the field: `Annotated[int, Meta(ge=1)]`. The OpenAPI document is made from the same
 annotations (`server/openapi.py`).
@@ -22,14 +22,14 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a number"}
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A number or a switch.
+    """A number or a boolean.
 
     Attributes:
         kind: bool, int or float.
         optional: whether None is a value.
         low, high: bounds; None where there is none.
-        above: the lower bound itself is no value.
-        instead: advice to whoever is out of bounds.
+        above: the lower bound is exclusive.
+        instead: advice for values out of bounds.
     """
 
     kind: type
@@ -88,7 +88,7 @@ class Scalar:
 
 
 def scalar(hint: Any) -> Scalar | None:
-    """Return what an annotation says, if it is a number's or a switch's."""
+    """Return what an annotation says, if it is a number's or a boolean's."""
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     one, *more = [member for member in members if member is not NoneType]
     kind, *notes = get_args(one) if get_origin(one) is Annotated else (one,)
@@ -97,13 +97,13 @@ def scalar(hint: Any) -> Scalar | None:
 
 @cache
 def scalars(cls: type) -> Mapping[str, Scalar]:
-    """Return the numbers and switches of a dataclass by their names."""
+    """Return the numbers and booleans of a dataclass by their names."""
     found = {name: scalar(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
     return {name: one for name, one in found.items() if one is not None}
 
 
 def check_scalars(made: Any) -> None:
-    """Put a frozen dataclass's numbers and switches into their own types.
+    """Convert a frozen dataclass's numbers and booleans to their annotated types.
 
     Raises:
         RequestError: one is none, or out of bounds.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, NamedTuple
 
-Kept = Literal["keys", "states", "both", "nothing"]  # of a layer
+CacheKind = Literal["keys", "states", "both", "nothing"]  # of a layer
 
 
 class StateRoom(NamedTuple):
@@ -84,7 +84,7 @@ class CacheSpec:
     dtype: KVCacheDtype = "auto"
     values: bool = True
     recurrent: RecurrentSpec | None = None
-    pattern: tuple[Kept, ...] = ()
+    pattern: tuple[CacheKind, ...] = ()
     heads: tuple[tuple[int, int, int], ...] = ()
     sources: tuple[int, ...] = ()
     slots: int = 1

@@ -13,7 +13,7 @@ from parlay.types.processor import LogitsProcessor
 from parlay.types.structured import StructuredOutputsParams
 
 # Logits over a colder temperature overflow float32; over a hotter one they are all alike.
-COLDEST, HOTTEST = 1e-5, 1e5
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5
 # Each completion is a request of its own; each reported log-probability is kept until the end.
 MOST_COMPLETIONS, MOST_LOGPROBS = 1024, 1000
 MOST_KEPT = (1 << 63) - 1  # a step holds top_k in 64 bits, and no vocabulary is larger
@@ -166,7 +166,7 @@ class SamplingParams:
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
-    temperature: Annotated[float, Meta(ge=0, le=HOTTEST)] = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] = 1.0
     top_p: Probability = 1.0
     top_k: Annotated[int, Meta(ge=-1)] = 0
     min_p: Probability = 0.0
@@ -192,7 +192,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         check_scalars(self)
         made: dict[str, Any] = {
-            "temperature": self.temperature if self.temperature >= COLDEST and self.top_p > 0 else 0.0,
+            "temperature": self.temperature if self.temperature >= MIN_TEMPERATURE and self.top_p > 0 else 0.0,
             "top_k": min(self.top_k, MOST_KEPT),
             "seed": None if self.seed == -1 else self.seed,
         }

@@ -146,13 +146,13 @@ class Plan:
         plan_id: counts upward.
         spans: of the requests that take part.
         forgotten: requests whose draft distributions are to be dropped, since they have ended or cannot use them.
-        rests: whether a device proposer has nothing to do in this step, nor in the next.
+        proposer_idle: whether a device proposer has nothing to do in this step, nor in the next.
     """
 
     plan_id: int
     spans: tuple[Span, ...]
     forgotten: tuple[int, ...] = ()
-    rests: bool = False
+    proposer_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +216,14 @@ class StepTimes:
     Attributes:
         forward, verify, propose: by part.
         settled: whether the target's pass was not recorded in this step, which takes several times as long.
-        rested: steps since a device proposer ran at the end of one, which evicts the target's weights from caches.
+        idle_steps: steps since a device proposer ran, which evicts the target's weights from caches.
     """
 
     forward: float = 0.0
     verify: float = 0.0
     propose: float = 0.0
     settled: bool = True
-    rested: int = 1 << 30
+    idle_steps: int = 1 << 30
 
 
 SETTLED = StepTimes()

@@ -27,7 +27,7 @@ class RowProcessor(Protocol):
         """
         ...
 
-    def guide(self, known: Sequence[int], path: Sequence[int], row: "Tensor") -> None:
+    def process_draft(self, known: Sequence[int], path: Sequence[int], row: "Tensor") -> None:
         """Change a proposer's own row in the same way, as far as that is cheap; `path` then ends in nodes.
 
         Called at any node, any number of times. It decides what is drafted, never what is emitted.

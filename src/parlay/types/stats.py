@@ -1,4 +1,4 @@
-"""What an engine counts: written down once, for whoever counts, sends, adds up and shows it."""
+"""An engine's statistics: one definition for counting, sending, summing and showing them."""
 
 import warnings
 from collections import Counter
@@ -16,8 +16,8 @@ class DraftStats:
     Attributes:
         drafts: drafts with at least one node of them.
         drafted: nodes verified.
-        accepted: nodes confirmed.
-        accepted_per_position: how often a node at depth 0, 1, ... was confirmed.
+        accepted: nodes that were accepted.
+        accepted_per_position: how often a node at depth 0, 1, ... was accepted.
         unfollowed: drafts of which such a node ended the request, so that the target added no bonus token.
     """
 

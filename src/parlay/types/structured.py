@@ -54,17 +54,19 @@ class StructuredOutputsParams:
         given = [name for name in _FORMATS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
-            raise RequestError(f"structured_outputs takes just one of {', '.join(_FORMATS)}; {found} was given")
+            raise RequestError(f"structured_outputs takes exactly one of {', '.join(_FORMATS)}; {found} was given")
         (form,) = given
         if self.disable_any_whitespace and not form.startswith("json"):
-            raise RequestError(f"disable_any_whitespace is about JSON; leave it out beside {form}")
+            raise RequestError(f"disable_any_whitespace applies to JSON only; leave it out with {form}")
         if self.whitespace_pattern is not None:
             _check_text("whitespace_pattern", self.whitespace_pattern)
             if self.disable_any_whitespace or not form.startswith("json"):
-                beside = "disable_any_whitespace" if self.disable_any_whitespace else form
-                raise RequestError(f"whitespace_pattern is about space in JSON; leave it out beside {beside}")
+                other = "disable_any_whitespace" if self.disable_any_whitespace else form
+                raise RequestError(f"whitespace_pattern applies to JSON only; leave it out with {other}")
         if self.disable_additional_properties and self.json is None:
-            raise RequestError(f"disable_additional_properties is about a JSON schema; leave it out beside {form}")
+            raise RequestError(
+                f"disable_additional_properties applies to JSON schemas only; leave it out with {form}"
+            )
         if self.json is not None:
             text = _schema_text(self.json)
             object.__setattr__(self, "json", closed(text) if self.disable_additional_properties else text)

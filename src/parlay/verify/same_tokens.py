@@ -84,7 +84,7 @@ def compare(
     Raises:
         ConfigError, ModelError, CapacityError: the model cannot be served, plainly or as `speculative` says.
     """
-    configs = _everything() if speculative is None else speculative
+    configs = _all_methods() if speculative is None else speculative
     plain = next(iter(configs))
     length = min(describe_model(model).max_position, _LONGEST)
     options: dict[str, Any] = {"dtype": dtype, "dequantize": dequantize, "device": device}
@@ -108,7 +108,7 @@ def compare(
                     yield {"method": label, "skipped": f"{kind}: {error}"}
         # Steps of 24 rows split the longer prompts, and blocks of 5 tokens the rest; drafts have their full length,
         # for which four requests leave room.
-        eager = replace(config, lengths="fixed", num_speculative_tokens_per_batch_size=_off(config))
+        eager = replace(config, lengths="fixed", num_speculative_tokens_per_batch_size=_alternating_limits(config))
         chunks = LLM(
             model, speculative_config=eager, max_num_batched_tokens=24, max_num_seqs=4, block_size=5, **options
         )
@@ -153,13 +153,13 @@ def _compare_ways(
             }
 
 
-def _everything() -> dict[str, SpeculativeConfig]:
+def _all_methods() -> dict[str, SpeculativeConfig]:
     tree = {"width": 2, "depth": 3}
     union: list[dict[str, Any]] = [{"method": "auto", "lengths": "fixed", "tree": tree}, {"method": "self"}]
     return embedded_configs() | {"auto": SpeculativeConfig(), UNION: SpeculativeConfig.parse(union)}
 
 
-def _off(config: SpeculativeConfig) -> tuple[tuple[int, int, int], ...] | None:
+def _alternating_limits(config: SpeculativeConfig) -> tuple[tuple[int, int, int], ...] | None:
     """Return limits on drafts by number of requests, so that they go on and off while requests come and leave."""
     given = config.num_speculative_tokens_per_batch_size
     return _OFF if given is None and config.method != PLAIN else given

@@ -136,7 +136,7 @@ def _root_of(url: str) -> str:
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"--url {url!r} is no address of a server; write it as http://host:port")
+        raise ConfigError(f"--url {url!r} is not the address of a server; write it as http://host:port")
     if parts.username or parts.password:
         raise ConfigError("leave user and password out of --url; the key comes from OPENAI_API_KEY")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")

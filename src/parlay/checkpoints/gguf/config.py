@@ -152,7 +152,7 @@ def _by_window(file: GGUFFile, name: str, family: Family) -> tuple[dict[str, int
 
 
 def _of_layers(file: GGUFFile, family: Family, kinds: list[str] | None, layers: int) -> dict[str, list[str]]:
-    """Return the kinds of a model's own layers and of those for further tokens, and which have experts."""
+    """Return the kinds of a model's own layers and of MTP layers, and which have experts."""
     found = {}
     if kinds is not None and len(kinds) > layers:
         found = {"layer_types": kinds[:layers], "mtp_layer_types": kinds[layers:]}

@@ -69,7 +69,7 @@ def _convolutions(architecture: str, options: dict[str, str]) -> Family:
 def _nemotron(options: dict[str, str]) -> Family:
     return Family(
         "NemotronHForCausalLM",
-        # A layer for further tokens has experts behind attention.
+        # An MTP layer has experts behind attention.
         LAST_NORM | {f"ssm_{own}": f"mamba.{name}" for own, name in _MAMBA.items()},
         options=options
         | {

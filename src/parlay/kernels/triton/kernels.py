@@ -26,14 +26,14 @@ class _PinnedStaging:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.host = torch.zeros(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-        self.there = torch.zeros(size, dtype=torch.uint8, device=device)
+        self.device = torch.zeros(size, dtype=torch.uint8, device=device)
         self._copied = torch.cuda.Event()
 
     def renew(self) -> None:
         self._copied.synchronize()
 
     def send(self, size: int) -> None:
-        self.there[:size].copy_(self.host[:size], non_blocking=True)
+        self.device[:size].copy_(self.host[:size], non_blocking=True)
         self._copied.record()
 
 
@@ -54,7 +54,7 @@ class TritonKernels(
     """
 
     # Rows of a tile, and one more.
-    switches: tuple[int, ...] = (17, 33, 65, 129)
+    row_thresholds: tuple[int, ...] = (17, 33, 65, 129)
     prefetch: Callable[[int, int, int], None] | None = None
 
     def __init__(self, device: torch.device, host: Kernels, longest: int) -> None:
@@ -78,19 +78,19 @@ class TritonKernels(
     def host(self) -> Kernels:  # noqa: D102
         return self._host
 
-    def here(self) -> AbstractContextManager[object]:  # noqa: D102
+    def device_context(self) -> AbstractContextManager[object]:  # noqa: D102
         return self.device
 
-    def place(self, tensor: Tensor) -> Tensor:  # noqa: D102
+    def to_device(self, tensor: Tensor) -> Tensor:  # noqa: D102
         return tensor.to(self.device)
 
-    def holds(self, tensor: Tensor) -> bool:  # noqa: D102
+    def is_on_device(self, tensor: Tensor) -> bool:  # noqa: D102
         return tensor.device == self.device
 
     def staging(self, size: int) -> Staging:  # noqa: D102
         return _PinnedStaging(size, self.device) if self.device.type == "cuda" else CopiedStaging(size)
 
-    def careful(self) -> Kernels | None:  # noqa: D102
+    def fallback(self) -> Kernels | None:  # noqa: D102
         return None
 
     def set_threads(self, threads: int) -> None:  # noqa: D102

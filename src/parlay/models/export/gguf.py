@@ -25,9 +25,9 @@ from parlay.checkpoints.gguf.writer import Entry, Value, encode, header, padding
 from parlay.errors import ConfigError, ModelError, shown
 from parlay.log import logger
 from parlay.models.config import ModelConfig
-from parlay.models.export.layout import as_filed, further_origins, has_further, origins
+from parlay.models.export.layout import as_gguf_config, has_mtp, mtp_origins, origins
 from parlay.models.export.metadata import family_to_write, metadata, rotary_factors
-from parlay.models.export.tensors import FiledTensors
+from parlay.models.export.tensors import GGUFTensors
 from parlay.models.select import check_weights, describe_files, mtp_layers
 from parlay.models.stored import open_weights
 from parlay.text.gguf_vocabulary import vocabulary
@@ -41,13 +41,13 @@ _FILE_TYPES = {"f16": 1, "int4": 3, "int8": 7, "bf16": 32}  # llama.cpp's, by wh
 # Keys of a file that is read which describe the file and not the model.
 _OF_FILES = ("split.", "quantize.", "general.alignment")
 # Keys of a config that may differ in a file: where it comes from, and names.
-_FREE = ("path", "architecture", "raw", "dtype", "eos_token_ids", "storage", "foreign", "renamed")
+_FREE = ("path", "architecture", "raw", "dtype", "eos_token_ids", "storage", "library_model", "renamed")
 
 Tick = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ExportedFile:
     """The result of writing a model.
 
     Attributes:
@@ -61,7 +61,9 @@ class Written:
     bits: float
 
 
-def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: Tick = lambda label: None) -> Written:
+def export(
+    path: Path, output: Path, form: Form, *, force: bool = False, tick: Tick = lambda label: None
+) -> ExportedFile:
     """Write a model as a GGUF file; the name appears only once the file is complete.
 
     Args:
@@ -80,8 +82,8 @@ def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: T
     name, family = family_to_write(config)
     check_weights(config)
     further = mtp_layers(config)
-    if further and not has_further(family):
-        logger.warning("%s: its layer for further tokens is left out; files of %s have no place for it", path, name)
+    if further and not has_mtp(family):
+        logger.warning("%s: its MTP layer is left out; files of %s have no place for it", path, name)
         further = ()
     keys, factors = _described(config, name, [layer.config for layer in further])
     keys["general.file_type"] = encode(_FILE_TYPES[form])
@@ -91,19 +93,19 @@ def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: T
     try:
         with ExitStack() as stack:
             own = origins(config, family)
-            tensors = FiledTensors(config, family, form, own, lambda kind: open_weights(config, storage=kind))
+            tensors = GGUFTensors(config, family, form, own, lambda kind: open_weights(config, storage=kind))
             sets = [stack.enter_context(tensors)]
             for number, layer in enumerate(further, config.num_layers):
-                more = further_origins(number, layer, family)
-                sets.append(stack.enter_context(FiledTensors(layer.config, family, form, more, layer.open)))
+                more = mtp_origins(number, layer, family)
+                sets.append(stack.enter_context(GGUFTensors(layer.config, family, form, more, layer.open)))
             with partial.open("xb") as target:
-                size, bits = _write(target, keys, factors, sets, as_filed(config, family), tick)
+                size, bits = _write(target, keys, factors, sets, as_gguf_config(config, family), tick)
         partial.replace(output)
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None
     finally:
         partial.unlink(missing_ok=True)
-    return Written(output, size, bits)
+    return ExportedFile(output, size, bits)
 
 
 def _described(
@@ -143,10 +145,10 @@ def check_output(output: Path, force: bool) -> None:
         ConfigError: it is no name of a GGUF file, there is such a file, or no such directory.
     """
     if output.suffix != ".gguf":
-        raise ConfigError(f"{shown(str(output))} must end in .gguf, for by that such files are known")
+        raise ConfigError(f"{shown(str(output))} must end in .gguf")
     if output.is_dir() or not output.parent.is_dir():
         what = "is a directory" if output.is_dir() else f"lies in {output.parent}, which does not exist"
-        raise ConfigError(f"{output} {what}; name a file in a directory that exists")
+        raise ConfigError(f"{output} {what}; give a file in an existing directory")
     if output.exists() and not force:
         raise ConfigError(f"{output} exists; name another file, or replace it with --force")
 
@@ -161,7 +163,7 @@ def _write(
     target: BinaryIO,
     keys: dict[str, bytes],
     factors: dict[str, Tensor],
-    sets: Sequence[FiledTensors],
+    sets: Sequence[GGUFTensors],
     filed: ModelConfig,
     tick: Tick,
 ) -> tuple[int, float]:
@@ -176,14 +178,14 @@ def _write(
     path = Path(target.name)
     if disk_usage(path.parent).free < size - target.tell():
         raise ConfigError(
-            f"{path.parent} has too little room for {size / 1e9:.1f} GB; make room or name another place"
+            f"{path.parent} has too little space for {size / 1e9:.1f} GB; free some or give another directory"
         )
     target.truncate(size)
     target.flush()
     _compare(filed, path)
     if any(tensors.loses for tensors in sets):
         logger.warning(
-            "%s is quantised already and loses accuracy once more; begin with what it was made of, if you can",
+            "%s is already quantised and loses accuracy again; start from the original model if you can",
             filed.path,
         )
     for number, (tensors, one) in enumerate(planned, start=1):

@@ -15,16 +15,16 @@ _NEXT = "nextn_predict_layers"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
-def has_further(family: Family) -> bool:
-    """Return whether files of a family can have a layer for further tokens."""
+def has_mtp(family: Family) -> bool:
+    """Return whether files of a family can have an MTP layer."""
     return _NEXT in family.options
 
 
-def as_filed(config: ModelConfig, family: Family) -> ModelConfig:
+def as_gguf_config(config: ModelConfig, family: Family) -> ModelConfig:
     """Return a model's config as it is read out of its file."""
     whole, factors = folded(config)
     style, experts = whole.style, whole.style.experts
-    recurrent = None if style.recurrent is None else style.recurrent.filed(family.fixed)
+    recurrent = None if style.recurrent is None else style.recurrent.gguf_layers(family.fixed)
     fused = style.fused_mlp and "mlp.gate_up_proj" in family.inner.values()
     apart = _factor(factors, _HEAD) != _factor(factors, _EMBEDDING)
     width = whole.intermediate_size
@@ -41,9 +41,9 @@ def as_filed(config: ModelConfig, family: Family) -> ModelConfig:
 
 def origins(config: ModelConfig, family: Family) -> dict[str, TensorOrigin]:
     """Return the tensors of a model's file."""
-    filed, own, (_, factors) = as_filed(config, family), weight_shapes(config), folded(config)
+    filed, own, (_, factors) = as_gguf_config(config, family), weight_shapes(config), folded(config)
     recurrent = config.style.recurrent
-    scanned = recurrent.origins(family.fixed) if recurrent is not None else {}
+    scanned = recurrent.gguf_origins(family.fixed) if recurrent is not None else {}
     found = {}
     for name, shape in weight_shapes(filed).items():
         layer, inner = _parted(name)
@@ -64,8 +64,8 @@ def origins(config: ModelConfig, family: Family) -> dict[str, TensorOrigin]:
     return found
 
 
-def further_origins(number: int, layer: MTPLayer, family: Family) -> dict[str, TensorOrigin]:
-    """Return the tensors of a layer for further tokens in a model's file, which has a number behind the model's."""
+def mtp_origins(number: int, layer: MTPLayer, family: Family) -> dict[str, TensorOrigin]:
+    """Return the tensors of an MTP layer in a model's file, which has a number behind the model's."""
     names, prefix = layer.names, f"model.layers.{number}."
     found = {
         name.replace("model.layers.0.", prefix, 1): replace(

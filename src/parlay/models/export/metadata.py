@@ -19,8 +19,8 @@ from parlay.checkpoints.gguf.rotary import YARN
 from parlay.checkpoints.gguf.writer import Value
 from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
-from parlay.models.export.layout import as_filed
-from parlay.models.rotary import llama3_divisors, turning
+from parlay.models.export.layout import as_gguf_config
+from parlay.models.rotary import llama3_divisors, rotary_dim
 from parlay.models.style import Experts
 
 
@@ -31,7 +31,7 @@ def family_to_write(config: ModelConfig) -> tuple[str, Family]:
         ModelError: files do not have it.
     """
     style, found = config.style, None
-    if config.foreign is None:
+    if config.library_model is None:
         has = {"recurrent": style.recurrent is not None, "experts": style.experts is not None}
         found = family_for(config.architecture, **has)
     if found is None:
@@ -45,17 +45,17 @@ def family_to_write(config: ModelConfig) -> tuple[str, Family]:
 
 
 def metadata(config: ModelConfig, further: Sequence[ModelConfig] = ()) -> dict[str, Value]:
-    """Return the keys that describe a model's shape; `further` has the layers for further tokens that come with it.
+    """Return the keys that describe a model's shape; `further` has the MTP layers that come with it.
 
     Raises:
         ModelError: files do not have its architecture, or llama.cpp would compute something else.
     """
     name, family = family_to_write(config)
-    config = as_filed(config, family)
+    config = as_gguf_config(config, family)
     values = _values(config, len(further))
     supposed = "norm_topk_prob" in family.options.values() and family.fixed.get("norm_topk_prob", True)
     if values["norm_topk_prob"] is False and supposed:
-        raise ModelError(f"{config.path}: norm_topk_prob=false cannot be written; who reads such files supposes true")
+        raise ModelError(f"{config.path}: norm_topk_prob=false cannot be written; readers of GGUF files assume true")
     keys = {**SIZES, **family.options}
     given = {key: values.get(hf) for key, hf in keys.items()}
     found = {key: value for key, value in given.items() if value not in (None, family.fixed.get(keys[key]))}
@@ -69,7 +69,7 @@ def metadata(config: ModelConfig, further: Sequence[ModelConfig] = ()) -> dict[s
         found["attention.sliding_window"] = 0  # which says that there is none
     found["attention.value_length"] = config.heads_of(0).value_width
     if (latent := config.style.latent) is not None:
-        found["attention.value_length"] = latent.rank
+        found["attention.value_length"] = latent.kv_rank
         found["attention.key_length_mla"] = latent.query
         found["attention.value_length_mla"] = latent.value
         found["vocab_size"] = config.vocab_size
@@ -79,7 +79,7 @@ def metadata(config: ModelConfig, further: Sequence[ModelConfig] = ()) -> dict[s
         found["rope.dimension_sections"] = _sections(config, family.sections)
     found |= _rotary(config) | _by_layer(config, family, further)
     if family.halved:
-        found["rope.dimension_count"] = 2 * turning(config, config.rotary)
+        found["rope.dimension_count"] = 2 * rotary_dim(config, config.rotary)
     return {f"{name}.{key}": value for key, value in found.items()}
 
 
@@ -103,11 +103,11 @@ def _by_layer(config: ModelConfig, family: Family, further: Sequence[ModelConfig
         near, found = style.local_rotary, dict[str, Value]()
         found |= {key: listed for key, listed in counts.items() if style.heads and len({*listed}) > 1}
         if family.window_rotary and near is not None and any(style.windows):
-            found |= {"rope.freq_base_swa": near.theta, "rope.dimension_count_swa": turning(config, near)}
+            found |= {"rope.freq_base_swa": near.theta, "rope.dimension_count_swa": rotary_dim(config, near)}
         return found
-    if unfit := recurrent.unfit():
-        raise ModelError(f"{config.path} has {unfit}, which llama.cpp does not read; serve the model as it is")
-    found = {**recurrent.sizes()}
+    if unsupported := recurrent.gguf_unsupported():
+        raise ModelError(f"{config.path} has {unsupported}, which llama.cpp does not read; serve the model as it is")
+    found = {**recurrent.gguf_sizes()}
     attends = [
         not scans and not (style.networks and style.networks[i]) for i, scans in enumerate(recurrent.layers)
     ] + [True] * len(further)
@@ -167,9 +167,9 @@ def rotary_factors(config: ModelConfig) -> dict[str, Tensor]:
         still = torch.arange(width // 2) >= int(rotary.partial * width // 2)
         return {"rope_freqs.weight": torch.ones(width // 2).masked_fill(still, 1e30)}
     if rotary.kind == "llama3":
-        own, near = turning(config, rotary), config.style.local_rotary
+        own, near = rotary_dim(config, rotary), config.style.local_rotary
         divisors = llama3_divisors(rotary, own)
-        others = turning(config, near) - own if near is not None else 0  # which no layer with a window divides
+        others = rotary_dim(config, near) - own if near is not None else 0  # which no layer with a window divides
         return {"rope_freqs.weight": torch.cat((divisors, torch.ones(max(others, 0) // 2)))}
     return {}
 
@@ -199,16 +199,16 @@ def _values(config: ModelConfig, further: int) -> dict[str, Any]:
         "logit_scale": 1 / style.logit_divisor,
         "num_experts": experts.count if experts else None,
         "num_local_experts": experts.count if experts else None,
-        "num_experts_per_tok": experts.chosen if experts else None,
+        "num_experts_per_tok": experts.top_k if experts else None,
         "moe_intermediate_size": experts.width if experts else None,
         "norm_topk_prob": experts.normalise if experts else None,
         "swiglu_limits_shared": [*style.limits, *[0.0] * further] if style.limits else None,
         "attention_value_scale": style.attention_scale if style.attention_scale != 1 else None,
         "q_lora_rank": (style.latent.query_rank or None) if style.latent else None,
-        "kv_lora_rank": style.latent.rank if style.latent else None,
+        "kv_lora_rank": style.latent.kv_rank if style.latent else None,
         "llama_4_scaling_beta": config.rotary.query_growth or None,
-        "rope_finetuned": not style.unrotated,
-        "no_rope_layers": [not still for still in style.unrotated] or None,
+        "rope_finetuned": not style.nope,
+        "no_rope_layers": [not still for still in style.nope] or None,
         "shared_intermediate_size": config.intermediate_size,  # of experts see below
         **(_mixture(experts, further) if experts else _without_experts(config)),
     }
@@ -224,13 +224,13 @@ def _without_experts(config: ModelConfig) -> dict[str, Any]:
 
 
 def _mixture(experts: Experts, further: int) -> dict[str, Any]:
-    """Return what only some mixtures have, beside so many layers for further tokens."""
+    """Return what only some mixtures have, beside so many MTP layers."""
     shared, limits = experts.shared or None, experts.limits
     dense = next((i for i, sparse in enumerate(experts.sparse) if sparse), len(experts.sparse))
     return {
         "moe_num_experts": experts.count,
-        "moe_k": experts.chosen,
-        "moe_topk": experts.chosen,
+        "moe_k": experts.top_k,
+        "moe_topk": experts.top_k,
         "expert_selection_fn": 1 + experts.sigmoid,
         "n_routed_experts": experts.count,
         "moe_num_shared_experts": experts.shared // experts.width,
@@ -254,7 +254,7 @@ def _mixture(experts: Experts, further: int) -> dict[str, Any]:
         "norm_expert_weight": experts.normalise,
         "share_expert_dim": shared,
         "swiglu_limits": [*limits, *[0.0] * further] if limits else None,
-        "top_k_experts": experts.chosen,
+        "top_k_experts": experts.top_k,
         "moe_shared_expert_intermediate_size": shared,
         "moe_latent_size": experts.latent or None,
     }
@@ -264,7 +264,7 @@ def _rotary(config: ModelConfig) -> dict[str, Value]:
     rotary, scaling = config.rotary, config.rotary.scaling
     found: dict[str, Value] = {
         "rope.freq_base": rotary.theta,
-        "rope.dimension_count": config.style.latent.turning if config.style.latent else turning(config, rotary),
+        "rope.dimension_count": config.style.latent.rope_dim if config.style.latent else rotary_dim(config, rotary),
     }
     names = {"linear": {"factor": "factor"}, "yarn": YARN}.get(rotary.kind, {})
     if names:

@@ -26,15 +26,15 @@ _ROUTERS = ".gate.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedTensor:
     """A tensor of the file, and those by the decoder's names that it is made of: one, or a stack of experts."""
 
     entry: Entry
     sources: tuple[str, ...]
 
 
-class FiledTensors:
-    """The tensors of a model, or of its layer for further tokens. A context manager."""
+class GGUFTensors:
+    """The tensors of a model, or of its MTP layer. A context manager."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class FiledTensors:
             for name, origin in self._origins.items()
         )
 
-    def plan(self) -> list[Planned]:
+    def plan(self) -> list[PlannedTensor]:
         """Return the tensors of the file, in order."""
         stacks: dict[str, list[str]] = {}
         for name in self._origins:
@@ -79,7 +79,7 @@ class FiledTensors:
                 stacks.setdefault(own, []).append(name)
         return [self._planned(name, sources) for name, sources in stacks.items()]
 
-    def data(self, planned: Planned) -> Any:
+    def data(self, planned: PlannedTensor) -> Any:
         """Return a tensor of the file as bytes, an array in one dimension.
 
         Raises:
@@ -95,15 +95,15 @@ class FiledTensors:
             part.copy_(self._bytes(name))
         return stack.numpy()
 
-    def _planned(self, name: str, sources: list[str]) -> Planned:
+    def _planned(self, name: str, sources: list[str]) -> PlannedTensor:
         first, latent = sources[0], self._config.style.latent
         if latent is not None and first.endswith(EXPAND):
-            each = (latent.rank, latent.content) if _is_keys(name) else (latent.value, latent.rank)
-            return Planned(Entry(name, self._plain, (self._config.num_heads, *each)), tuple(sources))
+            each = (latent.kv_rank, latent.nope_dim) if _is_keys(name) else (latent.value, latent.kv_rank)
+            return PlannedTensor(Entry(name, self._plain, (self._config.num_heads, *each)), tuple(sources))
         shape, experts = self._shape(first), self._config.style.experts
         if experts is not None and file_name(first, self._family)[1] is not None:
             shape = experts.count, len(sources) // experts.count * shape[0], *shape[1:]
-        return Planned(Entry(name, self._kind(first), shape), tuple(sources))
+        return PlannedTensor(Entry(name, self._kind(first), shape), tuple(sources))
 
     def _shape(self, name: str) -> tuple[int, ...]:
         origin = self._origins[name]
@@ -115,7 +115,7 @@ class FiledTensors:
         latent = self._config.style.latent
         assert latent is not None
         whole = self._made.read(self._origins[name].name, _DTYPES[entry.kind.name])
-        keys, values = whole.view(self._config.num_heads, -1, latent.rank).tensor_split((latent.content,), dim=1)
+        keys, values = whole.view(self._config.num_heads, -1, latent.kv_rank).tensor_split((latent.nope_dim,), dim=1)
         part = keys.transpose(1, 2) if _is_keys(entry.name) else values
         return part.contiguous().view(-1).view(torch.uint8)
 
@@ -159,7 +159,7 @@ class FiledTensors:
         (part,) = weight.parts
         return part.data
 
-    def __enter__(self) -> "FiledTensors":
+    def __enter__(self) -> "GGUFTensors":
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -28,7 +28,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     shared = config.count("num_shared_experts", 2) if config.raw.get("num_shared_experts", 2) else 0
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 64)),
-        chosen=config.count("num_experts_per_tok", 6),
+        top_k=config.count("num_experts_per_tok", 6),
         width=width,
         normalise=True,
         sparse=tuple(i >= dense for i in range(config.num_layers)),
@@ -44,11 +44,11 @@ def describe(config: ModelConfig) -> ModelConfig:
     style = Style(
         qkv_bias=bias,
         output_bias=bias,
-        output_gate=OutputGate(apart=True),
+        output_gate=OutputGate(separate=True),
         head_norms=True,
         post_norms=True,
         windows=windows,
-        unrotated=tuple(not window for window in windows) or (True,) * config.num_layers,
+        nope=tuple(not window for window in windows) or (True,) * config.num_layers,
         embedding_scale=config.hidden_size**0.5 if config.flag("mup_enabled", False) else 1.0,
         experts=experts,
     )

@@ -22,7 +22,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         layer_norms=True,
         parallel=True,
         windows=windows,
-        unrotated=tuple(not window for window in windows),
+        nope=tuple(not window for window in windows),
         interleaved=True,
         logit_divisor=1 / config.number("logit_scale", 0.0625),
     )

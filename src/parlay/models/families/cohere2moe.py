@@ -30,9 +30,9 @@ def describe(config: ModelConfig) -> ModelConfig:
     described = cohere2.describe(replace(config, raw={**config.raw, "layer_types": types}))
     style = replace(
         described.style,
-        unrotated=tuple(
+        nope=tuple(
             still and not (kind == "dense" and before == 1)
-            for still, kind in zip(described.style.unrotated, kinds, strict=True)
+            for still, kind in zip(described.style.nope, kinds, strict=True)
         ),
         experts=_experts(config, tuple(kind == "sparse" for kind in kinds)),
     )
@@ -56,7 +56,7 @@ def _experts(config: ModelConfig, sparse: tuple[bool, ...]) -> Experts:
     share = _named(config, "shared_expert_combination_strategy", _SHARES, "average") if shared else 1.0
     found = Experts(
         count=config.count("num_experts", 8),
-        chosen=config.count("num_experts_per_tok", 2),
+        top_k=config.count("num_experts_per_tok", 2),
         width=width,
         normalise=not sigmoid or config.flag("norm_topk_prob", True),
         sparse=sparse,

@@ -27,17 +27,17 @@ def with_latents(config: ModelConfig, experts: Experts | None, *, interleaved: b
     """
     latent = Latent(
         query_rank=config.count("q_lora_rank", None) if config.raw.get("q_lora_rank") else 0,
-        rank=config.count("kv_lora_rank", 512),
-        content=config.count("qk_nope_head_dim", 128),
-        turning=config.count("qk_rope_head_dim", 64),
+        kv_rank=config.count("kv_lora_rank", 512),
+        nope_dim=config.count("qk_nope_head_dim", 128),
+        rope_dim=config.count("qk_rope_head_dim", 64),
         value=config.count("v_head_dim", 128),
         interleaved=interleaved,
     )
-    entry = latent.rank + latent.turning
-    if entry % 8 or latent.turning % 2:
+    entry = latent.kv_rank + latent.rope_dim
+    if entry % 8 or latent.rope_dim % 2:
         raise ModelError(
-            f"{config.path}: kv_lora_rank={latent.rank} and qk_rope_head_dim={latent.turning} are not served; the "
-            "second one is to be even, and their sum a multiple of 8"
+            f"{config.path}: kv_lora_rank={latent.kv_rank} and qk_rope_head_dim={latent.rope_dim} are not served; "
+            "the second must be even, and their sum a multiple of 8"
         )
     numbers = config.rotary.scaling
     scale = latent.query**-0.5
@@ -48,7 +48,7 @@ def with_latents(config: ModelConfig, experts: Experts | None, *, interleaved: b
         config,
         num_kv_heads=1,
         head_dim=entry,
-        rotary=replace(config.rotary, partial=latent.turning / entry),
+        rotary=replace(config.rotary, partial=latent.rope_dim / entry),
         style=Style(latent=latent, experts=experts, score_scale=scale, output_bias=bias),
         renamed=config.in_layers(glm4moe.NAMES),
     )

@@ -18,7 +18,7 @@ _NAMES = {
     for name in ("gate", "up", "down")
     for kind in ("weight", "bias")
 }
-# Its layer for further tokens ends with the model's own norm.
+# Its MTP layer ends with the model's own norm.
 MTP = MTPNames(
     layer="model.mtp_block.{1}.",
     join="model.mtp_linear_proj.{1}.weight",
@@ -38,7 +38,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     width = config.count("moe_intermediate_size", 1536)
     experts = Experts(
         count=config.count("moe_num_experts", config.raw.get("num_local_experts", 64)),
-        chosen=config.count("moe_k", config.raw.get("num_experts_per_tok", 6)),
+        top_k=config.count("moe_k", config.raw.get("num_experts_per_tok", 6)),
         width=width,
         normalise=True,
         sparse=tuple((i + 1) % step == 0 and first <= i <= last for i in range(config.num_layers)),

@@ -23,7 +23,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         pre_norms=False,
         post_norms=True,
         windows=windows,
-        unrotated=tuple(not window for window in windows),
+        nope=tuple(not window for window in windows),
     )
     return replace(config, style=style)
 

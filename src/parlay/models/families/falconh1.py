@@ -29,7 +29,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     z, x, b, c, steps = (into * each for each in _factors(config, "ssm_multipliers", 5))
     mamba = MambaLayers(
         layers=(True,) * config.num_layers,
-        taps=config.count("mamba_d_conv", 4),
+        kernel_size=config.count("mamba_d_conv", 4),
         heads=heads,
         width=width,
         groups=config.count("mamba_n_groups", 1),
@@ -48,7 +48,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     attended = config.number("attention_in_multiplier", 1.0)
     style = Style(
         recurrent=mamba,
-        recurrent_beside=True,
+        recurrent_parallel=True,
         score_scale=attended**2 * config.number("key_multiplier", 1.0) * config.head_dim**-0.5,
         attention_scale=attended * config.number("attention_out_multiplier", 1.0),
         gate_scale=gate,
@@ -66,7 +66,7 @@ def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
     Those of Mamba-2 are in `MambaLayers`.
     """
     style, into = config.style, config.number("attention_in_multiplier", 1.0)
-    plain = Style(recurrent=style.recurrent, recurrent_beside=True, score_scale=config.head_dim**-0.5)
+    plain = Style(recurrent=style.recurrent, recurrent_parallel=True, score_scale=config.head_dim**-0.5)
     factors = {
         "embed_tokens.weight": style.embedding_scale,
         "lm_head.weight": 1 / style.logit_divisor,

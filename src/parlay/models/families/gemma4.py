@@ -67,11 +67,11 @@ def describe(config: ModelConfig) -> ModelConfig:
 def _experts(config: ModelConfig) -> Experts:
     found = Experts(
         count=config.count("num_experts", None),
-        chosen=config.count("top_k_experts", None),
+        top_k=config.count("top_k_experts", None),
         width=config.count("moe_intermediate_size", None),
         normalise=True,
         sparse=(True,) * config.num_layers,
-        beside=True,
+        with_mlp=True,
     )
     config.check_experts(found)
     return found

@@ -37,7 +37,7 @@ def experts(config: ModelConfig) -> Experts:
     width = config.count("moe_intermediate_size", 1408)
     found = Experts(
         count=config.count("n_routed_experts", config.raw.get("num_local_experts", 128)),
-        chosen=config.count("num_experts_per_tok", 8),
+        top_k=config.count("num_experts_per_tok", 8),
         width=width,
         normalise=config.flag("norm_topk_prob", True),
         sparse=tuple(i >= dense for i in range(config.num_layers)),

@@ -17,7 +17,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     config.only(hidden_act="silu", swiglu_alpha=1.702, swiglu_limit=7.0)
     experts = Experts(
         count=config.count("num_local_experts", config.raw.get("num_experts", 128)),
-        chosen=config.count("num_experts_per_tok", config.raw.get("experts_per_token", 4)),
+        top_k=config.count("num_experts_per_tok", config.raw.get("experts_per_token", 4)),
         width=config.intermediate_size,
         normalise=True,
         sparse=(True,) * config.num_layers,

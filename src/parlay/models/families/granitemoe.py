@@ -23,7 +23,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     count, width = config.count("num_local_experts", 8), config.intermediate_size
     experts = Experts(
         count=count,
-        chosen=config.count("num_experts_per_tok", 2),
+        top_k=config.count("num_experts_per_tok", 2),
         width=width,
         normalise=True,
         sparse=(True,) * config.num_layers,

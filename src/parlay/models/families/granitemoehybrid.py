@@ -39,7 +39,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         described = replace(described, style=replace(described.style, fused_mlp=not config.path.is_file()))
     style = described.style
     if config.raw.get("position_embedding_type") != "rope" and not config.raw.get("rope_finetuned"):
-        style = replace(style, unrotated=(True,) * config.num_layers)
+        style = replace(style, nope=(True,) * config.num_layers)
     if any(kind in _RECURRENT for kind in kinds):
         style = replace(style, recurrent=_mamba(config, tuple(kind in _RECURRENT for kind in kinds)))
     return replace(described, style=style)
@@ -52,7 +52,7 @@ def _mamba(config: ModelConfig, layers: tuple[bool, ...]) -> MambaLayers:
     least, most = step_limits(config, config.raw.get("time_step_limit") or (0.0, math.inf))
     found = MambaLayers(
         layers=layers,
-        taps=config.count("mamba_d_conv", 4),
+        kernel_size=config.count("mamba_d_conv", 4),
         heads=heads,
         width=inner // heads if width == "auto" else config.count("mamba_d_head", None),
         groups=config.count("mamba_n_groups", 1),

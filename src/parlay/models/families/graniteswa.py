@@ -59,7 +59,7 @@ def with_bases(config: ModelConfig, usual: list[float]) -> ModelConfig:
     local: Rotary | None = replace(config.rotary, theta=min(near, default=config.rotary.theta))
     style = replace(
         config.style,
-        unrotated=tuple(not base for base in bases) if not all(bases) else (),
+        nope=tuple(not base for base in bases) if not all(bases) else (),
         local_rotary=local if local != rotary else None,
     )
     return replace(config, style=style, rotary=rotary)

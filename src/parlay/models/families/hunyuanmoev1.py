@@ -29,7 +29,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     described = hunyuandensev1.describe(config)
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts")),
-        chosen=config.count("moe_topk", config.raw.get("num_experts_per_tok", 1)),
+        top_k=config.count("moe_topk", config.raw.get("num_experts_per_tok", 1)),
         width=width,
         normalise=True,
         sparse=(True,) * config.num_layers,

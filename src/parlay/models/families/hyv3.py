@@ -33,7 +33,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     width = config.count("moe_intermediate_size", 1536)
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 192)),
-        chosen=config.count("num_experts_per_tok", 8),
+        top_k=config.count("num_experts_per_tok", 8),
         width=width,
         normalise=True,
         sparse=tuple(kind == "sparse" for kind in config.kinds("mlp_layer_types", ("dense", "sparse"), usual)),

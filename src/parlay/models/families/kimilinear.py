@@ -49,7 +49,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     linear = config.within("linear_attn_config")
     layers = KimiDeltaLayers(
         layers=_linear_layers(config, linear),
-        taps=linear.count("short_conv_kernel_size", config.raw.get("linear_conv_kernel_dim", 4)),
+        kernel_size=linear.count("short_conv_kernel_size", config.raw.get("linear_conv_kernel_dim", 4)),
         heads=linear.count("num_heads", config.raw.get("linear_num_heads", 32)),
         width=linear.count("head_dim", config.raw.get("linear_head_dim", 128)),
         rates=config.flag("linear_rates", False),
@@ -60,7 +60,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     if isinstance(kinds, list) and len(kinds) == config.num_layers:
         experts = replace(experts, sparse=tuple(kind == "sparse" for kind in kinds))
     described = deepseekv3.with_latents(config, experts, interleaved=False)
-    style = replace(described.style, recurrent=layers, unrotated=(True,) * config.num_layers)
+    style = replace(described.style, recurrent=layers, nope=(True,) * config.num_layers)
     return replace(described, style=style, renamed=config.in_layers(_NAMES, experts.count))
 
 

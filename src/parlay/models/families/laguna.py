@@ -33,7 +33,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     usual = ["dense"] * min(dense, config.num_layers) + ["sparse"] * (config.num_layers - dense)
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 256)),
-        chosen=config.count("num_experts_per_tok", 8),
+        top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 512),
         normalise=True,
         sparse=tuple(kind == "sparse" for kind in config.kinds("mlp_layer_types", ("sparse", "dense"), usual)),
@@ -49,7 +49,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     style = Style(
         qkv_bias=bias,
         output_bias=bias,
-        output_gate=OutputGate(apart=True, by_head=gating != "per-element", softplus=True),
+        output_gate=OutputGate(separate=True, by_head=gating != "per-element", softplus=True),
         head_norms=True,
         windows=config.windows(lambda layer: every > 0 and layer % every != 0, default=512),
         local_rotary=read_rotary(config.path, config.raw, "sliding_attention"),

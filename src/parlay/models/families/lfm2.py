@@ -47,16 +47,16 @@ def convolved(config: ModelConfig) -> tuple[bool, ...]:
     return tuple(kind == "conv" for kind in config.kinds("layer_types", ("conv", "full_attention"), usual))
 
 
-def convolutions(config: ModelConfig, layers: tuple[bool, ...], taps: int = 3) -> ShortConvs:
-    """Return the layers that are convolutions, usually of so many taps.
+def convolutions(config: ModelConfig, layers: tuple[bool, ...], kernel_size: int = 3) -> ShortConvs:
+    """Return the layers that are convolutions, usually of that kernel size.
 
     Raises:
         ModelError: the convolution's width is not served.
     """
-    taps = config.count("conv_L_cache", taps)
-    if not 2 <= taps <= 8:
-        raise ModelError(f"{config_file(config.path)}: conv_L_cache={taps} is not served; 2 to 8 are")
-    return ShortConvs(layers, taps, config.flag("conv_bias", False))
+    kernel_size = config.count("conv_L_cache", kernel_size)
+    if not 2 <= kernel_size <= 8:
+        raise ModelError(f"{config_file(config.path)}: conv_L_cache={kernel_size} is not served; 2 to 8 are")
+    return ShortConvs(layers, kernel_size, config.flag("conv_bias", False))
 
 
 def _inner_width(config: ModelConfig) -> int:

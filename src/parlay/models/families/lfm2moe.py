@@ -19,7 +19,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     dense = config.count("num_dense_layers", 2) if config.raw.get("num_dense_layers", 2) else 0
     experts = Experts(
         count=config.count("num_experts", 32),
-        chosen=config.count("num_experts_per_tok", 4),
+        top_k=config.count("num_experts_per_tok", 4),
         width=config.count("moe_intermediate_size", 1792),
         normalise=config.flag("norm_topk_prob", True),
         sparse=tuple(i >= dense for i in range(config.num_layers)),

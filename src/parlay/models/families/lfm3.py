@@ -40,12 +40,12 @@ def describe(config: ModelConfig) -> ModelConfig:
     style = Style(
         qkv_bias=bias,
         output_bias=bias,
-        output_gate=OutputGate(apart=True, by_head=True) if config.flag("use_attention_gate", True) else None,
+        output_gate=OutputGate(separate=True, by_head=True) if config.flag("use_attention_gate", True) else None,
         head_norms=True,
         post_norms=after,
         windows=replace(config, raw={**config.raw, "layer_types": attention}).windows(lambda layer: False, 256),
         local_rotary=read_rotary(config.path, config.raw, "sliding_attention"),
-        recurrent=convolutions(config, tuple(kind == "conv" for kind in types), taps=7),
+        recurrent=convolutions(config, tuple(kind == "conv" for kind in types), kernel_size=7),
     )
     names = config.in_layers({**(_FOUR_NORMS if after else _TWO_NORMS), **DENSE}) | FINAL
     return replace(config, style=style, renamed=names)

@@ -45,11 +45,11 @@ def describe(config: ModelConfig) -> ModelConfig:
     style = Style(
         qkv_bias=bias,
         output_bias=bias,
-        late_norms=normed,
+        post_rotary_norms=normed,
         head_norm_weights=not normed,
-        rotated_norms=normed,
+        nope_unnormed=normed,
         interleaved=True,
-        unrotated=tuple(not turned for turned in turns),
+        nope=tuple(not turned for turned in turns),
         chunks=tuple(chunk * (kind == "chunked_attention") for kind in types),
         experts=experts,
     )
@@ -70,7 +70,7 @@ def _growing(config: ModelConfig) -> Rotary:
         config.rotary,
         query_growth=config.number("attn_scale", 0.1),
         original=config.count("floor_scale", 8192),
-        still_growth=True,
+        nope_growth=True,
     )
 
 
@@ -83,7 +83,7 @@ def _experts(config: ModelConfig) -> Experts:
     width = config.count("moe_intermediate_size", config.intermediate_size)
     found = Experts(
         count=config.count("num_local_experts", 16),
-        chosen=1,
+        top_k=1,
         width=width,
         normalise=False,
         sparse=tuple(i in listed for i in range(config.num_layers)),

@@ -16,7 +16,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     kinds = config.kinds("mlp_layer_types", ("sparse", "dense"), ["sparse"] * config.num_layers)
     experts = Experts(
         count=config.count("num_local_experts", config.raw.get("num_experts", 64)),
-        chosen=config.count("num_experts_per_tok", 8),
+        top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 896),
         normalise=config.flag("norm_topk_prob", True),
         sparse=tuple(kind == "sparse" for kind in kinds),

@@ -1,4 +1,4 @@
-"""MiMo-7B (Xiaomi LLM-Core team 2025, arXiv 2505.07608): a Qwen2 with a layer for further tokens."""
+"""MiMo-7B (Xiaomi LLM-Core team 2025, arXiv 2505.07608): a Qwen2 with an MTP layer."""
 
 from parlay.models.families import qwen2
 from parlay.models.mtp import MTPNames

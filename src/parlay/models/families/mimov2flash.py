@@ -82,7 +82,7 @@ def _experts(config: ModelConfig) -> Experts:
     factor = config.raw.get("routed_scaling_factor")
     found = Experts(
         count=config.count("n_routed_experts", config.raw.get("num_local_experts", 256)),
-        chosen=config.count("num_experts_per_tok", 8),
+        top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 2048),
         normalise=config.flag("norm_topk_prob", True),
         sparse=tuple(kind == "sparse" for kind in config.kinds("mlp_layer_types", ("sparse", "dense"), usual)),

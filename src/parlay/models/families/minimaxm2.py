@@ -17,7 +17,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     config.only(hidden_act="silu", attention_bias=False)
     experts = Experts(
         count=config.count("num_local_experts", 256),
-        chosen=config.count("num_experts_per_tok", 8),
+        top_k=config.count("num_experts_per_tok", 8),
         width=config.intermediate_size,
         normalise=True,
         sparse=(True,) * config.num_layers,

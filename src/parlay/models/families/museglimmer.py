@@ -27,7 +27,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     config.only(**{key: "silu"}, attention_bias=False, mlp_bias=False)
     last = config.num_layers - 1
     style = Style(
-        output_gate=OutputGate(apart=True),
+        output_gate=OutputGate(separate=True),
         head_norms=True,
         head_norm_weights=False,
         post_norms=True,

@@ -81,7 +81,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     experts = _experts(config, tuple(kind == "moe" for kind in kinds)) if "moe" in kinds else None
     mamba = MambaLayers(
         layers=tuple(kind == "mamba" for kind in kinds),
-        taps=config.count("conv_kernel", 4),
+        kernel_size=config.count("conv_kernel", 4),
         heads=config.count("mamba_num_heads", 128),
         width=config.count("mamba_head_dim", 64),
         groups=config.count("n_groups", 8),
@@ -95,7 +95,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         activation="relu2",
         gated=False,
         mlp_bias=config.flag("mlp_bias", False),
-        unrotated=(True,) * config.num_layers,
+        nope=(True,) * config.num_layers,
         recurrent=mamba,
         networks=tuple(kind in ("mlp", "moe") for kind in kinds),
         experts=experts,
@@ -110,7 +110,7 @@ def describe(config: ModelConfig) -> ModelConfig:
 def _experts(config: ModelConfig, sparse: tuple[bool, ...]) -> Experts:
     found = Experts(
         count=config.count("n_routed_experts", 8),
-        chosen=config.count("num_experts_per_tok", 2),
+        top_k=config.count("num_experts_per_tok", 2),
         width=config.count("moe_intermediate_size", 7688),
         normalise=config.flag("norm_topk_prob", True),
         sparse=sparse,

@@ -14,7 +14,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     config.only(hidden_act="silu", clip_qkv=None)
     experts = Experts(
         count=config.count("num_experts", 64),
-        chosen=config.count("num_experts_per_tok", 8),
+        top_k=config.count("num_experts_per_tok", 8),
         width=config.intermediate_size,
         normalise=config.flag("norm_topk_prob", False),
         sparse=(True,) * config.num_layers,

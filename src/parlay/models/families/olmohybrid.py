@@ -30,12 +30,12 @@ def describe(config: ModelConfig) -> ModelConfig:
     kinds = config.kinds("layer_types", ("linear_attention", "full_attention"), usual)
     nets = DeltaNets(
         layers=tuple(kind == "linear_attention" for kind in kinds),
-        taps=config.count("linear_conv_kernel_dim", 4),
+        kernel_size=config.count("linear_conv_kernel_dim", 4),
         key_heads=heads,
         value_heads=config.count("linear_num_value_heads", config.num_heads),
         key=key,
         value=config.count("linear_value_head_dim", 2 * key),
-        apart=True,
+        separate=True,
         write_scale=2.0 if config.flag("linear_allow_neg_eigval", True) else 1.0,
         eps=1e-5,  # whatever the config says
     )
@@ -45,6 +45,6 @@ def describe(config: ModelConfig) -> ModelConfig:
         olmo2.describe(config).style,
         recurrent=nets,
         recurrent_pre_norms=True,
-        unrotated=() if rotary else (True,) * config.num_layers,
+        nope=() if rotary else (True,) * config.num_layers,
     )
     return replace(config, style=style, renamed=config.in_layers(_NAMES))

@@ -14,7 +14,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     config.only(hidden_act="silu")
     experts = Experts(
         count=config.count("num_experts", 60),
-        chosen=config.count("num_experts_per_tok", 4),
+        top_k=config.count("num_experts_per_tok", 4),
         width=config.count("moe_intermediate_size", 1408),
         normalise=config.flag("norm_topk_prob", False),
         sparse=sparse_layers(config),

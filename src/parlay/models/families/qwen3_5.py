@@ -26,7 +26,7 @@ def with_delta_nets(config: ModelConfig, experts: Experts | None, *, fused: bool
     config.only(hidden_act="silu", attention_bias=False)
     nets = DeltaNets(
         layers=_linear_layers(config),
-        taps=config.count("linear_conv_kernel_dim", 4),
+        kernel_size=config.count("linear_conv_kernel_dim", 4),
         key_heads=config.count("linear_num_key_heads", 16),
         value_heads=config.count("linear_num_value_heads", 32),
         key=config.count("linear_key_head_dim", 128),

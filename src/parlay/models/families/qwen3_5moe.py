@@ -17,7 +17,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     """Return the config with the family's style."""
     experts = Experts(
         count=config.count("num_experts", 256),
-        chosen=config.count("num_experts_per_tok", 8),
+        top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 512),
         normalise=config.flag("norm_topk_prob", True),
         sparse=(True,) * config.num_layers,

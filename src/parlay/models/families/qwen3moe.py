@@ -15,7 +15,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     config.only(hidden_act="silu", mlp_bias=False)
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 128)),
-        chosen=config.count("num_experts_per_tok", 8),
+        top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 768),
         normalise=config.flag("norm_topk_prob", False),
         sparse=sparse_layers(config),

@@ -13,7 +13,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     """Return the config with the family's style."""
     experts = Experts(
         count=config.count("num_experts", 512),
-        chosen=config.count("num_experts_per_tok", 10),
+        top_k=config.count("num_experts_per_tok", 10),
         width=config.count("moe_intermediate_size", 512),
         normalise=config.flag("norm_topk_prob", True),
         sparse=sparse_layers(config),

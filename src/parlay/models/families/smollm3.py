@@ -15,4 +15,4 @@ def describe(config: ModelConfig) -> ModelConfig:
     usual = [int((layer + 1) % every != 0) for layer in range(config.num_layers)]
     turns = config.flags("no_rope_layers", usual)  # which has 1 for a layer that does turn
     windows = config.windows(lambda layer: not turns[layer]) if config.flag("use_sliding_window", False) else ()
-    return replace(config, style=replace(style, unrotated=tuple(not one for one in turns), windows=windows))
+    return replace(config, style=replace(style, nope=tuple(not one for one in turns), windows=windows))

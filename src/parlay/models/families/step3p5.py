@@ -30,7 +30,7 @@ MTP = replace(
     late_norm=True,
 )
 _KINDS = "full_attention", "sliding_attention"
-# Lists that released configs have for layers that predict further tokens too.
+# Lists that released configs have for MTP layers too.
 _LISTED = "layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared"
 # The library's names of keys by those of released configs.
 _OTHERS = {
@@ -69,7 +69,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     kinds = tuple(window > 0 for window in windows)
     scalar = config.number("query_pre_attn_scalar", config.head_dim) if _given(config, "query_pre_attn_scalar") else 0
     style = Style(
-        output_gate=OutputGate(apart=True, by_head=True),
+        output_gate=OutputGate(separate=True, by_head=True),
         head_norms=True,
         plus_one=True,
         windows=windows,
@@ -147,7 +147,7 @@ def _experts(config: ModelConfig) -> Experts | None:
         return None
     found = Experts(
         count=config.count("n_routed_experts", config.raw.get("num_local_experts", 288)),
-        chosen=config.count("num_experts_per_tok", 8),
+        top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 1280),
         normalise=True,
         sparse=sparse,

@@ -27,8 +27,8 @@ from parlay.models.stored import open_weights
 from parlay.models.style import LibraryModel, Product, Rotary
 from parlay.models.transformers.attention import KEYWORD, AttentionCall, PagedAttention, attend, register
 from parlay.models.transformers.modules import KernelHead, RotaryTable, is_linear, is_rotary, replacement, weight_of
-from parlay.models.transformers.probe import AttentionLayer, Unserved, probe
-from parlay.models.transformers.survey import Survey
+from parlay.models.transformers.probe import AttentionLayer, Unsupported, probe
+from parlay.models.transformers.survey import OperationRecorder
 from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import MADE
@@ -76,7 +76,7 @@ def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
         dtype=dtype_of(raw),
         eos_token_ids=read_ids(raw.get("eos_token_id", getattr(config, "eos_token_id", None))),
         raw=raw,
-        foreign=LibraryModel(
+        library_model=LibraryModel(
             library=_library(),
             products=tuple(
                 Product(name, (shape[0], shape[1]), times, times) for (name, shape), times in products.items()
@@ -148,17 +148,17 @@ class TransformersModel:
             windows = {model.get_submodule(name): layer.window for name, layer in layers.items()}
             self._attention = PagedAttention(windows)
             # From here on a call of the whole is a call of the head alone, with what it does to logits.
-            setattr(model, model.base_model_prefix, _Given())
+            setattr(model, model.base_model_prefix, _Identity())
             self._try(tokens, expected, tolerance)
-            with Survey(self._causal, self._base, self._attention) as survey:
+            with OperationRecorder(self._causal, self._base, self._attention) as survey:
                 self._logits_in_pieces(tokens, (len(tokens),))
         except ModelError:
             raise
-        except Unserved as unserved:
-            raise _unserved(config.path, config.architecture, str(unserved)) from None
+        except Unsupported as error:
+            raise _unsupported(config.path, config.architecture, str(error)) from None
         except Exception as error:  # a class may read attributes of the modules that were replaced
             reason = f"its class does not run with parlay's modules ({_first_line(error)})"
-            raise _unserved(config.path, config.architecture, reason) from error
+            raise _unsupported(config.path, config.architecture, reason) from error
         self.rest = survey.rest
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
@@ -196,9 +196,9 @@ class TransformersModel:
 
         # Not a number is no less than any tolerance.
         if not differ(whole, expected) < tolerance:
-            raise Unserved(f"its logits differ from transformers' by {differ(whole, expected):.2g} of their spread")
+            raise Unsupported(f"its logits differ from transformers' by {differ(whole, expected):.2g} of the spread")
         if not differ(pieces, whole) < tolerance / 10:
-            raise Unserved(
+            raise Unsupported(
                 "its logits change when a text is computed in pieces, so something besides attention and "
                 "position_ids tells rows apart"
             )
@@ -223,14 +223,14 @@ class TransformersModel:
         return torch.cat(parts)
 
 
-class _Given(nn.Module):
+class _Identity(nn.Module):
     """Takes the place of the layers and returns its input."""
 
-    def forward(self, *tokens: None, inputs_embeds: Tensor, **others: Any) -> "_Hidden":
-        return _Hidden((inputs_embeds,))
+    def forward(self, *tokens: None, inputs_embeds: Tensor, **others: Any) -> "_HiddenStates":
+        return _HiddenStates((inputs_embeds,))
 
 
-class _Hidden(tuple[Tensor]):
+class _HiddenStates(tuple[Tensor]):
     """The output of layers: hidden states, first or by name, and nothing else."""
 
     __slots__ = ()
@@ -254,12 +254,12 @@ def _class(path: Path, raw: dict[str, Any]) -> tuple[Any, Any]:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
     except Exception as error:  # its checks may raise anything
-        raise Unserved(f"transformers cannot read its config ({_first_line(error)})") from None
+        raise Unsupported(f"transformers cannot read its config ({_first_line(error)})") from None
     classes: tuple[Any, ...] = found if isinstance(found, tuple) else (found,)
     cls = next((c for c in classes if c.__name__ == architecture), None)
     if cls is None:
         kind = "it is an encoder and a decoder" if config.is_encoder_decoder else "it is no decoder-only model"
-        raise Unserved(f"{kind} of the transformers library")
+        raise Unsupported(f"{kind} of the transformers library")
     return cls, config
 
 
@@ -267,15 +267,15 @@ def _probed(path: Path, raw: dict[str, Any]) -> tuple[dict[str, AttentionLayer],
     """Return the attention layers of the library's class that a config names, and an instance without weights."""
     try:
         cls, config = _class(path, raw)
-        with _quiet():
+        with _silenced():
             return probe(cls, config)
     except ModelError:
         raise
-    except Unserved as unserved:
-        raise _unserved(path, architecture_of(raw), str(unserved)) from None
+    except Unsupported as error:
+        raise _unsupported(path, architecture_of(raw), str(error)) from None
     except Exception as error:  # the class rejects its config
         reason = f"transformers cannot build it ({_first_line(error)})"
-        raise _unserved(path, architecture_of(raw), reason) from None
+        raise _unsupported(path, architecture_of(raw), reason) from None
 
 
 def _load(config: ModelConfig, cls: Any, dtype: torch.dtype) -> Any:
@@ -289,7 +289,7 @@ def _load(config: ModelConfig, cls: Any, dtype: torch.dtype) -> Any:
                 delattr(own, key)
             source = {"pretrained_model_name_or_path": None, "config": own, "state_dict": numbers}
     try:
-        with _quiet():
+        with _silenced():
             model, info = cls.from_pretrained(
                 **source,
                 dtype=dtype,
@@ -387,7 +387,7 @@ def _rebuild(model: Any, kernels: Kernels, dtype: torch.dtype, stored: dict[str,
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silenced() -> Iterator[None]:
     """Keep the library's progress bars and reports off the terminal; errors are raised."""
     from transformers.utils import logging
 
@@ -413,7 +413,7 @@ def _first_line(error: Exception) -> str:
     return brief((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
-def _unserved(path: Path, architecture: str, reason: str) -> ModelError:
+def _unsupported(path: Path, architecture: str, reason: str) -> ModelError:
     return ModelError(
         f"{path}: {brief(architecture)} is not served: {brief(reason)}; parlay's own families are, and decoders "
         "whose every layer attends through transformers' attention interface"

@@ -19,12 +19,12 @@ _ROWS = 4
 _FAR = 1 << 16  # positions, where a config does not say how many there are
 # Keywords that a class may pass to attention without an effect here.
 _HARMLESS = {"position_ids", "cache_position", "is_causal", "sliding_window", "dropout", "scaling", "softcap"}
-_WISHES = {"s_aux": "sinks (s_aux)"}
+_OPTION_NAMES = {"s_aux": "sinks (s_aux)"}
 _ATTENTION = ("full_attention", "sliding_attention")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-class Unserved(Exception):  # noqa: N818 - a reason on its way to a ModelError
+class Unsupported(Exception):  # noqa: N818 - a reason on its way to a ModelError
     """Why a class cannot be served, as the rest of a sentence that begins with its name."""
 
 
@@ -56,20 +56,20 @@ def probe(cls: Any, config: Any) -> tuple[dict[str, AttentionLayer], nn.Module]:
         config: transformers' config of it; its implementations of attention and experts are changed.
 
     Raises:
-        Unserved: it is recurrent or convolutional, or needs something that attention does not support.
+        Unsupported: it is recurrent or convolutional, or needs something that attention does not support.
     """
     from transformers import AttentionMaskInterface
 
     if getattr(config, "is_encoder_decoder", False):
-        raise Unserved("it is an encoder and a decoder")
+        raise Unsupported("it is an encoder and a decoder")
     if config.get_text_config() is not config:
-        raise Unserved("it is multimodal")
+        raise Unsupported("it is multimodal")
     if getattr(cls, "_is_stateful", False):
-        raise Unserved("it is recurrent")
+        raise Unsupported("it is recurrent")
     others = set(getattr(config, "layer_types", None) or ()) - set(_ATTENTION)
     if others:
-        raise Unserved(f"it has layers of the kind {sorted(others)[0]!r}")
-    register(_NAME, _asked)
+        raise Unsupported(f"it has layers of the kind {sorted(others)[0]!r}")
+    register(_NAME, _record_call)
     AttentionMaskInterface.register(_NAME, _window)
     config._attn_implementation = _NAME
     config._experts_implementation = "batched_mm"  # the one without loops over what a router chose
@@ -77,21 +77,21 @@ def probe(cls: Any, config: Any) -> tuple[dict[str, AttentionLayer], nn.Module]:
         model = cls(config).eval()
     for module in model.modules():
         if isinstance(module, _CONVOLUTIONS):
-            raise Unserved("it is convolutional")
+            raise Unsupported("it is convolutional")
         # Some kinds look at positions, of which there are none here; frequencies do not matter.
         kind = getattr(module, "rope_type", None)
         if kind is not None:
             module.rope_type = dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default"
     if model.base_model is model:
-        raise Unserved("its layers cannot be told from its head")
+        raise Unsupported("its layers cannot be separated from its head")
     record: _Record = {}
     _run(model, record)
     if not record:
-        raise Unserved("its attention, if it has any, does not go through transformers' attention interface")
+        raise Unsupported("its attention, if it has any, does not go through transformers' attention interface")
     if len({(layer.heads, layer.kv_heads, layer.head_dim) for layer in record.values()}) > 1:
-        raise Unserved("its layers have different heads")
+        raise Unsupported("its layers have different heads")
     if len(record) != config.num_hidden_layers:
-        raise Unserved(f"of its {config.num_hidden_layers} layers {len(record)} have attention")
+        raise Unsupported(f"of its {config.num_hidden_layers} layers {len(record)} have attention")
     names = {module: name for name, module in model.named_modules()}
     return {names[module]: layer for module, layer in record.items()}, model
 
@@ -103,7 +103,7 @@ def _run(model: Any, record: _Record) -> None:
     try:
         with torch.no_grad():
             model.base_model(**inputs, **{KEYWORD: record})
-    except Unserved:
+    except Unsupported:
         raise
     except Exception as error:
         if not getattr(model, "_supports_attention_backend", False):
@@ -112,36 +112,36 @@ def _run(model: Any, record: _Record) -> None:
             reason = (
                 f"its layers cannot be followed without data ({str(error).splitlines()[0] if str(error) else ''})"
             )
-        raise Unserved(reason) from error
+        raise Unsupported(reason) from error
 
 
-def _asked(
+def _record_call(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, None]:
     """Record a layer's call of attention; answer with as much memory."""
     record: _Record | None = options.pop(KEYWORD, None)
     if record is None:
-        raise Unserved("its layers do not hand arguments of a call on to attention")
+        raise Unsupported("its layers do not pass keyword arguments on to attention")
     if module in record:
-        raise Unserved("it calls attention several times in a layer")
+        raise Unsupported("it calls attention several times in a layer")
     _, heads, rows, head_dim = query.shape
     if key.shape[2] != rows or value.shape[2] != rows:
-        raise Unserved("it attends to other rows than its own (cross attention)")
+        raise Unsupported("it attends to other rows than its own (cross attention)")
     if value.shape[3] != head_dim or key.shape[3] != head_dim:
-        raise Unserved("its values have another width than its keys")
+        raise Unsupported("its values have another width than its keys")
     if head_dim % 8 or head_dim > 256:
-        raise Unserved(f"its heads have {head_dim} columns, and multiples of 8 up to 256 are served")
+        raise Unsupported(f"its heads have {head_dim} columns, and multiples of 8 up to 256 are served")
     if attention_mask is None or options.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-        raise Unserved("its attention is not causal")
+        raise Unsupported("its attention is not causal")
     if options.get("dropout"):
-        raise Unserved("it drops out attention's weights")
-    for name, wish in options.items():
+        raise Unsupported("it uses attention dropout")
+    for name, option in options.items():
         # False and None are what a class passes for options that it does not use.
-        if name not in _HARMLESS and wish is not None and wish is not False:
-            raise Unserved(f"it asks attention for {_WISHES.get(name, name)}, which there is not")
+        if name not in _HARMLESS and option is not None and option is not False:
+            raise Unsupported(f"it asks attention for {_OPTION_NAMES.get(name, name)}, which is not supported")
     window, hint = int(attention_mask.reshape(-1)[0]), options.get("sliding_window")
     if hint and window and hint != window:
-        raise Unserved(f"its mask shows {window} keys where its sliding window is {hint}")
+        raise Unsupported(f"its mask shows {window} keys where its sliding window is {hint}")
     record[module] = AttentionLayer(heads, key.shape[1], head_dim, window)
     return query.new_empty(1, rows, heads, head_dim), None
 
@@ -158,5 +158,5 @@ def _window(*, mask_function: Callable[..., Any], config: Any = None, **others: 
     for row in {length - 1, length // 2, length // 3, min(5, length - 1)}:
         expected = (keys <= row) & (keys > row - window)
         if not torch.equal(seen(row), expected):
-            raise Unserved("its attention is neither causal nor causal within a window")
+            raise Unsupported("its attention is neither causal nor causal within a window")
     return torch.full((1, 1, 1, 1), window if window < length else 0)

@@ -22,7 +22,7 @@ _NUMBERS = (
 _HARMLESS = frozenset((*_COPIES.split(), *_NUMBERS.split()))
 
 
-class Survey(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, records what torch computes outside of parlay's own modules.
 
     Attributes:

@@ -47,15 +47,15 @@ class Proposer(ModelHead):
 
     source = "self"
     default_length = 5
-    borrows = True
+    uses_target_cache = True
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
         config, dtype = target.config, target.dtype
         self._target = target
-        if config.foreign is not None:
+        if config.library_model is not None:
             raise ModelError(
-                f"the method 'self' does not serve {config.architecture}, which a class of transformers computes and "
-                "which has no form of four bits; leave the method out"
+                f"the method 'self' does not support {config.architecture}, which runs in transformers and has no "
+                "4-bit form; leave the method out"
             )
         if target.stages > 1:
             raise ConfigError(
@@ -69,7 +69,7 @@ class Proposer(ModelHead):
         own = weight_bytes(config, dtype)
         if self.weight_bytes > _MOST * own:
             raise ModelError(
-                f"the method 'self' drafts with a copy in four bits, which would gain nothing: it takes "
+                f"the method 'self' drafts with a 4-bit copy, which would gain nothing: it takes "
                 f"{self.weight_bytes / 1e6:,.0f} MB where the target {config.path} takes {own / 1e6:,.0f}; leave the "
                 "method out"
             )

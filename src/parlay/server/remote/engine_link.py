@@ -13,7 +13,7 @@ import zmq
 
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ConfigError
-from parlay.link.protocol import Command, Report, ReportError, decode_report, encode
+from parlay.link.protocol import Command, ProtocolError, Report, decode_report, encode
 from parlay.log import logger
 from parlay.server.open_files import OUT_OF_FILES, too_few_files
 from parlay.server.remote.engine_process import COMMANDS, MESSAGES, REPORTS, main
@@ -135,7 +135,7 @@ class EngineLink:
                 return
             try:
                 self._on_report(decode_report(data))
-            except (msgspec.MsgspecError, ReportError):
+            except (msgspec.MsgspecError, ProtocolError):
                 logger.exception("the engine's process sent an invalid report and is killed")
                 self.kill()
             except Exception:  # it is not the engine that failed

@@ -15,7 +15,7 @@ from parlay import env, log
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ParlayError
 from parlay.garbage_collection import freeze_loaded, raise_threshold
-from parlay.link.protocol import Alive, EngineLoading, Failure, encode
+from parlay.link.protocol import EngineLoading, Failure, KeepAlive, encode
 from parlay.log import logger
 from parlay.system import stay_on
 from parlay.types.progress import Progress
@@ -92,7 +92,7 @@ def _watch(folder: str, loaded: Event) -> None:
         reports.connect(f"ipc://{folder}/{REPORTS}")
         while not loaded.is_set() and not wait([parent.sentinel], PULSE):
             with suppress(zmq.Again):
-                reports.send(encode(Alive()), zmq.NOBLOCK)
+                reports.send(encode(KeepAlive()), zmq.NOBLOCK)
     wait([parent.sentinel])
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

@@ -11,7 +11,7 @@ from time import monotonic
 
 from parlay.errors import EngineDeadError
 from parlay.link.engine import State
-from parlay.link.protocol import Add, Alive, Command, EngineLoading, EngineReady, Outputs, Report, Stop
+from parlay.link.protocol import Add, Command, EngineLoading, EngineReady, KeepAlive, Outputs, Report, Stop
 from parlay.link.stream import Stream
 from parlay.log import logger
 from parlay.server.remote.engine_link import EngineLink
@@ -268,7 +268,7 @@ class Replica:
             self._calls.outputs(report)
         elif isinstance(report, EngineLoading):
             self._calls.progress(report.progress)
-        elif isinstance(report, Alive) or self._started is None or not self._starting:
+        elif isinstance(report, KeepAlive) or self._started is None or not self._starting:
             pass  # a heartbeat, or the waiter is gone
         elif isinstance(report, EngineReady):
             self._on_ready(report, self._started)

@@ -35,7 +35,7 @@ class SocketTransport:
             return None
 
     def wait(self, *, sending: bool, seconds: float | None = None) -> None:
-        """Wait for a command or for `ring` and, if `sending`, until outputs may be taken again; not for longer."""
+        """Wait for a command or for `wake` and, if `sending`, until outputs may be taken again; not for longer."""
         poller = zmq.Poller()
         poller.register(self._commands, zmq.POLLIN)
         poller.register(self._bell, zmq.POLLIN)
@@ -55,7 +55,7 @@ class SocketTransport:
         self._outputs = None
         return True
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """End a `wait`, this one or the next; any thread may."""
-        with suppress(BlockingIOError):  # enough rings are queued
+        with suppress(BlockingIOError):  # enough wake-ups are queued
             self._button.send(b".")

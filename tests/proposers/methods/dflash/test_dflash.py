@@ -164,7 +164,7 @@ def test_a_mask_of_its_own(tmp_path: Path, target: Path) -> None:
     """Its token is beyond the target's; the file with its embedding holds tensors and numbers alone."""
     mask = torch.randn(64, generator=torch.Generator().manual_seed(5))
     path = write_head(tmp_path, *authors({"mask_token_id": 500}))
-    with pytest.raises(ModelError, match=r"the mask 500 is beyond the target's 257 tokens, and there is no mask_emb"):
+    with pytest.raises(ModelError, match=r"the mask token 500 is beyond the target's 257 tokens, and mask_emb"):
         serve(target, path)
     for content in (mask, {"embedding": mask, "mask_token_id": 500}):
         torch.save(content, path / "mask_embedding.pt")
@@ -261,7 +261,7 @@ def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> 
 def test_offsets_of_a_vocabulary_beyond_the_targets(tmp_path: Path, target: Path) -> None:
     config, tensors = speculators()
     tensors["d2t"] += 200
-    with pytest.raises(ModelError, match="d2t leads to tokens beyond the target's 257"):
+    with pytest.raises(ModelError, match="d2t maps to token ids beyond the target's 257"):
         serve(target, write_head(tmp_path, config, tensors))
 
 
@@ -286,4 +286,4 @@ def test_its_shapes_are_read_before_any_weights(tmp_path: Path, target: Path) ->
     head = head_of(serve(target, path))
     stored = sum(tensor.nbytes for tensor in load_file(path / "model.safetensors").values())
     assert head.weight_bytes == stored + (64 * 4 + 8) * 257
-    assert json.loads((path / "config.json").read_text())["block_size"] == head.longest + 1
+    assert json.loads((path / "config.json").read_text())["block_size"] == head.max_draft_tokens + 1

@@ -32,7 +32,7 @@ from parlay.proposers.methods.draft_model.choice import choose
 from parlay.proposers.methods.draft_model.other_vocabulary import OtherVocabulary
 from parlay.proposers.methods.draft_model.progress import Gap
 from parlay.proposers.methods.draft_model.shared_tokens import SharedTokens
-from parlay.proposers.methods.draft_model.translation import WAYS
+from parlay.proposers.methods.draft_model.translation import TRANSLATORS
 from parlay.runner.batch import Batch
 from parlay.runner.runner import ModelRunner
 from parlay.types.draft import Draft
@@ -138,7 +138,7 @@ def test_a_context_shorter_than_the_target_s(make_llm: MakeLLM, plain: Plain, ot
     shutil.copytree(other, short)
     raw = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps({**raw, "max_position_embeddings": 44}))
-    for way in WAYS:
+    for way in TRANSLATORS:
         answers = run(make_llm(speculative_config=config(short, way)), asks())
         assert_same(answers, plain("float32", asks()))
         whole = run(make_llm(speculative_config=config(other, way)), asks())
@@ -161,7 +161,7 @@ def test_on_several_ranks(make_llm: MakeLLM, plain: Plain, itself: dict[str, Pat
 
 @pytest.mark.parametrize("tree", ["off", {"width": 2, "depth": 3}], ids=["chain", "tree"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", TRANSLATORS)
 def test_the_same_tokens(
     make_llm: MakeLLM, plain: Plain, other: Path, way: str, temperature: float, tree: Any
 ) -> None:
@@ -194,17 +194,17 @@ def test_words_that_the_draft_model_spells_otherwise(
     draft = shortened(ASSETS / "tiny-code-draft", tmp_path / "draft", rows)
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     found = {}
-    for way in ("none", *WAYS, "auto"):
+    for way in ("none", *TRANSLATORS, "auto"):
         own = {"method": "none"} if way == "none" else config(draft, way, lengths="fixed")
         with caplog.at_level(logging.WARNING, "parlay"):
             llm = LLM("tiny-code", max_model_len=128, speculative_config=own)
         found[way] = [out.outputs[0] for out in llm.generate(CODE, params, use_tqdm=False)]
         llm.engine.close()
-    for way in (*WAYS, "auto"):
+    for way in (*TRANSLATORS, "auto"):
         assert [a.token_ids for a in found[way]] == [a.token_ids for a in found["none"]]
         assert accepted(found[way]) > 12
     told = caplog.records[-1].getMessage()
-    assert told.endswith("100.0 % of its tokens are the target's too, and it drafts with vocabulary='intersection'")
+    assert told.endswith("the target has 100.0 % of its tokens, and it drafts with vocabulary='intersection'")
 
 
 # ------------------------------------------------------------------------------------------- what is kept of requests
@@ -284,7 +284,7 @@ class Requests:
 
     def __init__(self, both: SharedTokens, way: str) -> None:
         self.sizes = [max(*own.bytes, *own.special.values()) + 1 for own in (both.target, both.draft)]
-        self.translate = WAYS[way](both, *self.sizes)
+        self.translate = TRANSLATORS[way](both, *self.sizes)
         self.pool = BlockPool(16, 3)
         self.kept = OtherVocabulary(self.translate, self.pool, 60)
         self.memory: dict[int, tuple[int, ...]] = {}  # by slot: the tokens up to the one whose keys lie there
@@ -330,7 +330,7 @@ class Requests:
             gap.proposal(start, Draft.chain(nodes, "draft_model", [0.5] * len(nodes)))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", TRANSLATORS)
 @settings(max_examples=40)
 @given(data=st.data())
 def test_layers_hold_what_was_run(both: SharedTokens, way: str, data: st.DataObject) -> None:
@@ -384,12 +384,12 @@ def test_what_a_draft_model_may_lack(make_llm: MakeLLM, tmp_path: Path) -> None:
     (draft / "model.safetensors").unlink()
     (draft / "tokenizer.json").unlink()
     match = "400 tokens but .* has 257, and their tokens cannot be compared without both tokenizers .*tokenizer.json"
-    for way in ("auto", *WAYS):
+    for way in ("auto", *TRANSLATORS):
         with pytest.raises(ModelError, match=match):
             make_llm(speculative_config=config(draft, way))
 
 
-@pytest.mark.parametrize("way", ["auto", *WAYS])
+@pytest.mark.parametrize("way", ["auto", *TRANSLATORS])
 def test_no_token_in_common(make_llm: MakeLLM, tmp_path: Path, way: str) -> None:
     draft = write_llama(tmp_path / "draft", vocab_size=400)
     raw = json.loads((draft / "tokenizer.json").read_text())

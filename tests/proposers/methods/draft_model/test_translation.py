@@ -11,7 +11,7 @@ from vocabularies import TEXTS, spelling, trained
 from word_tokenizers import llama
 
 from parlay.proposers.methods.draft_model.shared_tokens import SharedTokens
-from parlay.proposers.methods.draft_model.translation import WAYS, TranslatedText, Translator
+from parlay.proposers.methods.draft_model.translation import TRANSLATORS, TranslatedText, Translator
 from parlay.text.spelling import Spelling
 from parlay.types.draft import ROOT, Draft
 
@@ -36,7 +36,7 @@ def size(own: Spelling) -> int:
 
 
 def translator(both: SharedTokens, way: str) -> Translator:
-    return WAYS[way](both, size(both.target), size(both.draft))
+    return TRANSLATORS[way](both, size(both.target), size(both.draft))
 
 
 def read(translate: Translator, *stretches: Sequence[int]) -> TranslatedText:
@@ -75,7 +75,7 @@ def test_special_tokens_by_name_and_by_what_they_are_for(shared: dict[tuple[str,
         draft.end = target.end = None
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", TRANSLATORS)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @settings(max_examples=40)
 @given(data=st.data())
@@ -121,7 +121,7 @@ def test_intersection_reads_shared_tokens_one_by_one(
     assert read(translator(both, "intersection"), alike).own == frame + [both.to_draft[token] for token in alike]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", TRANSLATORS)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @settings(max_examples=40)
 @given(data=st.data())
@@ -216,6 +216,6 @@ def test_a_character_that_is_not_complete_is_not_drafted(shared: dict[tuple[str,
 def test_a_prompt_with_a_mark_of_its_own_gets_none_more(tmp_path_factory: pytest.TempPathFactory) -> None:
     one, other = (spelling(llama(), tmp_path_factory.mktemp("spelling") / "own") for _ in range(2))
     both = SharedTokens(one, other)
-    for way in WAYS:
+    for way in TRANSLATORS:
         assert read(translator(both, way), [1, 300]).own == read(translator(both, way), [300]).own
         assert read(translator(both, way), [1, 300]).own[0] == 1

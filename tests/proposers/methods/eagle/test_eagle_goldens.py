@@ -21,7 +21,7 @@ from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.methods.eagle import proposer as eagle
 from parlay.proposers.methods.eagle3 import proposer as eagle3
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.types.plan import CatchUp, Span, Verdict
 
@@ -86,7 +86,7 @@ def test_the_targets_states(cases: dict[str, Case], name: str) -> None:
     runner.tap(head.taps)
     for j, prefix in enumerate(case.golden["prefixes"]):
         tokens = prefix["input_ids"][:-1]
-        hidden = runner.forward(flatten([Stretch(tokens, 0, range(BLOCKS))], SIZE))
+        hidden = runner.forward(flatten([Segment(tokens, 0, range(BLOCKS))], SIZE))
         found = torch.cat(list(head.sources(hidden, runner.tapped)), 1)
         torch.testing.assert_close(found, case.tensors[f"p{j}.target_hidden"], **CLOSE)
 
@@ -114,11 +114,11 @@ def test_logits_and_chains(
     head = loaded(case)
     scored: list[Tensor] = []
     kept: list[Tensor] = []
-    score, keep = head.logits, head._keep
+    score, keep = head.logits, head._run_known_pairs
     if not recorded:
         monkeypatch.setattr(head._expander.recorder, "_usable", False)
         monkeypatch.setattr(head, "logits", lambda state: scored.append(score(state).clone()) or scored[-1])
-    monkeypatch.setattr(head, "_keep", lambda *given: kept.append(keep(*given).clone()) or kept[-1])
+    monkeypatch.setattr(head, "_run_known_pairs", lambda *given: kept.append(keep(*given).clone()) or kept[-1])
     for j, prefix in enumerate(case.golden["prefixes"]):
         *before, newest = prefix["input_ids"]
         known = case.tensors[f"p{j}.target_hidden"]

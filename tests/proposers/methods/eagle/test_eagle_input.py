@@ -116,9 +116,9 @@ LATE: dict[str, tuple[Callable[[], Made], str]] = {
     "eagle3: no number": (lambda: _eagle3(add={"norm.weight": NAN}), "'norm.weight' holds values"),
     "eagle3: offsets": (
         lambda: _eagle3(add={"d2t": torch.full((200,), 99)}),
-        "d2t leads to tokens beyond the target's 257",
+        "d2t maps to token ids beyond the target's 257",
     ),
-    "eagle3: offsets below": (lambda: _eagle3(add={"d2t": torch.full((200,), -1)}), "d2t leads to tokens beyond"),
+    "eagle3: offsets below": (lambda: _eagle3(add={"d2t": torch.full((200,), -1)}), "d2t maps to token ids beyond"),
 }
 
 

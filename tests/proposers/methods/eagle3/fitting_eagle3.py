@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
 
 
@@ -23,7 +23,7 @@ def states(target: Path, texts: Tensor, layers: tuple[int, ...]) -> Iterator[Ten
     runner = ModelRunner(model, kernels, length, 1)
     runner.tap(layers)
     for text in texts.tolist():
-        runner.forward(flatten([Stretch(text, 0, range(length))], 1))
+        runner.forward(flatten([Segment(text, 0, range(length))], 1))
         yield torch.cat(list(runner.tapped), 1)
 
 

@@ -33,7 +33,7 @@ from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.methods.gemma4_assistant.proposer import Options, Proposer
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.types.draft import Draft
 from parlay.types.plan import CatchUp, Span, Verdict
@@ -83,8 +83,8 @@ def drafts(
 ) -> list[Draft]:
     """Return what follows texts, of which the target sees all but the last token; blocks are in no order."""
     tables = [tuple(range(i, BLOCKS, len(texts)))[::-1] for i in range(len(texts))]
-    stretches = [Stretch(text[:-1], 0, blocks) for text, blocks in zip(texts, tables, strict=True)]
-    hidden = runner.forward(flatten(stretches, SIZE)).clone()
+    segments = [Segment(text[:-1], 0, blocks) for text, blocks in zip(texts, tables, strict=True)]
+    hidden = runner.forward(flatten(segments, SIZE)).clone()
     params, ask = SamplingParams(temperature=0).draw, CatchUp(budget=LENGTH, **(more or {}))
     spans = [
         Span(i, tuple(text[:-1]), 0, blocks, 0, params, sample=True, remaining=99, catch_up=ask)

@@ -323,7 +323,7 @@ def test_biases_that_the_config_announces(weightless: str, tmp_path: Path) -> No
 def test_tokens_that_the_target_lacks(make_llm: MakeLLM, tmp_path: Path, token: int) -> None:
     tensors = as_vllms(random_medusa()) | {"token_map": torch.tensor([3, token, *range(10, 10 + VOCAB - 2)])}
     path = write_head(tmp_path, {**VLLM, "truncated_vocab_size": VOCAB}, tensors)
-    with pytest.raises(ModelError, match="token_map leads to tokens beyond the target's 257"):
+    with pytest.raises(ModelError, match="token_map maps to token ids beyond the target's 257"):
         make_llm(speculative_config={"model": str(path)})
 
 

@@ -249,9 +249,9 @@ def test_files_that_have_it_alone(model: Callable[[str], Path], tmp_path: Path) 
 
 def test_a_target_without_one(tmp_path: Path) -> None:
     path = write_family(tmp_path / "plain", "qwen3_5")
-    with pytest.raises(ModelError, match=r"needs a layer that predicts .*, which .*plain lacks"):
+    with pytest.raises(ModelError, match=r"needs an MTP layer of .*, which .*plain lacks"):
         LLM(str(path), speculative_config=FIXED)
-    with pytest.raises(ModelError, match="needs a layer that predicts further tokens"):
+    with pytest.raises(ModelError, match="needs an MTP layer"):
         LLM(str(write_family(tmp_path / "llama", "llama-biases")), speculative_config=FIXED)
 
 
@@ -267,7 +267,7 @@ def test_a_layer_that_is_not_whole(
     with pytest.raises(ModelError, match=r"lacks the tensor 'mtp.layers.0.self_attn.q_proj.weight'"):
         LLM(str(path), speculative_config=FIXED)
     assert names(path, {"method": "auto"}) == ["ngram", "suffix"]
-    assert "the method 'mtp' is left out: " in caplog.text
+    assert "the method 'mtp' is skipped: " in caplog.text
 
 
 def test_a_layer_of_another_trunk(model: Callable[[str], Path], tmp_path: Path) -> None:

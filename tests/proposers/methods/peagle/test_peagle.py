@@ -14,7 +14,7 @@ from torch import Tensor
 from watching import Known, Noted, Watch, asks, head_of
 
 from parlay import LLM, ConfigError, ModelError
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
 
 MASK = 250
@@ -56,7 +56,7 @@ def assert_right(llm: LLM, path: Path, drafts: dict[Known, Noted]) -> None:
     runner.tap(head.taps)
     assert drafts
     for known, noted in list(drafts.items())[:: -(-len(drafts) // 30)]:
-        hidden = runner.forward(flatten([Stretch(known[:-1], 0, range(128))], 1))
+        hidden = runner.forward(flatten([Segment(known[:-1], 0, range(128))], 1))
         states = torch.cat(list(head.sources(hidden, runner.tapped)), 1)
         logits = logits_of(twin, known, states, len(noted.draft))
         places = [noted.choose(row, len(known) + i, twin.ids) for i, row in enumerate(logits)]
@@ -106,7 +106,7 @@ def test_same_tokens_from_several_turns(make_llm: MakeLLM, plain: Plain) -> None
     ("changes", "told"),
     [
         ({"mask_token_id": None}, "lacks the key 'mask_token_id'"),
-        ({"mask_token_id": 257}, "the mask 257 is beyond the target's 257 tokens"),
+        ({"mask_token_id": 257}, "the mask token 257 is beyond the target's 257 tokens"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, target: Path, changes: dict[str, Any], told: str) -> None:

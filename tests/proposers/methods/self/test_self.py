@@ -39,7 +39,7 @@ def test_it_takes_weights_but_no_cache() -> None:
 
 def test_targets_that_it_gains_nothing_for(tmp_path: Path) -> None:
     file = write_gguf(write_llama(tmp_path / "model"), tmp_path / "m.gguf", "Q4_0")
-    with pytest.raises(ModelError, match="drafts with a copy in four bits, which would gain nothing: it takes"):
+    with pytest.raises(ModelError, match="drafts with a 4-bit copy, which would gain nothing: it takes"):
         LLM(file, speculative_config={"method": "self"})
     with pytest.raises(ModelError, match="would gain nothing"):
         LLM("tiny-code", quantization="int4", speculative_config={"method": "self"})

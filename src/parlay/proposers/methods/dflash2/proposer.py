@@ -17,7 +17,7 @@ from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError
 from parlay.models.layers import Linear
 from parlay.proposers.base import Runtime
-from parlay.proposers.block_layers import Around
+from parlay.proposers.block_layers import LayerWrapper
 from parlay.proposers.block_walk import BlockWalk
 from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.dflash2 import format as form
@@ -35,7 +35,7 @@ class Proposer(BlockWalk):
     records = False  # convolutions are no kernels
     plain = (form.BEFORE, form.AFTER)
 
-    def further(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:  # noqa: D102
+    def extra_shapes(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:  # noqa: D102
         settings, width, vocab = self.blocks.settings, self.config.hidden_size, self.config.vocab_size
         taps, group, rank, self._candidates = (
             settings.count(key) for key in (form.TAPS, form.GROUP, form.RANK, form.CANDIDATES)
@@ -53,7 +53,7 @@ class Proposer(BlockWalk):
                 shapes[f"layers.{i}.{name}.{form.PROJECTION}"] = (2 * taps * (width // group), width)
         return shapes
 
-    def around(self, weights: Checkpoint, layer: int, runtime: Runtime) -> tuple[Around, Around]:  # noqa: D102
+    def wrappers(self, weights: Checkpoint, layer: int, runtime: Runtime) -> tuple[LayerWrapper, LayerWrapper]:  # noqa: D102
         attention, network = (self._convolution(weights, f"layers.{layer}.{x}.", runtime) for x in form.CONVOLUTIONS)
         return attention, network
 

@@ -26,7 +26,7 @@ class KnownText:
         text: in the draft model's tokens.
         table: of its blocks.
         shares: whether other requests may find what it has in them.
-        held: how many of the text's tokens, and of those `ahead`, have their keys and values there.
+        computed: how many of the text's tokens, and of those `ahead`, have their keys and values there.
         ahead: nodes behind the text that were run.
         step: in which it was read last.
     """
@@ -34,7 +34,7 @@ class KnownText:
     text: TranslatedText
     table: BlockTable
     shares: bool = False
-    held: int = 0
+    computed: int = 0
     ahead: list[int] = field(default_factory=list)
     step: int = 0
 
@@ -58,14 +58,14 @@ class OtherGap(Gap):
 
     def close(self, count: int) -> None:  # noqa: D102
         known, text = self.known, self.known.text
-        known.held = self.begin + count
+        known.computed = self.begin + count
         if known.shares:
-            known.table.publish(text.own, min(known.held, text.settled))
+            known.table.publish(text.own, min(known.computed, text.settled))
 
     def proposal(self, start: Start, draft: Draft) -> Proposal:  # noqa: D102
         known = self.known
         known.ahead = self.translator.own_of(draft.tokens[: ran(start, draft)])
-        known.held = len(known.text.own) + len(known.ahead)
+        known.computed = len(known.text.own) + len(known.ahead)
         made = self.translator.write(known.text, draft, start.nodes)
         return Proposal(made, ProposerState(known.text.count))
 
@@ -115,16 +115,16 @@ class OtherVocabulary:
         new = not text.count
         self._read(known, further[text.count - computed :])
         if new and known.shares:
-            known.held = known.table.adopt_prefix(text.own[: text.settled])
-        begin = min(known.held, max(len(text.own) - 1, 0))  # the last one's state is needed anew
-        known.held, known.ahead = begin, []
+            known.computed = known.table.adopt_prefix(text.own[: text.settled])
+        begin = min(known.computed, max(len(text.own) - 1, 0))  # the last one's state is needed anew
+        known.computed, known.ahead = begin, []
         end = len(text.own) + max(length, 0)
         if end > self._longest or not self._grow(known.table, end):
             return OtherGap((), begin, known.table.blocks, known, self._translator)
         return OtherGap(text.own[begin:], begin, known.table.blocks, known, self._translator)
 
     def _read(self, known: KnownText, further: Sequence[int]) -> None:
-        """Read further tokens of the target's, and find what is still held."""
+        """Read further tokens of the target's, and find what stays valid."""
         text, settled = known.text, known.text.settled
         before = text.own[settled:] + known.ahead
         self._translator.read(text, further)
@@ -133,7 +133,7 @@ class OtherVocabulary:
             (i for i, (a, b) in enumerate(zip(before, text.own[settled:], strict=False)) if a != b),
             min(len(before), len(text.own) - settled),
         )
-        known.held = min(known.held, settled + same)
+        known.computed = min(known.computed, settled + same)
 
     def _grow(self, table: BlockTable, tokens: int) -> bool:
         """Take blocks for so many tokens, if need be those of requests that have not been asked for longest."""

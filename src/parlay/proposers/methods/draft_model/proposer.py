@@ -43,7 +43,7 @@ from parlay.proposers.methods.draft_model.other_vocabulary import OtherVocabular
 from parlay.proposers.methods.draft_model.progress import Gap, Gaps, SameVocabulary, last_slot
 from parlay.proposers.methods.draft_model.translation import Translator
 from parlay.proposers.model_head import ModelHead
-from parlay.runner.batch import Stretch, flatten
+from parlay.runner.batch import Segment, flatten
 from parlay.runner.footprint import weight_bytes
 from parlay.types.cache import StateRoom
 from parlay.types.plan import NO_PROPOSAL, Proposal, Span, StateUse, Verdict
@@ -79,14 +79,14 @@ class Proposer(ModelHead):
         self._target = target
         config = describe_model(options.model, replace(target.hub, revision=options.revision))
         storage: Storage = "stored" if stored_kinds(config) else storage_of(options, target)
-        way, self._translator = self.way(options, config)
-        self.own_blocks = way != "same"
-        self.draws = way != "text"  # several draws may make one token of the target's
+        vocabulary, self._translator = self.resolve_vocabulary(options, config)
+        self.own_blocks = vocabulary != "same"
+        self.draws = vocabulary != "text"  # several draws may make one token of the target's
         size = target.config.vocab_size
         most = size if config.vocab_size > size and not self.own_blocks else None
         self._config = replace(config, storage=storage, most_tokens=most)
         check_weights(self._config)
-        self.share = share_of(self.source, replace(options, vocabulary=way), self._config.path, target)
+        self.share = share_of(self.source, replace(options, vocabulary=vocabulary), self._config.path, target)
         check_ranks(self._config, options.draft_tensor_parallel_size)
         self._room = _OWN_TOKENS if self.own_blocks else 1
         self.cache = replace(cache_spec(self._config, target.dtype), slots=self._room)
@@ -98,7 +98,7 @@ class Proposer(ModelHead):
             self._own_rows = ReducedOutput(self._config, target.dtype, rows)
             self.weight_bytes += self._own_rows.bytes
         self.output: DraftOutput | None = None
-        if way != "same" or config.foreign is not None:
+        if vocabulary != "same" or config.library_model is not None:
             if options.draft_vocab_size is not None:
                 raise ConfigError(
                     f"draft_vocab_size is for draft models of parlay's own families with the target's vocabulary, "
@@ -108,7 +108,7 @@ class Proposer(ModelHead):
             self.output = DraftOutput(target, self._config, options.draft_vocab_size, self._config)
             self.weight_bytes += self.output.bytes
 
-    def way(self, options: Options, config: ModelConfig) -> tuple[Vocabulary, Translator | None]:
+    def resolve_vocabulary(self, options: Options, config: ModelConfig) -> tuple[Vocabulary, Translator | None]:
         """Return what `choose` does of a draft model.
 
         Raises:
@@ -148,7 +148,7 @@ class Proposer(ModelHead):
             self._some = self._own_rows
         else:
             assert translator.rows is not None
-            rows = runtime.kernels.place(translator.rows)
+            rows = runtime.kernels.to_device(translator.rows)
             self._some = lambda states: self._own_logits(states)[:, rows].contiguous()
 
     def base(self, start: Start) -> StateUse:  # noqa: D102
@@ -163,7 +163,7 @@ class Proposer(ModelHead):
     ) -> list[Proposal]:
         """Close each request's gap as far as the row limit allows, then draft where it is closed."""
         proposals = [NO_PROPOSAL] * len(spans)
-        stretches: list[Stretch] = []
+        segments: list[Segment] = []
         starts: list[Start] = []
         gaps: dict[int, tuple[Gap, int]] = {}  # with how many of their tokens are run
         rows_left = self._max_rows
@@ -184,20 +184,20 @@ class Proposer(ModelHead):
             if run:
                 row = self._max_rows - rows_left - 1  # the last so far
                 drafts = span.sample and len(run) == len(gap.tokens)
-                levels, width, nodes = shape_of(span.catch_up, min(length, self.deepest or MOST_LEVELS))
+                levels, width, nodes = shape_of(span.catch_up, min(length, self.max_depth or MOST_LEVELS))
                 masks = self.masks(levels, rows_left) if drafts else ()
                 rows_left -= len(masks)
                 known = (*self._readable(run), *masks)
-                stretches.append(Stretch(known, gap.begin, gap.blocks, states=gap.states(len(run))))
+                segments.append(Segment(known, gap.begin, gap.blocks, states=gap.states(len(run))))
                 if drafts:
                     position, place = span.end + len(verdict.tokens), gap.begin + len(run)
                     shape = self.levels_of(levels, masks), width, nodes
                     starts.append(
                         Start(i, span, row, verdict.tokens, position, *shape, place=place, blocks=gap.blocks)
                     )
-        if not stretches:
+        if not segments:
             return proposals
-        states = self.run(flatten(stretches, self._runner.block_size, recurrent=self.recurrent))
+        states = self.run(flatten(segments, self._runner.block_size, recurrent=self.recurrent))
         for gap, count in gaps.values():
             gap.close(count)
         for start, draft in self._expander.expand(starts, states):
@@ -215,10 +215,10 @@ class Proposer(ModelHead):
     def _readable(self, run: Sequence[int]) -> Sequence[int]:
         return run if self._other is not None else self.embeddable(tuple(run))
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        super().begin(turn, states, width)
-        rows = self._uploads.send([start.row for start in turn])
-        self._runner.kernels.embed(states, rows, self._state[: len(turn)])
+    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        super().begin(starts, states, width)
+        rows = self._uploads.send([start.row for start in starts])
+        self._runner.kernels.embed(states, rows, self._state[: len(starts)])
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         if level:  # the first follows from known tokens

@@ -39,8 +39,8 @@ class SharedTokens:
         return self._texts / max(len(self.draft.ids), 1)
 
     @property
-    def said(self) -> float:
-        """The same with each token as often as it comes, as far as a vocabulary's order tells.
+    def weighted_share(self) -> float:
+        """The same, weighted by how frequent each token is, as far as a vocabulary's order shows that.
 
         Tokenizers number what they merge in the order of its frequency, which falls as one over the number (Zipf).
         """
@@ -50,7 +50,7 @@ class SharedTokens:
         return both / every if every else self.share
 
     @property
-    def nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether they have no token of text in common."""
         return self._texts == 0
 

@@ -14,8 +14,8 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
 from parlay.train.data import Text
-from parlay.train.layers import LayerWeights, frequencies, layer_config, norm, turn
-from parlay.train.teacher import Lesson, TargetOutput, Teacher
+from parlay.train.layers import LayerWeights, apply_rotary, frequencies, layer_config, norm
+from parlay.train.teacher import TargetOutput, Teacher, TeacherBatch
 from parlay.train.trainee import DraftStep
 from parlay.train.trainee import Trainee as Base
 
@@ -68,7 +68,7 @@ class _Layer(LayerWeights):
         """
         normed = norm(state, self.input_layernorm)
         query, key, value = (self.heads(normed, weight) for weight in (self.q_proj, self.k_proj, self.v_proj))
-        query, key = turn(query, cos, sin), turn(key, cos, sin)
+        query, key = apply_rotary(query, cos, sin), apply_rotary(key, cos, sin)
         return self.after(state, scaled_dot_product_attention(query, key, value.float(), attn_mask=mask))
 
 
@@ -97,15 +97,15 @@ class Trainee(Base):
                 "target as a directory"
             )
 
-    def draft(self, lesson: Lesson) -> Iterator[DraftStep]:  # noqa: D102
-        rows = torch.arange(len(lesson.text), device=lesson.text.device)
-        same = lesson.text[:, None] == lesson.text[None, :]
+    def draft(self, batch: TeacherBatch) -> Iterator[DraftStep]:  # noqa: D102
+        rows = torch.arange(len(batch.text), device=batch.text.device)
+        same = batch.text[:, None] == batch.text[None, :]
         angles = (rows - same.int().argmax(1))[:, None] * self._turns.to(rows.device)
         mask = same & (rows[:, None] >= rows[None, :])
-        state = embedding(lesson.tokens, self.embed_tokens)
+        state = embedding(batch.tokens, self.embed_tokens)
         for layer in self.layers:
             state = layer(state, mask, angles.cos(), angles.sin())
-        starts = lesson.starts(1)
+        starts = batch.starts(1)
         yield DraftStep(norm(state[starts], self.norm), TargetOutput(self.embed_tokens), starts)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

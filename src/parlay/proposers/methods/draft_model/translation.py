@@ -260,7 +260,7 @@ def _paths(draft: Draft) -> Iterator[list[int]]:
         yield path[::-1]
 
 
-WAYS: dict[str, Callable[[SharedTokens, int, int], Translator]] = {
+TRANSLATORS: dict[str, Callable[[SharedTokens, int, int], Translator]] = {
     "intersection": lambda shared, vocab_size, draft_size: TokenByToken(shared, vocab_size),
     "text": Retokenised,
 }

@@ -38,7 +38,7 @@ class Proposer(BlockWalk):
     families = form.FAMILIES
     plain = (form.BEFORE, f"{form.GATE}.weight", f"{form.JOINT}.weight", form.CONFIDENCE)
 
-    def further(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:  # noqa: D102
+    def extra_shapes(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:  # noqa: D102
         head, settings, names = self.head, self.blocks.settings, weights.names
         width, vocab = self.config.hidden_size, self.config.vocab_size
         self._rank = rank = settings.count(form.RANK, 256 if form.BEFORE in names else 0, least=0)

@@ -38,7 +38,7 @@ class Proposer(FeatureHead):
     """Drafts from the last hidden state, each node from the state and the node before it."""
 
     source = "eagle"
-    runs_ends = True
+    uses_embed_or_lm_head = True
     output: DraftOutput
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
@@ -83,7 +83,7 @@ class Proposer(FeatureHead):
         read = [TensorReader(weights, dtype, layer(i)) for i in range(self.config.num_layers)]
         self._body = HeadLayers(self.config, self._target.max_model_len, read, kernels, group)
 
-    def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
+    def run_pairs(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         kernels, (rows, width) = context.kernels, state.shape
         pair = context.buffers("pair", 2 * width).view(2, rows, width)
         self._embedding(tokens, pair[0])

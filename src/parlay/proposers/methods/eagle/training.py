@@ -17,7 +17,7 @@ from parlay.train.eagle_layer import EagleTrainee
 from parlay.train.eagle_layer import LayerOptions as Options
 from parlay.train.layers import random
 from parlay.train.rollout import Rollout
-from parlay.train.teacher import Lesson, TargetOutput, Teacher
+from parlay.train.teacher import TargetOutput, Teacher, TeacherBatch
 
 __all__ = ["Options", "Trainee"]
 
@@ -32,8 +32,8 @@ class Trainee(EagleTrainee):
         self.fc = random(width, 2 * width)
         self.layer = self.make_layer(width)
 
-    def begin(self, lesson: Lesson) -> Tensor:  # noqa: D102
-        return lesson.hidden
+    def begin(self, batch: TeacherBatch) -> Tensor:  # noqa: D102
+        return batch.hidden
 
     def next_states(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:  # noqa: D102
         joined = linear(torch.cat([embedded, state], -1), self.fc)

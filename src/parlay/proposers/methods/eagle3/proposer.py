@@ -43,7 +43,7 @@ class Proposer(FeatureHead):
     """Drafts from three of the target's states, each node from the head's own state and the node before."""
 
     source = "eagle3"
-    runs_ends = True
+    uses_embed_or_lm_head = True
 
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         head, target, names = self.head, self._target, weights.names
@@ -155,7 +155,7 @@ class Proposer(FeatureHead):
         ids = torch.arange(self._vocab) + weights.read(form.OFFSETS, torch.int64)
         return checked_ids(ids, self._target.config.vocab_size, f"{self.head.path}: {form.OFFSETS}")
 
-    def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
+    def combine_states(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         kernels, eps = context.kernels, self.config.rms_norm_eps
         for part, norm in zip(parts, self._norms_of_states, strict=False):
             kernels.rms_norm(part, norm, eps, part)
@@ -165,7 +165,7 @@ class Proposer(FeatureHead):
             kernels.rms_norm(states, self._norm_of_all, eps, states)
         self._fuse(states, state)
 
-    def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
+    def run_pairs(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         kernels, (rows, width), eps = context.kernels, state.shape, self.config.rms_norm_eps
         pair = context.buffers("pair", 2 * width).view(2, rows, width)
         self._embedding(tokens, pair[0])

@@ -15,7 +15,7 @@ from parlay.train.data import Text, commonest
 from parlay.train.eagle_layer import EagleTrainee, LayerOptions
 from parlay.train.layers import norm, random
 from parlay.train.rollout import Rollout
-from parlay.train.teacher import Lesson, TargetOutput, Teacher
+from parlay.train.teacher import TargetOutput, Teacher, TeacherBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Trainee(EagleTrainee):
         teacher.tap(self.taps)
         self._ids = commonest(texts, vocab, options.draft_vocab_size) if options.draft_vocab_size else None
         if self._ids is not None:
-            teacher.narrow(self._ids)
+            teacher.restrict_vocabulary(self._ids)
         self.fc = random(width, 3 * width)
         self.hidden_norm, self.input_norm, self.norm = (nn.Parameter(torch.ones(width)) for _ in range(3))
         self.layer = self.make_layer(2 * width)
@@ -68,8 +68,8 @@ class Trainee(EagleTrainee):
         if not 0 <= layers[0] <= layers[-1] <= target.num_layers:
             raise ConfigError(f"layers={list(layers)}, but the target has {target.num_layers} layers; give others")
 
-    def begin(self, lesson: Lesson) -> Tensor:  # noqa: D102
-        return linear(torch.cat(lesson.tapped, -1), self.fc)
+    def begin(self, batch: TeacherBatch) -> Tensor:  # noqa: D102
+        return linear(torch.cat(batch.tapped, -1), self.fc)
 
     def next_states(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:  # noqa: D102
         pair = torch.cat([norm(embedded, self.input_norm), norm(state, self.hidden_norm)], -1)

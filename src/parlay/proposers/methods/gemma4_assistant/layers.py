@@ -9,7 +9,7 @@ from parlay.models.config import ModelConfig, parse_config
 from parlay.models.families import gemma4
 from parlay.models.heads import HeadConfig
 from parlay.models.style import Heads
-from parlay.proposers.target_keys import lent_layer
+from parlay.proposers.target_keys import kv_source_layer
 
 
 def describe_layers(head: HeadConfig, target: ModelConfig) -> ModelConfig:
@@ -28,15 +28,16 @@ def describe_layers(head: HeadConfig, target: ModelConfig) -> ModelConfig:
     config.count("sliding_window", 512)
     config = gemma4.describe(config)
     windows = config.style.windows
-    heads = [_lent(own, bool(window), head, target) for own, window in zip(config.style.heads, windows, strict=True)]
+    pairs = zip(config.style.heads, windows, strict=True)
+    heads = [_with_source(own, bool(window), head, target) for own, window in pairs]
     # As transformers counts from the newest token, the window has one key more than that of the target's own rows.
     style = replace(config.style, heads=tuple(heads), windows=tuple(window + (window > 0) for window in windows))
     return replace(config, style=style, tie_embeddings=head.flag("tie_word_embeddings", True), renamed={})
 
 
-def _lent(own: Heads, window: bool, head: HeadConfig, target: ModelConfig) -> Heads:
+def _with_source(own: Heads, window: bool, head: HeadConfig, target: ModelConfig) -> Heads:
     """Return the heads of a layer with the target's layer that it reads."""
-    source = lent_layer(target, window=window)
+    source = kv_source_layer(target, window=window)
     found = None if source is None else target.heads_of(source)
     if source is None or found is None or (found.count, found.width) != (own.count, own.width):
         has = "no such layer" if found is None else f"{found.count} heads of {found.width} there"

@@ -54,7 +54,7 @@ class Proposer(HeadProposer):
 
     source = "gemma4_assistant"
     default_length = 4
-    runs_ends = True
+    uses_embed_or_lm_head = True
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
         size = options.draft_tensor_parallel_size
@@ -115,7 +115,7 @@ class Proposer(HeadProposer):
             DecoderLayer(config, i, TensorReader(weights, dtype, form.LAYER.format(i)), kernels, group, tables[i])
             for i in range(config.num_layers)
         ]
-        self._lent = tuple(runtime.cache[heads.source] for heads in config.style.heads)
+        self._target_caches = tuple(runtime.cache[heads.source] for heads in config.style.heads)
         self._read_output(weights, runtime)
         self._block_size, self._recorded = runtime.block_size, group.size == 1
         self._memory = Buffers(MOST_ROWS, dtype)  # shared by all recordings, of which one runs at a time
@@ -145,9 +145,9 @@ class Proposer(HeadProposer):
 
     # --------------------------------------------------------------------------------------------------- drafting
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        self._keys.prepare(turn, width)
-        super().begin(turn, states, width)
+    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        self._keys.prepare(starts, width)
+        super().begin(starts, states, width)
 
     def gather(self, level: int, origin: Tensor) -> None:  # noqa: D102
         rows = len(origin)
@@ -164,7 +164,7 @@ class Proposer(HeadProposer):
         """Run nodes with the states `[rows, H]` before them, which are replaced; write those of the layers."""
         kernels, (rows, width) = self._kernels, hidden.shape
         buffers = Buffers(rows, self._target.dtype, self._memory)
-        context = ForwardContext(kernels, inputs.positions, inputs.slots, inputs.view, self._lent, buffers)
+        context = ForwardContext(kernels, inputs.positions, inputs.slots, inputs.view, self._target_caches, buffers)
         pair = buffers("pair", 2 * width).view(2, rows, width)
         self._embedding(inputs.tokens, pair[0])
         if self._scale != 1:
@@ -174,8 +174,8 @@ class Proposer(HeadProposer):
         side_by_side(pair, kernels, joined)
         self._enter(joined, residual)
         delta: Tensor | None = None
-        for layer, lent in zip(self._layers, self._lent, strict=True):
-            delta = layer(residual, delta, context, lent)
+        for layer, cache in zip(self._layers, self._target_caches, strict=True):
+            delta = layer(residual, delta, context, cache)
         self._norm(kernels, residual, delta, self._last_norm, normed)
         self._leave(normed, hidden)
 

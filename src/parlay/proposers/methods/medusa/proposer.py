@@ -63,7 +63,7 @@ class Proposer(HeadProposer):
 
     source = "medusa"
     choices_option = "medusa_choices"
-    runs_ends = True
+    uses_embed_or_lm_head = True
     path_free = True
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
@@ -114,7 +114,7 @@ class Proposer(HeadProposer):
         weights.expect(shapes | choice)
         own = {name: (self._vocab, width) if name in layout.outputs else shape for name, shape in shapes.items()}
         self.weight_bytes = weights.size(own, target.dtype) + MOST_ROWS * self._vocab * 4
-        self.default_length = self.deepest = len(layout.blocks)
+        self.default_length = self.max_depth = len(layout.blocks)
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group, layout = self._target.dtype, runtime.kernels, runtime.group, self._layout

@@ -17,7 +17,7 @@ from parlay.proposers.methods.medusa.format import ARCHITECTURE, BIASED, FILE, H
 from parlay.proposers.methods.medusa.format import block as block_name
 from parlay.proposers.methods.medusa.format import output as output_name
 from parlay.train.data import Text
-from parlay.train.teacher import Lesson, TargetOutput, Teacher
+from parlay.train.teacher import TargetOutput, Teacher, TeacherBatch
 from parlay.train.trainee import DraftStep
 from parlay.train.trainee import Trainee as Base
 
@@ -65,11 +65,11 @@ class Trainee(Base):
         copies = options.num_heads if options.own_outputs else 0
         self.outputs = nn.ParameterList(nn.Parameter(first.clone()) for _ in range(copies))
 
-    def draft(self, lesson: Lesson) -> Iterator[DraftStep]:  # noqa: D102
+    def draft(self, batch: TeacherBatch) -> Iterator[DraftStep]:  # noqa: D102
         for i, blocks in enumerate(self.blocks):
             assert isinstance(blocks, nn.ModuleList)
-            starts = lesson.starts(2 + i)
-            state = lesson.hidden[starts]
+            starts = batch.starts(2 + i)
+            state = batch.hidden[starts]
             for block in blocks:
                 state = state + silu(block(state))
             output = TargetOutput(self.outputs[i]) if self._own else self._target

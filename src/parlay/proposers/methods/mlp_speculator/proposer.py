@@ -81,7 +81,7 @@ class Proposer(HeadProposer):
         weights.expect(own | {name: copies[name] for name in self._copies})
         embeddings = [name for name in own if name.startswith(f"{self._prefix}emb.")]
         self.weight_bytes = weights.size(own, target.dtype, embeddings) + MOST_ROWS * vocab * 4
-        self.default_length = self.deepest = count
+        self.default_length = self.max_depth = count
 
     def _source(self, part: str, index: int) -> int:
         """Return whose tensors node `index` uses, its own or another's; the first projection is always its own."""
@@ -139,10 +139,10 @@ class Proposer(HeadProposer):
                 f"{self.head.path}: {name} differs from {original}, although the config says tie_weights"
             )
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        super().begin(turn, states, width)
+    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        super().begin(starts, states, width)
         if self._scaled:
-            hidden = self._hidden[: len(turn)]
+            hidden = self._hidden[: len(starts)]
             self._kernels.rms_norm(hidden, self._halved, _EPS, hidden)
 
     def gather(self, level: int, origin: Tensor) -> None:  # noqa: D102

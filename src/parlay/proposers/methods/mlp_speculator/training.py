@@ -16,7 +16,7 @@ from torch.nn.functional import embedding, gelu, linear
 from parlay.errors import ConfigError
 from parlay.proposers.methods.mlp_speculator.format import ARCHITECTURE, MODEL_TYPE, PREFIX, tensor
 from parlay.train.data import Text
-from parlay.train.teacher import Lesson, TargetOutput, Teacher
+from parlay.train.teacher import TargetOutput, Teacher, TeacherBatch
 from parlay.train.trainee import DraftStep
 from parlay.train.trainee import Trainee as Base
 
@@ -69,18 +69,18 @@ class Trainee(Base):
         self.ln = nn.ParameterList(nn.Parameter(torch.ones(inner)) for _ in range(stages))
         self.ln_bias = nn.ParameterList(nn.Parameter(torch.zeros(inner)) for _ in range(stages))
 
-    def draft(self, lesson: Lesson) -> Iterator[DraftStep]:  # noqa: D102
-        state = lesson.hidden
+    def draft(self, batch: TeacherBatch) -> Iterator[DraftStep]:  # noqa: D102
+        state = batch.hidden
         if self._options.scale_input:
             state = _norm(state) * 0.5**0.5
         for i in range(self.depth):
             stage = 0 if self._options.tie_weights else i
             # Beyond a text's end come another's tokens; such rows are left out for this node and all later ones.
-            before = lesson.tokens.roll(-1 - i)
+            before = batch.tokens.roll(-1 - i)
             state = linear(state, self.proj[min(i, len(self.proj) - 1)]).float()
             state = _norm(state + self._share * embedding(before, self.emb[stage]))
             state = gelu(state * self.ln[stage] + self.ln_bias[stage])
-            starts = lesson.starts(2 + i)
+            starts = batch.starts(2 + i)
             yield DraftStep(state[starts], TargetOutput(self.head[stage]), starts + 1 + i)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Files that hold a model's layer for further tokens alone, as llama.cpp's `mtp-*.gguf`: detection.
+"""Files that hold a model's MTP layer alone, as llama.cpp's `mtp-*.gguf`: detection.
 
 Names of tensors are those of `parlay.models.mtp`.
 """

@@ -1,4 +1,4 @@
-"""The layer for further tokens with its weights, as it drafts and as it is trained."""
+"""The MTP layer with its weights, as it drafts and as it is trained."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from parlay.parallel.group import ALONE, Group
 from parlay.proposers.head_layers import side_by_side
 
 
-class FurtherLayer:
+class MTPDraftLayer:
     """It predicts a token's state from its embedding and the state before it."""
 
     def __init__(
@@ -34,7 +34,7 @@ class FurtherLayer:
             layer: which one.
             weights: have its tensors.
             dtype: of plain numbers.
-            tables: what its queries and keys turn by.
+            tables: rotary tables of its queries and keys.
             kernels: the operations to run with.
             group: the ranks that share it.
             place: of its keys and values in the cache.

@@ -30,7 +30,7 @@ from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_output import DraftOutput, OutputOptions
 from parlay.proposers.heads import CheckpointOptions
 from parlay.proposers.layered_head import LayeredHead
-from parlay.proposers.methods.mtp.layer import FurtherLayer
+from parlay.proposers.methods.mtp.layer import MTPDraftLayer
 from parlay.proposers.target_layers import TargetEmbedding
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.progress import OnRead, ignore
@@ -56,7 +56,7 @@ class Proposer(LayeredHead):
 
     source = "mtp"
     default_length = 3
-    runs_ends = True
+    uses_embed_or_lm_head = True
     output: DraftOutput | None
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
@@ -82,7 +82,7 @@ class Proposer(LayeredHead):
         layers = mtp_layers(config, path)
         if not layers:
             raise ModelError(
-                f"the method 'mtp' needs a layer that predicts further tokens of {config.path}, which {path} lacks; "
+                f"the method 'mtp' needs an MTP layer of {config.path}, which {path} lacks; "
                 "leave the method out, or take one that needs no weights, such as 'suffix'"
             )
         self._layers, self.config = layers, stacked(layers)
@@ -103,7 +103,7 @@ class Proposer(LayeredHead):
             self.output = DraftOutput(self._target, self._layers[0].config, self._draft_vocab_size)
         elif self._draft_vocab_size is not None:
             raise ConfigError(
-                f"the layers for further tokens of {self._target.config.path} have output layers of their own, which "
+                f"the MTP layers of {self._target.config.path} have output layers of their own, which "
                 "draft all tokens; leave draft_vocab_size out"
             )
         own = sum(weights.size(layer.shapes(), self._target.dtype) for layer in self._layers)
@@ -123,11 +123,11 @@ class Proposer(LayeredHead):
         self._normed = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
         tables = layer_tables(config, self._target.max_model_len)
         self._further = [
-            FurtherLayer(layer, weights, dtype, own, kernels, group, place)
+            MTPDraftLayer(layer, weights, dtype, own, kernels, group, place)
             for place, (layer, own) in enumerate(zip(self._layers, tables, strict=True))
         ]
 
-    def foresee_by(self, layer: int, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
+    def run_pairs_in(self, layer: int, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         rows, width = state.shape
         pair = context.buffers("pair", 2 * width).view(2, rows, width)
         self._embedding(tokens, pair[0])

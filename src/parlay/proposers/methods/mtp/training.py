@@ -1,4 +1,4 @@
-"""Training of a model's layer for further tokens: see the proposer of the same name.
+"""Training of a model's MTP layer: see the proposer of the same name.
 
 It begins as the model's own. Where the model has none it begins as the last of the model's layers that it is like,
 behind a projection that takes the mean of what it reads. Models come with it trained one token ahead; here it learns
@@ -16,13 +16,13 @@ from parlay.models.mtp import MTPLayer
 from parlay.models.rotary import layer_tables
 from parlay.models.select import mtp_layers, possible_mtp_layer
 from parlay.models.stored import open_weights
-from parlay.proposers.methods.mtp.layer import FurtherLayer
+from parlay.proposers.methods.mtp.layer import MTPDraftLayer
 from parlay.train.data import Text
 from parlay.train.differentiable import Parameters, rollout_context
 from parlay.train.layers import random
 from parlay.train.rollout import Rollout, RolloutTrainee
 from parlay.train.rollout import RolloutOptions as Options
-from parlay.train.teacher import Lesson, TargetOutput, Teacher
+from parlay.train.teacher import TargetOutput, Teacher, TeacherBatch
 from parlay.train.trainee import DraftStep
 
 __all__ = ["Options", "Trainee"]
@@ -48,12 +48,12 @@ class Trainee(RolloutTrainee):
         super().check(options, target)
         possible_mtp_layer(target)
 
-    def begin(self, lesson: Lesson) -> Tensor:  # noqa: D102
-        return lesson.tapped[0] if self._layer.names.unnormed else lesson.hidden
+    def begin(self, batch: TeacherBatch) -> Tensor:  # noqa: D102
+        return batch.tapped[0] if self._layer.names.unnormed else batch.hidden
 
-    def draft(self, lesson: Lesson) -> Iterator[DraftStep]:  # noqa: D102
-        yield from super().draft(lesson)
-        self._further: FurtherLayer | None = None  # and its gradients
+    def draft(self, batch: TeacherBatch) -> Iterator[DraftStep]:  # noqa: D102
+        yield from super().draft(batch)
+        self._further: MTPDraftLayer | None = None  # and its gradients
 
     def next_states(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:  # noqa: D102
         texts, count, width = state.shape
@@ -61,7 +61,7 @@ class Trainee(RolloutTrainee):
         context = rollout_context(self._layer.config, rollout, texts * count)
         if begins:
             parameters = Parameters(dict(zip(self._names, self.weights, strict=True)))
-            further = FurtherLayer(self._layer, parameters, torch.float32, self._tables, context.kernels)
+            further = MTPDraftLayer(self._layer, parameters, torch.float32, self._tables, context.kernels)
             self._further = further
         assert self._further is not None
         pair = context.buffers("pair", 2 * width).view(2, texts * count, width)

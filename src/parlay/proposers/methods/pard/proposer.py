@@ -52,13 +52,13 @@ class Proposer(DraftModel):
 
     source = "pard"
     default_length = 8
-    deepest = longest = 16
+    max_depth = max_draft_tokens = 16
     path_free = True
     at_once = True
     in_one_pass = True
     same = _Masked
 
-    def way(self, options: Options, config: ModelConfig) -> tuple[Vocabulary, Translator | None]:  # noqa: D102
+    def resolve_vocabulary(self, options: Options, config: ModelConfig) -> tuple[Vocabulary, Translator | None]:  # noqa: D102
         head, target, own = HeadConfig(config.path, config.raw), self._target, ("auto", "same")
         kind = config.raw.get(form.KIND)
         if kind not in form.KINDS:
@@ -90,9 +90,9 @@ class Proposer(DraftModel):
     def levels_of(self, levels: int, masks: Sequence[int]) -> int:  # noqa: D102
         return len(masks) + 1
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._states_of_rows = states
-        self._first[: len(turn)] = self._uploads.send([start.row for start in turn])
+        self._first[: len(starts)] = self._uploads.send([start.row for start in starts])
 
     paths = DraftHead.paths  # draft tokens have no keys and values of their own
 

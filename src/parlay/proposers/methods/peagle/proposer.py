@@ -16,7 +16,7 @@ from torch import Tensor
 
 from parlay.checkpoints.loader import Checkpoint
 from parlay.proposers.base import Runtime
-from parlay.proposers.block_config import Sight
+from parlay.proposers.block_config import AttentionPattern
 from parlay.proposers.block_slots import BlockSlots
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.heads import CheckpointOptions as Options
@@ -31,7 +31,7 @@ __all__ = ["EMBEDDED", "Options", "Proposer"]
 
 EMBEDDED: Mapping[str, Any] | None = None
 _DEPTHS = 8  # that the library trains by default
-_SIGHT = Sight(causal=True)
+_PATTERN = AttentionPattern(causal=True)
 
 
 class Proposer(EagleProposer):
@@ -44,9 +44,9 @@ class Proposer(EagleProposer):
 
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         super().describe(weights)
-        self.longest = self.deepest = min(max(self.default_length, _DEPTHS), MOST_ROWS)
-        self.default_length = min(self.default_length, self.longest)
-        self.rows = self.longest - 1
+        self.max_draft_tokens = self.max_depth = min(max(self.default_length, _DEPTHS), MOST_ROWS)
+        self.default_length = min(self.default_length, self.max_draft_tokens)
+        self.rows = self.max_draft_tokens - 1
         self._mask = mask_of(self.head, form.MASKS, self._target.config.tokens)
 
     def _shapes(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -60,25 +60,25 @@ class Proposer(EagleProposer):
     def load(self, runtime: Runtime) -> None:  # noqa: D102
         super().load(runtime)
         longest, sizes = self._target.max_model_len, (runtime.num_blocks, runtime.block_size)
-        self._masks = BlockSlots([_SIGHT], self.rows, self._mask, longest, *sizes, runtime.uploads, newest=False)
+        self._masks = BlockSlots([_PATTERN], self.rows, self._mask, longest, *sizes, runtime.uploads, newest=False)
         # States of the last pairs, and of the masked ones.
         self._states = torch.zeros((2 * MOST_ROWS, self.config.hidden_size), dtype=self._target.dtype)
         self._state, self._of_masks = self._states[:MOST_ROWS], self._states[MOST_ROWS:]
-        context = replace(self._context(self._masks.batch(_SIGHT, 1)), buffers=self._buffers(1))
+        context = replace(self._context(self._masks.batch(_PATTERN, 1)), buffers=self._buffers(1))
         self._absent = torch.zeros((1, self.config.hidden_size), dtype=self._target.dtype)
-        self.enter(self._masked.clone(), self._absent, context)
+        self.combine_states(self._masked.clone(), self._absent, context)
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        self._masks.prepare(turn)
-        rows = self._uploads.send([start.row for start in turn])
-        self._kernels.embed(states, rows, self._state[: len(turn)])
+    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        self._masks.prepare(starts)
+        rows = self._uploads.send([start.row for start in starts])
+        self._kernels.embed(states, rows, self._state[: len(starts)])
 
     paths = DraftHead.paths  # draft tokens have no keys and values of their own
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:
         """Run the masked pairs of so many requests at level 0; the others are computed with it."""
         if level == 0:
-            batch = self._masks.batch(_SIGHT, rows)
+            batch = self._masks.batch(_PATTERN, rows)
             self._run_masks(batch if self._recorded else trimmed(batch, self._block_size))
 
     @shared
@@ -86,7 +86,7 @@ class Proposer(EagleProposer):
         rows = len(batch.tokens)
         state = self._of_masks[:rows]
         self._kernels.embed(self._absent, torch.zeros(rows, dtype=torch.int64), state)
-        self.foresee(batch.tokens, state, self._context(batch))
+        self.run_pairs(batch.tokens, state, self._context(batch))
 
     def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
         return self.score_at(level * MOST_ROWS + torch.arange(rows))
