@@ -1,4 +1,4 @@
-"""Passes with 1, 2, 4, ... threads in turns: how many are best here, and what more threads than cores cost."""
+"""Forward passes by number of threads, interleaved: which number is best, and what more threads than cores cost."""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, resolve_dtype
 
 _ROWS = (1, 8, 256)
-_SECONDS = 60.0  # that a number of threads may take in its turn: enough for a dozen passes of most models
+_SECONDS = 60.0  # for each number in a round: enough for a dozen passes of most models
 _COLUMNS = {
     "threads": ("threads", "{:d}"),
     **{f"ms_{rows}": (f"ms, {rows} row{'s' * (rows > 1)}", "{:.2f}") for rows in _ROWS},
@@ -26,13 +26,11 @@ _COLUMNS = {
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "tiny-code")
-    text = "numbers of threads (default: powers of two up to twice the cores)"
-    parser.add_argument("--counts", type=count, nargs="+", default=_powers(2 * env.threads()), help=text)
-    parser.add_argument("--rounds", type=count, default=4, help="turns of each number (default: 4)")
-
-
-def _powers(most: int) -> list[int]:
-    return [1 << i for i in range(most.bit_length())]
+    text = "numbers of threads (default: powers of two up to twice the cores, and the cores)"
+    cores = env.threads()
+    usual = sorted({cores, *(1 << i for i in range((2 * cores).bit_length()))})
+    parser.add_argument("--counts", type=count, nargs="+", default=usual, help=text)
+    parser.add_argument("--rounds", type=count, default=4, help="rounds, each with every number (default: 4)")
 
 
 def _run(options: argparse.Namespace) -> int:

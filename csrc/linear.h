@@ -176,12 +176,12 @@ PARLAY_INLINE void multiply_rows(int64_t rows, const typename Step<W>::X* x, con
     multiply_rows<W, R - 1>(rows, x, weight, steps, first, ahead, total);
 }
 
-// One row waits for memory, and one stream of it leaves much of it idle, since the processor's own prefetching follows
-// several at once. So many panels are read side by side as registers have room for the sums of.
+// One row is limited by memory bandwidth, of which a single stream uses half: the processor's prefetchers follow several
+// streams at once. So several panels are read together, as many as there are registers for their sums.
 #if defined(PARLAY_AVX2)
 constexpr int kStreams = 3;
 #else
-constexpr int kStreams = 1;  // elsewhere that was not measured yet
+constexpr int kStreams = 1;  // not measured
 #endif
 
 // As multiply, of one row and P panels, each `apart` weights after the one before.

@@ -123,9 +123,8 @@ class Pool {
   static bool open(uint64_t ticket) { return (ticket & 0xffff) < (ticket >> 16 & 0xffff); }
 
   bool take_share() {
-    // Threads that find nothing only read, so that they do not take the line from each other. Then one addition is
-    // enough however many ask at once, where a compare-and-swap would fail and be tried again. A worker that was late
-    // for one job takes a share of the next, whose ticket it gets.
+    // Idle threads only read, so that the cache line stays shared. An addition never fails, where a compare-and-swap is
+    // repeated if many ask at once. A worker that comes late gets the ticket of the next job, and takes a share of that.
     if (!open(ticket_.load())) return false;
     const uint64_t ticket = ticket_.fetch_add(1);
     if (!open(ticket)) return false;

@@ -48,16 +48,16 @@ struct Rows {
   X* at(int64_t block, int64_t row) const { return blocks + (block * laid + row) * stride; }
 };
 
-// Calls task(x, first row, panel, count) for the tasks that it takes, panels against a chunk of rows, `most` at once if
-// there is one chunk; chunks are of nearly equal size, and prepare(first row, rows) makes x of one, once for all of its
-// panels that follow one another.
+// Calls task(x, first row, panel, count) for the tasks that it takes, panels against a chunk of rows, at most `most` at
+// once, which is 1 where there are several chunks. Chunks are of nearly equal size, and prepare(first row, rows) makes x
+// of one, once for all of its panels that follow one another.
 template <class X, class Prepare, class Task>
 PARLAY_INLINE void each_task(const LinearArgs& a, Shares& shares, int64_t thread, int64_t most, Prepare prepare,
                              Task task) {
   const int64_t panels = (a.outputs + kPanel - 1) / kPanel, chunks = (a.rows + kLinearRows - 1) / kLinearRows;
   int64_t known = -1, first_row = 0;
   X x = {};
-  for (Shares::Some some; (some = shares.take(thread, chunks == 1 ? most : 1)).count;) {
+  for (Shares::Some some; (some = shares.take(thread, most)).count;) {
     const int64_t chunk = some.first / panels;
     if (chunk != known) {
       known = chunk, first_row = a.rows * chunk / chunks;

@@ -258,7 +258,7 @@ struct Shares {
     int64_t first, count;
   };
   // Tasks for the thread with this number, at most `most` of its own stretch, one of another's; none if all are taken.
-  Some take(int64_t thread, int64_t most = 1) {
+  Some take(int64_t thread, int64_t most) {
     for (int64_t i = 0; i < count; ++i) {
       uint64_t& left = stretches[(thread + i) % count].left;
       uint64_t seen = __atomic_load_n(&left, __ATOMIC_RELAXED);

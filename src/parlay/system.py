@@ -3,7 +3,7 @@
     what                    Linux                             elsewhere
     processors allowed      `sched_getaffinity`               all that there are
     staying on some         `sched_setaffinity`               the system chooses
-    which share a core      `/sys/devices`                    all of them compute; on macOS `sysctl`
+    cores                   `/sys/devices`                    one a processor; on macOS `sysctl`
     the processor's name    `/proc/cpuinfo`                   what Python says; on macOS `sysctl`
     memory that is free     `/proc/meminfo`                   half of what there is
     addresses in use        `/proc/self/statm`                unknown, so no limit on them counts
@@ -20,10 +20,11 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 PROC, DEVICES = Path("/proc"), Path("/sys/devices")
-_SLOW = 0.5  # of the fastest processor's speed: a slower one is there to save power
+_SLOW = 0.5  # of the fastest core's speed, below which one is an efficiency core
 
 
 def allowed_processors() -> frozenset[int]:
@@ -40,32 +41,35 @@ def stay_on(processors: frozenset[int]) -> None:
 def core_count() -> int:
     """Return how many cores this process may compute on.
 
-    Processors of one core share its arithmetic and its caches, so more than one thread there gains nothing, and waits
-    for the others. Of cores of two kinds only the fast ones count: a layer ends with its slowest thread.
+    That is neither the hardware threads of a core, which share its arithmetic units, nor efficiency cores next to
+    performance cores: a layer ends with its slowest thread.
     """
     allowed = allowed_processors()
     if not allowed:
         performance = _sysctl("hw.perflevel0.physicalcpu") or _sysctl("hw.physicalcpu")
         return int(performance) if performance.isdecimal() else os.cpu_count() or 1
-    fast = _listed(DEVICES / "cpu_core" / "cpus") & allowed or allowed  # Intel's cores of two kinds
-    speeds = {processor: _speed(processor) for processor in fast}
-    fast = frozenset(processor for processor in fast if speeds[processor] >= _SLOW * max(speeds.values()))
-    return len({min((_listed(_about(one) / "topology" / "thread_siblings_list") & fast) | {one}) for one in fast})
+    return _fast_cores(DEVICES, allowed)
 
 
-def _about(processor: int) -> Path:
-    return DEVICES / "system" / "cpu" / f"cpu{processor}"
+@cache  # it is asked for several times, and reads files of each processor
+def _fast_cores(devices: Path, allowed: frozenset[int]) -> int:
+    fast = _read_list(devices / "cpu_core" / "cpus") & allowed or allowed  # Intel's performance cores
+    folders = {processor: devices / "system" / "cpu" / f"cpu{processor}" for processor in fast}
+    speeds = {processor: _read_capacity(folder / "cpu_capacity") for processor, folder in folders.items()}
+    fast = frozenset(one for one in fast if speeds[one] >= _SLOW * max(speeds.values()))
+    siblings = (_read_list(folders[one] / "topology" / "thread_siblings_list") & fast | {one} for one in fast)
+    return len({min(core) for core in siblings})
 
 
-def _speed(processor: int) -> float:
-    """Return a processor's speed beside others of the machine, where the system has compared them."""
+def _read_capacity(file: Path) -> float:
+    """Return a processor's speed relative to the machine's others; 0 where Linux has not measured it."""
     try:
-        return float((_about(processor) / "cpu_capacity").read_text())
+        return float(file.read_text())
     except (OSError, ValueError):
         return 0.0
 
 
-def _listed(file: Path) -> frozenset[int]:
+def _read_list(file: Path) -> frozenset[int]:
     """Return the processors that a file lists; none where it is missing."""
     try:
         return parse_list(file.read_text())
@@ -99,9 +103,8 @@ def processor() -> tuple[str, str]:
     if "model name" in facts:
         name = f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
         return name, facts.get("flags", "")
-    return _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine(), facts.get(
-        "Features", ""
-    )
+    name = _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine()
+    return name, facts.get("Features", "")
 
 
 def _sysctl(name: str) -> str:
