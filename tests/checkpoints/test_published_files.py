@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import write_llama
+from checkpoints import edit_config, write_llama
 from families import SMALL, reference, write_family
 from gguf_files import write_gguf
 from pieces import logits_in_pieces, make_runner, random_tokens
@@ -25,13 +25,6 @@ TOKENS = random_tokens(LENGTH)
 
 def logits(path: Path) -> Tensor:
     return logits_in_pieces(make_runner(path, length=LENGTH), TOKENS, [11])
-
-
-def edit(path: Path, *without: str, **changes: Any) -> Path:
-    file = path / "config.json"
-    config = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in config.items() if key not in without}))
-    return path
 
 
 def assert_as_transformers(path: Path) -> None:
@@ -63,7 +56,7 @@ def test_a_scaling_that_the_user_adds_counts(tmp_path: Path, name: str, scaling:
     path = write_family(tmp_path / "model", name)
     assert json.loads((path / "config.json").read_text())["rope_parameters"], "as transformers 5 writes it"
     before = logits(path)
-    edit(path, rope_scaling=scaling)
+    edit_config(path, rope_scaling=scaling)
     assert_as_transformers(path)
     assert (logits(path) - before).abs().max() > 0.01
 
@@ -71,7 +64,7 @@ def test_a_scaling_that_the_user_adds_counts(tmp_path: Path, name: str, scaling:
 def test_an_added_scaling_leaves_the_base_of_frequencies(tmp_path: Path) -> None:
     own = {"rope_type": "default", "rope_theta": 1e6}
     path = write_llama(tmp_path / "model", rope_parameters=own)
-    edit(path, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128})
+    edit_config(path, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128})
     rotary = describe_model(str(path)).rotary
     assert (rotary.theta, rotary.kind) == (1e6, "yarn")
 
@@ -110,7 +103,7 @@ def test_ends_that_are_no_ids_are_named_with_their_file(tmp_path: Path, odd: Any
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_config_without_a_dtype_is_as_its_weights(tmp_path: Path, dtype: torch.dtype) -> None:
-    path = edit(write_llama(tmp_path / "model", dtype=dtype), "torch_dtype", "dtype")
+    path = edit_config(write_llama(tmp_path / "model", dtype=dtype), "torch_dtype", "dtype")
     assert describe_model(str(path)).dtype == str(dtype).removeprefix("torch.")
 
 
@@ -119,7 +112,7 @@ def test_a_config_without_a_dtype_is_as_its_weights(tmp_path: Path, dtype: torch
     [("qwen3", None), ("gemma3", None), ("qwen3moe", None), ("granite", "GraniteForCausalLM"), ("gemma", None)],
 )
 def test_configs_that_do_not_list_a_class(tmp_path: Path, name: str, architectures: str | None) -> None:
-    path = edit(write_family(tmp_path / "model", name), architectures=architectures)
+    path = edit_config(write_family(tmp_path / "model", name), architectures=architectures)
     assert_as_transformers(path)
 
 
@@ -153,7 +146,7 @@ def test_a_tied_embedding_under_the_heads_name(tmp_path: Path, name: str) -> Non
     save_model(model, str(path / "model.safetensors"), metadata={"format": "pt"})
     assert "lm_head.weight" in load_file(path / "model.safetensors")
     assert torch.equal(logits(path), expected)
-    edit(path, tie_word_embeddings=False)
+    edit_config(path, tie_word_embeddings=False)
     with pytest.raises(ModelError, match=r"lacks the tensor .*embed_tokens"):
         logits(path)
 
@@ -162,7 +155,7 @@ def test_layers_of_granite_4_as_older_configs_call_them(tmp_path: Path) -> None:
     path = write_family(tmp_path / "model", "granite4-h")
     expected = describe_model(str(path)).style
     older = ["mamba", "attention", "mamba", "mamba"]
-    assert describe_model(str(edit(path, layer_types=None, layers_block_type=older))).style == expected
+    assert describe_model(str(edit_config(path, layer_types=None, layers_block_type=older))).style == expected
 
 
 def test_a_width_for_each_layer(tmp_path: Path) -> None:
@@ -232,25 +225,8 @@ def test_internlm3(tmp_path: Path, biases: bool) -> None:
     """A Llama whose biases have keys of their own."""
     expected = logits(write_llama(tmp_path, attention_bias=biases, mlp_bias=biases))
     own = {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3", "qkv_bias": biases, "bias": biases}
-    edit(tmp_path, "attention_bias", "mlp_bias", **own)
+    edit_config(tmp_path, "attention_bias", "mlp_bias", **own)
     assert torch.equal(logits(tmp_path), expected)
-
-
-def test_files_for_mlx(tmp_path: Path) -> None:
-    """Plain ones are like others, but not those with recurrent layers: MLX adds one to their norms."""
-    for family in ("qwen3", "qwen3_5"):
-        path = write_family(tmp_path / family, family)
-        tensors = load_file(path / "model.safetensors")
-        save_file(tensors, path / "model.safetensors", {"format": "mlx"})
-    assert logits(tmp_path / "qwen3").isfinite().all()
-    with pytest.raises(ModelError, match="written for MLX, which stores norms and convolutions of recurrent layers"):
-        make_runner(tmp_path / "qwen3_5")
-
-
-def test_a_config_of_older_files_for_mlx(tmp_path: Path) -> None:
-    edit(write_llama(tmp_path), quantization={"group_size": 64, "bits": 4})
-    with pytest.raises(ModelError, match="quantised for MLX"):
-        describe_model(str(tmp_path))
 
 
 def test_shards(tmp_path: Path) -> None:

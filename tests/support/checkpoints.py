@@ -95,3 +95,11 @@ def write_byte_tokenizer(path: Path, vocab_size: int = VOCAB) -> None:
 def read_config(path: Path) -> ModelConfig:
     """Return the shape of the model in a directory or GGUF file."""
     return parse_config(path, read_raw(path))
+
+
+def edit_config(path: Path, *without: str, **changes: Any) -> Path:
+    """Change and remove keys of a model's config; returns its path."""
+    file = path / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in config.items() if key not in without}))
+    return path

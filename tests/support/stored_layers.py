@@ -168,6 +168,35 @@ def codebook_layer(case: str, config: Config, outputs: int, inputs: int, generat
     return made, torch.tensor(numbers, dtype=torch.float64).view(outputs, inputs)
 
 
+# MLX.
+
+
+def stream(rows: Tensor, bits: int) -> Tensor:
+    """Pack each row's integers into one number, the first in the lowest bits, and that into words of 32 bits."""
+    packed = []
+    for row in rows.tolist():
+        whole = sum(value << bits * i for i, value in enumerate(row))
+        packed.append([whole >> 32 * word & 0xFFFFFFFF for word in range(len(row) * bits // 32)])
+    return torch.tensor(packed, dtype=torch.int64).to(torch.uint32)
+
+
+def mlx_layer(case: str, config: Config, outputs: int, inputs: int, generator: torch.Generator) -> Layer:
+    bits, each = config["bits"], config["group_size"] or 64
+    levels, group = draw(0, 1 << bits, (outputs, inputs), generator), torch.arange(inputs) // each
+    if config.get("mode") == "mxfp4":
+        exponents = draw(110, 130, (outputs, inputs // each), generator)
+        numbers = torch.tensor(_E2M1, dtype=torch.float64)[levels] * 2.0 ** (exponents - 127)[:, group]
+        return {"weight": stream(levels, bits), "scales": exponents.to(torch.uint8)}, numbers
+    scales, biases = (
+        (torch.randn((outputs, inputs // each), generator=generator) * 0.01).bfloat16() for _ in range(2)
+    )
+    numbers = scales.double()[:, group] * levels + biases.double()[:, group]
+    return {"weight": stream(levels, bits), "scales": scales, "biases": biases}, numbers
+
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
 def bitsandbytes(**said: Any) -> Config:
     return {"quant_method": "bitsandbytes", **said}
 
@@ -209,6 +238,11 @@ CASES = {
     "nf4 in bfloat16": Case(bitsandbytes(load_in_4bit=True, bnb_4bit_quant_storage="bfloat16"), None, codebook_layer),
     "nf4 in odd blocks": Case(bitsandbytes(load_in_4bit=True), None, codebook_layer),
     "llm.int8": Case(bitsandbytes(load_in_8bit=True), "Q8_0", llm_int8_layer),
+    **{
+        f"mlx of {bits} bits": Case({"bits": bits, "group_size": group}, "Q4_1" if bits <= 4 else None, mlx_layer)
+        for bits, group in ((2, 32), (3, 64), (4, None), (5, 64), (6, 32), (8, 64))
+    },
+    "mlx of exponents": Case({"bits": 4, "group_size": 32, "mode": "mxfp4"}, "MXFP4", mlx_layer),
 }
 
 

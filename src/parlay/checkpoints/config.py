@@ -7,17 +7,19 @@ from typing import Any, NamedTuple
 
 from parlay.checkpoints.files import class_names, read_json
 from parlay.checkpoints.gguf.config import read_gguf_config
-from parlay.checkpoints.headers import stored_dtype
+from parlay.checkpoints.headers import is_for_mlx, stored_dtype
 from parlay.checkpoints.quantised.config import read_quantisation
 from parlay.errors import ModelError, shown
 
 TOWER = "text model of a multimodal one"
+FOR_MLX = "written for MLX"  # as its weights say
 _MULTIMODAL = "ForConditionalGeneration"
 _OF_BOTH = (
     "bos_token_id",
     "dtype",
     "eos_token_id",
     "pad_token_id",
+    "quantization",
     "quantization_config",
     "tie_word_embeddings",
     "torch_dtype",
@@ -66,7 +68,7 @@ def read_raw(path: Path) -> dict[str, Any]:
     read_quantisation(path, raw)
     if not (raw.get("dtype") or raw.get("torch_dtype")) and (found := stored_dtype(path)):
         raw = {**raw, "dtype": found}  # as transformers finds out what a silent config means
-    return raw
+    return {**raw, FOR_MLX: True} if is_for_mlx(path) else raw
 
 
 def text_model(raw: dict[str, Any]) -> dict[str, Any]:

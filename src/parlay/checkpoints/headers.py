@@ -90,6 +90,23 @@ def weight_files(path: Path, head: bool = False) -> list[Path]:
     return files
 
 
+def written_for_mlx(opened: Any) -> bool:
+    """Whether an open safetensors file says that MLX wrote it."""
+    return (opened.metadata() or {}).get("format") == "mlx"
+
+
+def is_for_mlx(path: Path) -> bool:
+    """Whether a directory's weights were written for MLX; where they cannot be read, what reads them says so."""
+    try:
+        file = weight_files(path)[0]
+        if path.is_file() or file.suffix != ".safetensors":
+            return False
+        with open_safetensors(file, "np") as opened:
+            return written_for_mlx(opened)
+    except ModelError:
+        return False
+
+
 def stored_dtype(path: Path) -> str | None:
     """Return what a directory's weights are stored as, by torch's names: the floats that most bytes have.
 

@@ -14,16 +14,18 @@ from torch import Tensor
 
 from parlay.checkpoints.files import dtype_of, read_json
 from parlay.checkpoints.gguf.tensors import GGUFWeights
-from parlay.checkpoints.headers import open_safetensors, weight_files
+from parlay.checkpoints.headers import open_safetensors, weight_files, written_for_mlx
 from parlay.checkpoints.pickled import Pickled
-from parlay.checkpoints.pieces import Piece, Pieces
+from parlay.checkpoints.pieces import Piece, Pieces, is_switch, switch_pieces
 from parlay.checkpoints.quantised.bitsandbytes import BitsAndBytesLayers
 from parlay.checkpoints.quantised.compressed_tensors import ScaledLayers
 from parlay.checkpoints.quantised.config import read_quantisation
 from parlay.checkpoints.quantised.gptq import GPTQLayers
 from parlay.checkpoints.quantised.layers import QuantisedLayers
+from parlay.checkpoints.quantised.mlx import MLXLayers
 from parlay.checkpoints.quantised.mxfp4 import MXFP4Layers
 from parlay.checkpoints.readable import Readable
+from parlay.checkpoints.towers import tower_names
 from parlay.errors import ModelError, shown
 from parlay.kernels.quantise import quantise
 from parlay.types.progress import OnRead, ignore
@@ -40,23 +42,19 @@ _LAYERS = {
     "scaled": ScaledLayers,
     "codebook": BitsAndBytesLayers,
     "mxfp4": MXFP4Layers,
+    "mlx": MLXLayers,
 }
 _QUANTISED = ("weight_scale", "weight_scale_inv", "weight_packed", "qweight")  # what tensors of few bits come with
 _LOOKED_UP = ("embed_positions.weight",)  # and added
 _NEVER_QUANTISED = (*_LOOKED_UP, ".gate.weight")  # and a router's
 _OUTERMOST = ("embed_tokens.weight", "lm_head.weight")  # eight bits at least: every token passes through them
 
-# Prefixes of the text model's tensors in a multimodal checkpoint, of several versions of transformers; then the names
-# that its output layer may have.
-_TOWERS = ("model.language_model.", "language_model.model.", "model.text_model.", "thinker.model.", "model.")
-_TOWER_HEADS = ("lm_head.weight", "language_model.lm_head.weight", "thinker.lm_head.weight")
-
 
 class Checkpoint:
     """The tensors of a model directory or GGUF file, by name; read one at a time, when used. A context manager.
 
     Attributes:
-        writer: the library that safetensors were written for, as they call it, such as "pt"; empty if not known.
+        for_mlx: whether safetensors were written for MLX, whose convolutions have channels last.
     """
 
     def __init__(
@@ -90,7 +88,7 @@ class Checkpoint:
         self._path = path
         self._storage, self._on_read = storage, on_read
         self._stack = ExitStack()
-        self.writer = ""
+        self.for_mlx = False
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
         for file in weight_files(path, head):
@@ -115,12 +113,14 @@ class Checkpoint:
 
     def _find_pieces(self, renamed: Mapping[str, str | Piece]) -> Pieces:
         """Have tensors known under other names; return those that are parts of stacks."""
+        switches = {name: self._opened(name) for name in self._where if is_switch(name)}
+        shapes = {name: file.get_slice(own).get_shape() for name, (file, own) in switches.items()}
+        renamed = {**renamed, **switch_pieces(shapes)}
         alone = {name: own if isinstance(own, str) else own.alone for name, own in renamed.items()}
         self._rename({name: own for name, own in alone.items() if own})
         pieces = {name: p for name, p in renamed.items() if isinstance(p, Piece) and p.name in self._where}
         stacks = {piece.name: self._where[piece.name] for piece in pieces.values()}
-        opened = {name: (self._files[file], self._stored.get(name, name)) for name, file in stacks.items()}
-        found = Pieces(self._path, pieces, opened)
+        found = Pieces(self._path, pieces, {name: self._opened(name) for name in stacks})
         self._where |= {name: stacks[piece.name] for name, piece in pieces.items()}
         self._where = {name: file for name, file in self._where.items() if name not in stacks}
         return found
@@ -128,7 +128,7 @@ class Checkpoint:
     def _keep_tower(self, beside: tuple[str, ...]) -> None:
         if beside and all(name.startswith(beside) for name in self._where):  # which alone are there
             return
-        self._rename(_tower_names(self._path, self._where))
+        self._rename(tower_names(self._path, self._where))
         kept = [name for name in self._where if name in self._stored or name.startswith(beside)]
         self._where = {name: self._where[name] for name in kept}
 
@@ -145,7 +145,7 @@ class Checkpoint:
         if file == self._path:
             return self._stack.enter_context(GGUFWeights(file))
         opened = self._stack.enter_context(open_safetensors(file, "pt"))
-        self.writer = (opened.metadata() or {}).get("format", "")
+        self.for_mlx |= written_for_mlx(opened)
         return opened
 
     def __enter__(self) -> "Checkpoint":
@@ -162,12 +162,20 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape without reading it."""
         file, own = self._file(name)
-        return tuple(file.get_slice(own).get_shape())
+        shape = tuple(file.get_slice(own).get_shape())
+        return (shape[0], shape[2], shape[1]) if self._channels_last(shape) else shape
+
+    def _channels_last(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor is a convolution as MLX has it, `[channels, taps, 1]`."""
+        return self.for_mlx and len(shape) == 3 and shape[2] == 1
 
     def _file(self, name: str) -> tuple[Any, str]:
         """Return the open file that has a tensor, and its name there."""
         if name in self._pieces:
             return self._pieces, name
+        return self._opened(name)
+
+    def _opened(self, name: str) -> tuple[Any, str]:
         return self._files[self._where[name]], self._stored.get(name, name)
 
     def equal(self, one: str, other: str) -> bool:
@@ -229,6 +237,8 @@ class Checkpoint:
     def _read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         file, own = self._file(name)
         stored: Tensor = file.get_tensor(own)
+        if self._channels_last(tuple(stored.shape)):
+            stored = stored.transpose(1, 2)
         dtype = dtype or stored.dtype
         tensor = stored.to(dtype).contiguous()
         if not is_finite(tensor):
@@ -323,19 +333,6 @@ def made_kind(name: str, shape: tuple[int, ...], storage: Storage) -> Kind | Non
     if storage not in MADE or not fits(shape) or name.endswith(_NEVER_QUANTISED):
         return None
     return INT4 if storage == "int4" and not name.endswith(_OUTERMOST) else INT8
-
-
-def _tower_names(path: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return the names in the files of a text model's tensors, by those that it has alone.
-
-    Raises:
-        ModelError: there is no text model among them.
-    """
-    for prefix in _TOWERS:
-        if any(name.startswith(f"{prefix}layers.") for name in names):
-            heads = {"lm_head.weight": name for name in names if name in _TOWER_HEADS}  # noqa: B035
-            return heads | {f"model.{name.removeprefix(prefix)}": name for name in names if name.startswith(prefix)}
-    raise ModelError(f"{path}: no tensor of its text model is there; names begin with {', '.join(_TOWERS)}")
 
 
 class TensorReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+# A network, by whatever name, and which of its matrices.
+_SWITCH = re.compile(r"\.\w+\.(switch_mlp|experts)\.((?:gate|up|down)_proj\.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,30 @@ def expert_pieces(count: int, width: int, *, stacks: str = "mlp.experts", hidden
         "mlp.experts.{}.up_proj.weight": Piece(gate_up, 0, count, (width, None, None), inputs=hidden),
         "mlp.experts.{}.down_proj.weight": Piece(f"{stacks}.down_proj", 0, count, inputs=inner),
     }
+
+
+def switch_pieces(shapes: Mapping[str, Sequence[int]]) -> dict[str, Piece]:
+    """Return the pieces of experts that MLX has stacked, by the names that they have alone.
+
+    Args:
+        shapes: of a checkpoint's tensors, by name.
+    """
+    return {
+        switch_name(name, expert): Piece(name, expert, shape[0])
+        for name, shape in shapes.items()
+        if is_switch(name) and len(shape) > 1
+        for expert in range(shape[0])
+    }
+
+
+def is_switch(name: str) -> bool:
+    """Whether a tensor is of experts that MLX has stacked (mlx-lm's `SwitchGLU`)."""
+    return _SWITCH.search(name) is not None
+
+
+def switch_name(name: str, expert: int) -> str:
+    """Return the name of an expert's part of such a stack."""
+    return _SWITCH.sub(rf".mlp.experts.{expert}.\2", name)
 
 
 class Pieces:

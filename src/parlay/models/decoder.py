@@ -45,10 +45,11 @@ class Decoder:
         Raises:
             ModelError: they do not fit, or were written for another library in its own way.
         """
-        if config.style.recurrent is not None and weights.writer == "mlx":
+        recurrent = config.style.recurrent
+        if weights.for_mlx and recurrent is not None and not recurrent.alike_in_mlx:
             raise ModelError(
-                f"{config.path} was written for MLX, which stores norms and convolutions of recurrent layers in its "
-                "own way; take the original model"
+                f"{config.path} was written for MLX, which stores such recurrent layers in its own way; take the "
+                "original model, or a GGUF file of it"
             )
         head = ("lm_head.weight",) if config.tie_embeddings else ()
         unused = cls.ignorable + head + unread_keys(config)

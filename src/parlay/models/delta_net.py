@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class DeltaNets:
         eps: added to means in the norms of heads, where it is not what the model's norms add; 0 where it is.
         rates: the files have rates of decay instead of the logarithms of their sizes.
     """
+
+    alike_in_mlx: ClassVar[bool] = True
 
     layers: tuple[bool, ...]
     kernel_size: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class KimiDeltaLayers:
         width: columns of each.
         rates: the files have rates of decay instead of the logarithms of their sizes, and all that is no matrix flat.
     """
+
+    alike_in_mlx: ClassVar[bool] = False
 
     layers: tuple[bool, ...]
     kernel_size: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -62,6 +62,8 @@ class MambaLayers:
         scales: factors on the output's gates, x, B, C and the steps.
         output_scale: factor on the layer's outputs.
     """
+
+    alike_in_mlx: ClassVar[bool] = False
 
     layers: tuple[bool, ...]
     kernel_size: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -29,6 +29,8 @@ class ShortConvs:
         kernel_size: rows that an output is made of.
         bias: whether the projections and the convolution have biases.
     """
+
+    alike_in_mlx: ClassVar[bool] = True
 
     layers: tuple[bool, ...]
     kernel_size: int

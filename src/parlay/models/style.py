@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -275,7 +275,10 @@ class RecurrentLayers(Protocol):
 
     Attributes:
         layers: of each layer, whether it is one.
+        alike_in_mlx: files for MLX have the same tensors, but for the order of a convolution's.
     """
+
+    alike_in_mlx: ClassVar[bool]
 
     @property
     def layers(self) -> tuple[bool, ...]: ...  # noqa: D102

@@ -1,7 +1,7 @@
 """What a `config.json` says of quantised layers; imports no torch, for the server's front reads configs too."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ class Scheme:
         packed: several numbers are in a word.
         group: inputs that share a scale, 0 for all of them.
         zeros: there are zero points.
+        exponents: scales are powers of two.
     """
 
     bits: int
     packed: bool = False
     group: int = 0
     zeros: bool = False
+    exponents: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,12 @@ class QuantisationConfig:
     Attributes:
         path: of the model, for errors.
         method: "awq", "gptq", "scaled" for weights with scales beside them, "codebook" for bitsandbytes' four bits,
-            "mxfp4" for gpt-oss's experts.
+            "mxfp4" for gpt-oss's experts, "mlx" for MLX.
         schemes: one or more, of which each layer's tensors must fit one. Groups and zero points of AWQ and GPTQ are
             known from tensors alone.
         shift: what is to be added to zero points.
         blocks: outputs and inputs of a block with a scale of its own, where the config says so.
+        apart: the schemes of layers that the config names, where others have the first of `schemes`.
     """
 
     path: Path
@@ -44,19 +47,28 @@ class QuantisationConfig:
     schemes: tuple[Scheme, ...]
     shift: int = 0
     blocks: tuple[int, int] | None = None
+    apart: Mapping[str, Scheme] = field(default_factory=dict)
 
 
 def quantization_of(raw: Mapping[str, Any]) -> Any:
-    """Return what a `config.json` says of quantised weights, under the key of early llm-compressor too."""
-    early = raw.get("compression_config")
+    """Return what a `config.json` says of quantised weights, under the keys of MLX and early llm-compressor too."""
+    early, own = raw.get("compression_config"), raw.get("quantization")
+    if _is_mlx(own):
+        return own
     if not raw.get("quantization_config") and isinstance(early, dict) and "quant_method" in early:
         return early
     return raw.get("quantization_config")
 
 
+def _is_mlx(config: object) -> bool:
+    return isinstance(config, dict) and "quant_method" not in config and {"bits", "group_size"} <= config.keys()
+
+
 def method_of(raw: Mapping[str, Any]) -> str | None:
     """Return who quantised the weights, if a `config.json` says so."""
     config = quantization_of(raw)
+    if _is_mlx(config):
+        return "mlx"
     method = config.get("quant_method") if isinstance(config, Mapping) else None
     return None if method is None else str(method)
 
@@ -72,16 +84,12 @@ def read_quantisation(path: Path, raw: Mapping[str, Any]) -> QuantisationConfig 
         ModelError: in a way that is not served.
     """
     config = quantization_of(raw)
-    own = raw.get("quantization") or config  # MLX writes the first, or both
-    if isinstance(own, dict) and "quant_method" not in own and {"bits", "group_size"} <= own.keys():
-        raise ModelError(
-            f"{path} has weights that were quantised for MLX, which is not served; take the model that it was made "
-            "of, or a GGUF file of it"
-        )
     if not config:
         return None
     if not isinstance(config, dict):
         raise ModelError(f"{path}: quantization_config must be a mapping, not {shown(config)}")
+    if _is_mlx(config):
+        return _read_mlx(path, config)
     method = config.get("quant_method")
     if method in ("fp8", "fbgemm_fp8"):
         return _read_fp8(path, config)
@@ -97,7 +105,7 @@ def read_quantisation(path: Path, raw: Mapping[str, Any]) -> QuantisationConfig 
     if method not in ("awq", "gptq"):
         raise ModelError(
             f"{path} holds weights quantised by {shown(method)}, which is not served; awq, gptq, auto-round, fp8, "
-            "compressed-tensors, bitsandbytes, mxfp4 and GGUF files are"
+            "compressed-tensors, bitsandbytes, mxfp4, MLX's and GGUF files are"
         )
     served: dict[str, tuple[Any, ...]] = {"bits": (4,), "version": (None, "gemm")}
     if method == "gptq":
@@ -112,6 +120,32 @@ def read_quantisation(path: Path, raw: Mapping[str, Any]) -> QuantisationConfig 
     shift = int(method == "gptq" and config.get("checkpoint_format") != "gptq_v2")
     bits = dict.fromkeys((config["bits"], *_further_bits(path, config)))
     return QuantisationConfig(path, method, tuple(Scheme(b, packed=True) for b in bits), shift)
+
+
+def _read_mlx(path: Path, config: Mapping[str, Any]) -> QuantisationConfig:
+    """Return how MLX has stored weights: one scheme for most layers, and those of others by their names."""
+    schemes = {name: _mlx_scheme(path, rule) for name, rule in config.items() if isinstance(rule, dict)}
+    return QuantisationConfig(path, "mlx", (_mlx_scheme(path, config),), apart=schemes)
+
+
+def _mlx_scheme(path: Path, config: Mapping[str, Any]) -> Scheme:
+    """Return what a mapping says; null stands for what `mlx.core.quantize` takes by default."""
+    mode = config.get("mode") or "affine"
+    if mode not in ("affine", "mxfp4"):
+        raise ModelError(f"{path}: MLX's quantisation is served with mode=affine or mxfp4, not {shown(mode)}")
+    exponents = mode == "mxfp4"
+    served = {"bits": (4,) if exponents else (4, 2, 3, 5, 6, 8), "group_size": (32,) if exponents else (64, 32, 128)}
+    found = []
+    for key, values in served.items():
+        value = values[0] if config.get(key) is None else config[key]
+        if type(value) is not int or value not in values:
+            choices = " or ".join(map(str, sorted(values)))
+            raise ModelError(
+                f"{path}: quantization has {key}={shown(value)}; MLX's {mode} is served with {key}={choices}"
+            )
+        found.append(value)
+    bits, group = found
+    return Scheme(bits, packed=True, group=group, exponents=exponents)
 
 
 def _further_bits(path: Path, config: Mapping[str, Any]) -> list[int]:

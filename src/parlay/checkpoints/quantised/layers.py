@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from parlay.weights.weight import Weight
 
 
-_SMALL = ("I8", "U8", "F8_E4M3", "F8_E5M2")  # dtypes that weights have only beside scales
+_SMALL = ("I8", "U8", "U32", "F8_E4M3", "F8_E5M2")  # dtypes that weights have only beside scales
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from parlay.checkpoints.config import FOR_MLX
 from parlay.models.config import ModelConfig
 from parlay.models.delta_net import DeltaNets
 from parlay.models.style import Experts, OutputGate, Style
@@ -43,7 +44,7 @@ def with_delta_nets(config: ModelConfig, experts: Experts | None, *, fused: bool
     style = Style(
         output_gate=OutputGate() if config.flag("attn_output_gate", True) else None,
         head_norms=True,
-        plus_one=True,
+        plus_one=not config.flag(FOR_MLX, False),  # MLX stores the sums
         recurrent=nets,
         experts=experts,
     )

@@ -285,7 +285,7 @@ def _load(config: ModelConfig, cls: Any, dtype: torch.dtype) -> Any:
         if quantization_of(config.raw):  # of which the library would want others' code
             numbers = {name: weights.read(name, dtype) for name in weights.names}
             _, own = _class(config.path, config.raw)
-            for key in {"quantization_config", "compression_config"} & vars(own).keys():
+            for key in {"quantization", "quantization_config", "compression_config"} & vars(own).keys():
                 delattr(own, key)
             source = {"pretrained_model_name_or_path": None, "config": own, "state_dict": numbers}
     try:

@@ -27,7 +27,7 @@ from parlay.train.trainee import DraftStep
 
 __all__ = ["Options", "Trainee"]
 
-_NOT_ITS = ("quantization_config", "compression_config", "dtype")  # keys of the model's config
+_NOT_ITS = ("quantization", "quantization_config", "compression_config", "dtype")  # keys of the model's config
 
 
 class Trainee(RolloutTrainee):
