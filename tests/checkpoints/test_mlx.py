@@ -15,6 +15,7 @@ from torch import Tensor
 
 from parlay import ModelError
 from parlay.checkpoints.loader import Checkpoint
+from parlay.models.export.gguf import export
 from parlay.models.select import stored_kinds
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "mlx"
@@ -145,6 +146,14 @@ def test_recurrent_layers(tmp_path: Path, family: str) -> None:
     norms = ("layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")
     _for_mlx(tmp_path, norms if family.startswith("qwen") else ("no norm",))
     torch.testing.assert_close(logits(tmp_path), expected, atol=1e-5, rtol=0)
+
+
+def test_gguf_files_of_shifted_norms(tmp_path: Path) -> None:
+    """They hold sums too, so that nothing is added."""
+    path = write_family(tmp_path / "model", "qwen3_5", linear_key_head_dim=16)
+    original = logits(export(path, tmp_path / "original.gguf", "f16").path)
+    _for_mlx(path, ("layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight"))
+    assert torch.equal(logits(export(path, tmp_path / "mlx.gguf", "f16").path), original)
 
 
 def test_recurrent_layers_that_mlx_stores_otherwise(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ part that is written.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any, BinaryIO, Literal, get_args
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parlay.checkpoints.config import FOR_MLX
 from parlay.checkpoints.gguf.families import FAMILIES
 from parlay.checkpoints.gguf.names import ROTARY
 from parlay.checkpoints.gguf.parts import GGUFModel
@@ -209,6 +210,8 @@ def _compare(config: ModelConfig, path: Path) -> None:
     except ModelError as error:
         reason = str(error).replace(str(path), "it")
         raise ModelError(f"{config.path} cannot be put into a GGUF file: {reason}") from None
+    if FOR_MLX in config.raw:  # norms are written as other files have them
+        config = replace(config, style=replace(config.style, plus_one=read.style.plus_one))
     lost = [f"{name}={shown(ours)}" for name, ours, theirs in _differences(config, read)]
     if lost:
         raise ModelError(

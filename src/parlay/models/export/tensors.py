@@ -135,7 +135,7 @@ class GGUFTensors:
             data = self._blocks(kind, origin)
         else:
             data = self._numbers(kind, origin)
-            if offset := self._family.offset(name):
+            if self._config.style.plus_one and (offset := self._family.offset(name)):  # files for MLX have it
                 data = data + offset
         return data.contiguous().view(-1).view(torch.uint8)
 
