@@ -51,7 +51,7 @@ def core_count() -> int:
     return _fast_cores(DEVICES, allowed)
 
 
-@cache  # it is asked for several times, and reads files of each processor
+@cache  # called several times, and reads files of each processor
 def _fast_cores(devices: Path, allowed: frozenset[int]) -> int:
     fast = _read_list(devices / "cpu_core" / "cpus") & allowed or allowed  # Intel's performance cores
     folders = {processor: devices / "system" / "cpu" / f"cpu{processor}" for processor in fast}

@@ -54,7 +54,7 @@ class EngineConfig:
         quantization: `int8` has all matrices in eight bits, every 32 inputs of an output with a scale of their own,
             and `int4` in four, with a minimum too, but embedding and head in eight; both are made when the model is
             read. None leaves matrices as they are stored. `awq`, `gptq`, `gguf`, `fp8`, `fbgemm_fp8`,
-            `compressed-tensors`, `bitsandbytes` and `mlx` do so too, and are refused for files that are not.
+            `compressed-tensors`, `bitsandbytes` and `mlx` do so too, and are refused for other files.
         kv_cache_dtype: `int8` stores keys and values in eight bits, every 32 numbers of one with a scale of their
             own, in 53 % of bfloat16's memory. Tokens are not those of `auto`, but as independent of drafts and batch.
         generation_config: where sampling parameters come from that a request does not give: `auto` reads the model's

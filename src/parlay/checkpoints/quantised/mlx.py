@@ -24,6 +24,7 @@ from parlay.weights.weight import Part, Weight
 _MICROSCALING = BY_NAME["MXFP4"]
 _FLOATS = ("F16", "BF16", "F32")
 _EACH = 8  # integers that fill whole bytes, of any number of bits
+_ROWS = 1024  # that are unpacked at once, in eight bytes a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,9 @@ class MLXLayers(QuantisedLayers):
         scheme = self._scheme(place.base)
         if scheme.exponents:
             return self.get_blocks(name).numbers()
-        scales, biases = (
-            self._part(place, part).float().repeat_interleave(scheme.group, 1) for part in ("scales", "biases")
-        )
-        return self._integers(place, scheme.bits).float() * scales + biases
+        integers = self._integers(place, scheme.bits)
+        scales, biases = (self._part(place, part).float()[:, :, None] for part in ("scales", "biases"))
+        return (integers.view(len(integers), -1, scheme.group) * scales).add_(biases).flatten(1)
 
     def get_blocks(self, name: str) -> Weight:  # noqa: D102
         place = self._places[self._bases[name]]
@@ -109,11 +109,10 @@ class MLXLayers(QuantisedLayers):
     def _integers(self, place: _Source, bits: int) -> Tensor:
         """Return a matrix's integers, uint8 `[outputs, inputs]`."""
         rows = self._part(place, "weight").view(torch.uint8)
-        if bits == 8:
-            return rows
-        parts = rows.view(len(rows), -1, bits).long() << torch.arange(0, 8 * bits, 8)
-        words = parts.sum(dim=-1, keepdim=True)
-        return (words >> torch.arange(0, _EACH * bits, bits) & ((1 << bits) - 1)).to(torch.uint8).flatten(1)
+        if not 8 % bits:  # none is in two bytes
+            shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+            return (rows[:, :, None] >> shifts & ((1 << bits) - 1)).flatten(1)
+        return torch.cat([_across_bytes(some, bits) for some in torch.split(rows, _ROWS)])
 
     def _part(self, place: _Source, part: str) -> Tensor:
         """Return a matrix's part; of a stack nothing else is read."""
@@ -122,3 +121,10 @@ class MLXLayers(QuantisedLayers):
         name = f"{place.base}.{part}"
         found: Tensor = self._tensors[name].get_slice(name)[place.expert : place.expert + 1][0]
         return found
+
+
+def _across_bytes(rows: Tensor, bits: int) -> Tensor:
+    """Return the integers of a stream of bits, uint8 `[outputs, inputs]`, of its bytes `[outputs, bytes]`."""
+    parts = rows.view(len(rows), -1, bits).long() << torch.arange(0, 8 * bits, 8)
+    words = parts.sum(dim=-1, keepdim=True)
+    return (words >> torch.arange(0, _EACH * bits, bits) & ((1 << bits) - 1)).to(torch.uint8).flatten(1)
