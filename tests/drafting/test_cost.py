@@ -247,7 +247,20 @@ def test_what_was_remembered_gives_way() -> None:
     for _ in range(80):
         cost.observe(1, 1, draft_seconds(1, 1) / 2)
     assert cost.by_length(1, 1)[1] == pytest.approx(draft_seconds(1, 1) / 2, rel=0.1)
-    assert DraftCost({1: [0.0] * 5, 2: [1.0]}).known == {}
+    assert not DraftCost({0: [1.0], 1: [0.0] * 5, 2: [1.0]}).timed
+
+
+def test_what_processing_a_prompt_takes_is_measured_by_its_tokens() -> None:
+    cost = DraftCost()
+    assert cost.following(100) == 0, "not known"
+    cost.observe_following(1000, 0.1)
+    assert cost.following(100) == pytest.approx(0.01)
+    cost.observe_following(2, 0.01)  # a few tokens take longer each, and say little of prompts
+    assert 0.01 < cost.following(100) < 0.02
+    assert DraftCost(cost.known).following(100) == cost.following(100)
+    for _ in range(40):
+        cost.observe_following(1000, 0.2)
+    assert cost.following(100) == pytest.approx(0.02)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40), st.floats(1e-6, 10)), min_size=2, max_size=50))
@@ -255,7 +268,7 @@ def test_longer_drafts_never_take_less(seen: list[tuple[int, int, float]]) -> No
     cost = DraftCost()
     for length, count, seconds in seen:
         cost.observe(length, count, seconds)
-    if cost.known:
+    if cost.timed:
         for count in (1, 8, 100):
             times = cost.by_length(12, count)
             assert times == sorted(times)

@@ -20,6 +20,8 @@ from parlay.drafting.state import DraftState
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.proposers.base import DeviceProposer
+from parlay.types.cache import CacheSpec
+from parlay.types.draft import NO_DRAFT
 from parlay.types.plan import Proposal, ProposerState, Span, Verdict
 
 METHODS = ("eagle", "eagle3")
@@ -84,6 +86,57 @@ def test_the_saving_is_that_of_the_best_length() -> None:
     assert best_draft([0.5, 0.1], 1, 1, table, [0.0, 0.1, 0.2]) == (0, 0.0)
 
 
+class Following(Pairs):
+    """Has cache layers, which process every token."""
+
+    cache = CacheSpec(layers=1, kv_heads=1, head_dim=8, itemsize=4)
+
+
+def follows(policy: Policy, left: int) -> bool:
+    """Whether a head that drafts processes a prompt of a request that has so many tokens left to emit."""
+    device = Device(Method("pairs", Following(), 1), policy, Faults(), share_prefixes=False, vocab_size=None)
+    table = SimpleNamespace(grow=lambda tokens: True, begin_draft=lambda *of, **more: ())
+    tokens, state = range(LACKING), DraftState(device=True)
+    request: Any = SimpleNamespace(
+        request_id=1,
+        tokens=tokens,
+        prompt_tokens=tokens,
+        computed=0,
+        remaining=left,
+        drafting=state,
+        table=table,
+        longest=999,
+        tenant=None,
+    )
+    device.choose([request] * BATCH, [1] * BATCH, BATCH, 0)
+    return device.part(request, NO_DRAFT, 1, LACKING, 0, 0, 8).catch_up.follow
+
+
+def test_a_prompt_is_processed_if_the_answer_is_long_enough() -> None:
+    """All requests wait while the head processes a prompt; what it saves grows with the answer."""
+    policy = taught(0.0001)
+    ahead = policy.ahead
+    assert ahead is not None
+    assert follows(policy, 10), "what it takes is not known"
+    ahead.timed(0, 0, 0.02, 1000, settled=True)
+    assert follows(policy, LEFT)
+    assert not follows(policy, 10)
+
+
+def test_prompts_that_are_processed_for_a_trial_are_paid() -> None:
+    policy = taught(0.1)  # drafts take ten times as long as steps
+    ahead = policy.ahead
+    assert ahead is not None
+    ahead.cost.observe_following(1000, 0.02)
+    passed = paid = 0.0
+    for _ in range(20_000):
+        ahead.choose(1, BATCH, BATCH, 0, 1, passed=16)
+        passed += 16 * policy.plain
+        for _ in range(BATCH):
+            paid += ahead.cost.following(LACKING) * ahead.scouts(LACKING)
+    assert 0 < paid < 0.005 * passed
+
+
 # ------------------------------------------------------------------------------------------------- off and on again
 
 
@@ -97,7 +150,8 @@ def switched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     length = [0]
     monkeypatch.setattr(Ahead, "choose", lambda self, most, *of, **more: min(most, length[0]))
     monkeypatch.setattr(Ahead, "best", lambda self, *of: (0, 1e9, 0, []))
-    monkeypatch.setattr(DraftCost, "known", {1: [1.0] * 5})
+    monkeypatch.setattr(DraftCost, "timed", True)
+    monkeypatch.setattr(DraftCost, "by_length", lambda self, most, count: [0.0] * (most + 1))
     monkeypatch.setattr(Ahead, "affords", False)
     monkeypatch.setattr(Ahead, "gain", 9.0)
     monkeypatch.setattr(Policy, "may_draft", True)
@@ -140,6 +194,16 @@ def test_nothing_runs_while_it_is_off(
     counts = passes(monkeypatch, llm)
     assert_same(run(llm, asks()), plain("float32", asks()))
     assert counts == []
+
+
+def test_what_a_prompt_takes_is_measured(make_llm: MakeLLM, models: dict[str, Pair], switched: list[int]) -> None:
+    switched[0] = 2
+    llm = make_llm(speculative_config=config("eagle3", models))
+    ahead = llm.engine._scheduler.drafting.policy.ahead
+    run(llm, asks(3, max_tokens=1))
+    assert ahead.cost.following(100) == 0, "a request that emits one token has no drafts"
+    run(llm, asks(8)[3:])
+    assert 0 < ahead.cost.following(100) < 10
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ _FEW = 8  # as many steps count for what an earlier run has learnt
 _MOST = 2.0  # factor beyond which a step's time is clipped: clocks jump, processes are stopped
 _CONTRADICTED = 1.5  # factor by which a step takes longer than one of more rows: what is less may be noise
 _FADES = 0.95  # weight of earlier drafts when one more was timed
+_FOLLOWED = 0.7  # weight of tokens that a proposer processed earlier when more were
 _LINE = 0.1  # square of the lengths' deviation from which on the slope of a draft's cost is the measured one
 _DOUBLED = 2**0.5  # by what factor drafts for twice as many requests are expected to take longer
 _STALE = 256  # steps after which what is known of a number of rows is doubtful
@@ -233,16 +234,33 @@ class DraftCost:
 
     def __init__(self, known: Mapping[int, Sequence[float]] | None = None) -> None:
         """Begin with an earlier run's sums."""
+        sums = {size: [*map(float, own)] for size, own in (known or {}).items() if own and min(own) > 0}
         # By size, decayed: how many drafts, and of these the sums of lengths, their squares, seconds, and products.
-        self._sums = {
-            size: [*map(float, sums)] for size, sums in (known or {}).items() if len(sums) == 5 and min(sums) > 0
-        }
+        self._sums = {size: own for size, own in sums.items() if size and len(own) == 5}
         self._begun = set[tuple[int, int]]()  # of which the first draft was seen, which records its passes
+        followed = sums.get(0, [])
+        # Decayed: tokens that the proposer processed behind the target, prompts among them, and seconds.
+        self._followed = followed if len(followed) == 2 else [0.0, 0.0]
+
+    @property
+    def timed(self) -> bool:
+        """Whether any draft was timed."""
+        return bool(self._sums)
 
     @property
     def known(self) -> dict[int, list[float]]:
-        """The sums, to start another run from."""
-        return self._sums
+        """The sums, to start another run from; under 0 those of processing tokens."""
+        return self._sums | {0: self._followed}
+
+    def observe_following(self, tokens: int, seconds: float) -> None:
+        """Record how long the proposer took to process tokens that it was behind."""
+        known, spent = self._followed
+        self._followed = [_FOLLOWED * known + tokens, _FOLLOWED * spent + max(seconds, 0.0)]
+
+    def following(self, tokens: int) -> float:
+        """Return the seconds that processing so many tokens takes; 0 while that is not known."""
+        known, seconds = self._followed
+        return seconds / known * tokens if known else 0.0
 
     def observe(self, length: int, count: int, seconds: float, *, settled: bool = True) -> None:
         """Record drafts of one length for so many requests; `settled`: whether their step recorded no pass."""

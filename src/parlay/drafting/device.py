@@ -67,7 +67,7 @@ class Device:
         self.next_length = self._length = self.length  # without and with the steps that measure
         self._next_width = self._width
         self._tried: Sequence[Drafted] | None = None  # the requests of a trial; None where it is no trial
-        self._saving = 0.0  # share of the time that drafts are expected to save
+        self._saving: float | None = None  # share of the time that drafts are expected to save, once known
 
     # -------------------------------------------------------------------------------------- a request's life
 
@@ -77,8 +77,10 @@ class Device:
         That is for a trial, or because drafts pay, and only those requests that run already lack too much.
         """
         ahead = self._policy.ahead if self._policy is not None else None
-        if ahead is not None and self._pairs and not self._length and (self._saving or ahead.affords):
-            request.drafting.scout = request.drafting.device
+        if ahead is None or not self._pairs or self._length or not request.drafting.device:
+            return
+        pays = self._saving is not None and self._saving > 0 and self._worth(request, self._saving)
+        request.drafting.scout = pays or ahead.scouts(len(request.tokens))
 
     def adopt(self, request: Drafted) -> None:
         """Record how much of the prefix in a request's blocks is valid for the proposer too."""
@@ -134,10 +136,9 @@ class Device:
         pairs = zip(requests, limits, strict=True)
         every = [(request, limit) for request, limit in pairs if self._may_draft_for(request)]
         most = min(self.length, max((limit for _, limit in every), default=0))
-        self._saving = 0.0
-        if every and most > 0 and ahead.cost.known:
+        if every and most > 0 and ahead.cost.timed:
             self._saving = ahead.best(most, len(every), emitting, keys)[1]
-        ready = [one for one in every if self._worth(one[0], self._saving)]
+        ready = [one for one in every if self._worth(one[0], self._saving or 0.0)]
         free = ready or [one for one in every if self._worth(one[0], _LEFT)]
         nearest = sorted((self._distance(one[0]), place) for place, one in enumerate(free))[:_TRIED]
         trying = [free[place][0] for distance, place in nearest if distance <= nearest[0][0] + _NEAR]
@@ -252,7 +253,7 @@ class Device:
             return True
         assert policy.ahead is not None
         # All requests wait meanwhile: plain steps would emit so many tokens.
-        seconds = policy.extra(policy.rows, lacking) + policy.ahead.following(behind)
+        seconds = policy.extra(policy.rows, lacking) + policy.ahead.cost.following(behind)
         return seconds * policy.requests <= saving * min(request.remaining, _FAR) * policy.plain
 
     def _lag(self, request: Drafted) -> int:
@@ -268,7 +269,9 @@ class Device:
         """Whether it is to draft for a request, possibly after catching up."""
         if not self._may_draft_for(request):
             return False
-        return self._policy is None or request in (self._tried or ()) or self._worth(request, self._saving)
+        if self._policy is None or request in (self._tried or ()):
+            return True
+        return self._lacking(request) <= 0 if self._saving is None else self._worth(request, self._saving)
 
     def _begins(self, request: Drafted) -> bool:
         return self._length > 0 and not request.drafting.predicted and self._drafts_for(request)

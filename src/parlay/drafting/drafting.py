@@ -417,21 +417,22 @@ class Drafting:
             policy.asking.gain(step.plain * (expm1(mean) if step.fair else mean))
         if not step.timed:
             return
-        rows = keys = behind = count = length = 0
-        steady = True  # where the target ran a prompt, or rows once more, a device proposer did more than draft
+        rows = keys = behind = count = length = again = 0
+        alone = True  # where the target ran a prompt, or rows once more, a device proposer did more than draft
         for span, proposal in zip(plan.spans, output.proposals, strict=True):
-            ask, again = span.catch_up, len(span.catch_up.rerun)
-            rows += len(span.tokens) + len(span.draft.tokens) + again
+            ask = span.catch_up
+            rows += len(span.tokens) + len(span.draft.tokens) + len(ask.rerun)
             keys += span.end
-            steady = steady and len(span.tokens) == 1 and not again
+            again += len(ask.rerun)
+            alone = alone and len(span.tokens) == 1
             if ask.follow:
-                behind += max(span.start - ask.state.computed - ask.state.speculated - 1, 0)
+                behind += max(span.start - ask.state.computed - ask.state.speculated - 1, 0) + len(span.tokens) - 1
             if proposal.draft.tokens:
                 # Its time depends on levels: of a tree these are its passes, for any number of nodes.
                 count, length = count + 1, max(length, ask.budget)
         own, settled = output.times.propose, output.times.settled
         policy.timed(rows, keys, seconds - own - step.asking, output.times, drafted=step.drafted)
-        if count and steady and policy.ahead is not None:
+        if policy.ahead is not None and not again and (behind or (count and alone)):
             policy.ahead.timed(length, count, own, behind, settled=settled)
 
     def _forgotten(self) -> tuple[int, ...]:

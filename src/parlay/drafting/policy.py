@@ -41,7 +41,6 @@ _MOST = 4.0  # longest time that counts, as a factor of the usual one: processes
 _RUN = 6.0  # drafts of a device proposer that are saved up for: with fewer a trial tells little
 _LOST = 0.1  # least share of a trial's seconds that is counted as lost, however likely it is to be accepted
 _EPOCH = 8  # steps after which a device proposer's length is chosen anew, though nothing else has changed
-_FOLLOW = 0.3  # weight of a new time in that of processing tokens
 _KEPT = 64  # steps after which costs are saved for the first time; then after each doubling
 
 
@@ -121,7 +120,6 @@ class Ahead:
         self._answers = dict[tuple[int, int, int], tuple[int, float, int, list[float]]]()
         self._age = 0
         self._branching = 1.0  # verified tokens for each level of a draft
-        self._follow = 0.0  # seconds of processing a token that the proposer is behind
         self._others = 1.0  # goodput with drafts of the proposers on the host alone, by that without any
         self._colder: StepCost | None = None  # of short steps that verify right behind its drafts
 
@@ -181,7 +179,7 @@ class Ahead:
         self.trial = False
         if most < 1 or count < 1:
             return 0
-        if not self.cost.known:
+        if not self.cost.timed:
             self.trial = True
             return 1
         self._age += 1
@@ -207,7 +205,7 @@ class Ahead:
         cost, table = self.cost.by_length(further, trying)[further], self._table(requests)
         rows = table[min(requests + trying * further, len(table) - 1)] + keys * steps.key - plain
         price = max(cost + rows - worth, _LOST * cost) + (_WARM * _COLD * plain / _RUN if plain < _SHORT else 0.0)
-        return further if self._buys(price, self._follow * behind + rerun) else 0
+        return further if self._buys(price, self.cost.following(behind) + rerun) else 0
 
     def _table(self, requests: int) -> Sequence[float]:
         """Return seconds of steps by rows: of so many without drafts, and of more right behind drafts."""
@@ -237,6 +235,13 @@ class Ahead:
             budget.add(-catching_up - price)
         return self._running
 
+    def scouts(self, tokens: int) -> bool:
+        """Whether the proposer may process a prompt of so many tokens for a trial; then that is paid."""
+        affords = self.affords
+        if affords:
+            self._budget.add(-self.cost.following(tokens))
+        return affords
+
     @property
     def affords(self) -> bool:
         """Whether enough is saved for a run of trials, as far as its cost is known."""
@@ -257,15 +262,11 @@ class Ahead:
     def timed(self, length: int, count: int, seconds: float, behind: int, *, settled: bool) -> None:
         """Learn the time of drafts for so many requests, after processing tokens that it was `behind`."""
         seconds /= self._steps.pace
-        if behind and self.cost.known:
-            own = self.cost.by_length(length, count)[length]
-            self._follow += _FOLLOW * (max(seconds - own, 0.0) / behind - self._follow)
+        if behind and (self.cost.timed or not count):
+            own = self.cost.by_length(length, count)[length] if count else 0.0
+            self.cost.observe_following(behind, seconds - own)
         elif not behind:
             self.cost.observe(length, count, seconds, settled=settled)
-
-    def following(self, tokens: int) -> float:
-        """Return the seconds that processing so many tokens takes."""
-        return self._follow * tokens
 
     @property
     def gain(self) -> float:

@@ -226,7 +226,7 @@ def _policy(
 
     def keep(policy: Policy) -> None:
         saved = Costs(policy.cost.known)
-        if policy.ahead is not None and policy.ahead.cost.known:
+        if policy.ahead is not None and policy.ahead.cost.timed:
             saved.drafting[model], saved.acceptance[model] = policy.ahead.cost.known, policy.ahead.belief.known
         file.write(saved)
 
