@@ -205,8 +205,10 @@ class Worker:
 
     def _draws_in_pass(self, spans: Sequence[Span], batch: Batch) -> bool:
         """Whether a step's tokens may be drawn in its pass."""
+        if not self._runner.draws:
+            return False
         rows = sum(len(span.tokens) + len(span.draft) for span in spans)
-        return self._runner.draws and rows == len(batch.tokens) and self._alone_decide(spans)
+        return rows == len(batch.tokens) and self._alone_decide(spans)
 
     def _alone_decide(self, spans: Sequence[Span]) -> bool:
         """Whether kernels alone decide a step's tokens."""

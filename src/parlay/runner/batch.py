@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate, chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,84 +69,81 @@ def flatten(segments: Sequence[Segment], block_size: int, *, recurrent: bool = F
         block_size: tokens a block.
         recurrent: whether the model has recurrent layers.
     """
-    tokens: list[int] = []
-    offsets = [0]
-    for segment in segments:
+    tokens, slots, offsets = list[int](), list[int](), [0]
+    owner, positions, first, last = list[int](), list[int](), list[int](), list[int]()
+    for number, segment in enumerate(segments):
+        start, before = segment.start, len(tokens)
         tokens += segment.tokens
         tokens += segment.draft.tokens
+        rows = len(tokens) - before
+        owner += [number] * rows
+        positions += range(start, start + rows)
+        first += [segment.first] * rows
+        last += range(start + 1, start + rows + 1)
+        slots += _slots(segment.blocks, start, rows, block_size) if segment.stored else [-1] * rows
         offsets.append(len(tokens))
-    # All rows at once: for a few rows each operation takes longer to call than to run.
-    rows, tables = len(tokens), table_array([s.blocks for s in segments])
-    index = np.arange(rows)
-    if len(segments) == 1:
-        owner = np.zeros(rows, dtype=np.int32)
-        index += segments[0].start
-    else:
-        owner = np.arange(len(segments), dtype=np.int32).repeat(np.diff(offsets))
-        index += np.array([s.start - first for s, first in zip(segments, offsets, strict=False)])[owner]
-    block, within = np.divmod(index, block_size)
-    slots = tables[owner, block] * np.int64(block_size) + within
-    positions = index.astype(np.int32)
-    last = positions + np.int32(1)
-    seen = np.zeros(rows, dtype=np.int32)
-    if any(s.first for s in segments):
-        seen = np.array([s.first for s in segments], dtype=np.int32)[owner]
-    extra_offsets, extra_slots = np.zeros(rows + 1, dtype=np.int32), list[int]()
+    extra_offsets, extra_slots = [0] * (len(tokens) + 1), list[int]()
     if not all(s.draft.is_chain for s in segments):
         extra_slots = _branch(segments, offsets, slots, positions, last, extra_offsets)
-    for segment, begin, end in zip(segments, offsets, offsets[1:], strict=False):
-        if not segment.stored:
-            slots[begin:end] = -1
-    view = AttentionView(
-        tables=torch.from_numpy(tables),
-        row_request=torch.from_numpy(owner),
-        first=torch.from_numpy(seen),
-        last=torch.from_numpy(last),
-        extra_offsets=torch.from_numpy(extra_offsets),
-        extra_slots=torch.tensor(extra_slots, dtype=torch.int32, device="cpu"),
-    )
-    return Batch(
-        tokens=torch.tensor(tokens, dtype=torch.int64, device="cpu"),
-        positions=torch.from_numpy(positions),
-        slots=torch.from_numpy(slots),
-        view=view,
-        offsets=tuple(offsets),
-        states=_states(segments, offsets) if recurrent else None,
-    )
+    # An operation on arrays of few rows takes longer to call than to run, so there are few.
+    token_ids, targets = _arrays(np.int64, tokens, slots)
+    rotary, *seen = _arrays(np.int32, positions, owner, first, last, extra_offsets, extra_slots)
+    view = AttentionView(torch.from_numpy(table_array([s.blocks for s in segments])), *seen)
+    states = _states(segments, offsets) if recurrent else None
+    return Batch(token_ids, rotary, targets, view, tuple(offsets), states)
+
+
+def _arrays(dtype: type[np.signedinteger[Any]], *lists: Sequence[int]) -> Sequence[Tensor]:
+    """Return lists of integers as arrays, which share memory."""
+    together = np.array([*chain.from_iterable(lists)], dtype=dtype)
+    return torch.from_numpy(together).split_with_sizes([len(own) for own in lists])
+
+
+def _slots(blocks: Sequence[int], start: int, rows: int, block_size: int) -> Sequence[int]:
+    """Return the slots of `rows` logical indices from `start` on."""
+    block, within = divmod(start, block_size)
+    if rows == 1:
+        return (blocks[block] * block_size + within,)
+    slots: list[int] = []
+    while len(slots) < rows:
+        here = min(block_size - within, rows - len(slots))
+        slots += range(blocks[block] * block_size + within, blocks[block] * block_size + within + here)
+        block, within = block + 1, 0
+    return slots
 
 
 def _branch(
     segments: Sequence[Segment],
     offsets: Sequence[int],
-    slots: NDArray[np.int64],
-    positions: NDArray[np.int32],
-    last: NDArray[np.int32],
-    extra_offsets: NDArray[np.int32],
+    slots: Sequence[int],
+    positions: list[int],
+    last: list[int],
+    extra_offsets: list[int],
 ) -> list[int]:
     """Set what nodes of drafts with branches see: the tokens before the draft, and one by one those of their paths.
 
     Args:
         segments: of requests.
         offsets: the first row of each.
-        slots: `[rows]`.
-        positions, last: `[rows]`, changed.
-        extra_offsets: `[rows + 1]`, changed.
+        slots: of each row.
+        positions, last: of each row, changed.
+        extra_offsets: one more than there are rows, changed.
 
     Returns:
         The slots of the nodes' ancestors, each node's own last.
     """
     extra_slots: list[int] = []
-    counts = np.zeros(len(slots), dtype=np.int32)
+    counts = [0] * len(slots)
     for segment, begin in zip(segments, offsets, strict=False):
         if not segment.draft.is_chain:
             root, end = begin + len(segment.tokens), segment.start + len(segment.tokens)
             own = paths(segment.draft)
             nodes = slice(root, root + len(own))
-            positions[nodes] = np.asarray(depths(segment.draft)) + end - 1
-            last[nodes] = end
+            positions[nodes] = [depth + end - 1 for depth in depths(segment.draft)]
+            last[nodes] = [end] * len(own)
             counts[nodes] = [len(path) for path in own]
-            extra_slots.extend(int(slots[root + node]) for path in own for node in path)
-    np.cumsum(counts, out=extra_offsets[1:])
+            extra_slots.extend(slots[root + node] for path in own for node in path)
+    extra_offsets[1:] = accumulate(counts)
     return extra_slots
 
 
@@ -193,16 +192,12 @@ def copy_batch(batch: Batch, to: Batch) -> None:
         to.states.sequences.zero_()
         for source, target in ((getattr(one.states, name) for one in (batch, to)) for name in _tensors(batch.states)):
             target[: len(source)] = source
-    to.tokens.copy_(batch.tokens)
-    to.positions.copy_(batch.positions)
-    to.slots.copy_(batch.slots)
-    to.view.tables[:requests, :blocks] = batch.view.tables
-    to.view.row_request.copy_(batch.view.row_request)
-    to.view.first.copy_(batch.view.first)
-    to.view.last.copy_(batch.view.last)
-    to.view.extra_offsets.copy_(batch.view.extra_offsets)
-    if batch.view.extra_slots.numel():
-        to.view.extra_slots[: batch.view.extra_slots.numel()] = batch.view.extra_slots
+    view, there, extra = batch.view, to.view, batch.view.extra_slots.shape[0]
+    sources = [batch.tokens, batch.positions, batch.slots, view.tables, view.row_request, view.first, view.last]
+    sources += [view.extra_offsets, view.extra_slots] if extra else [view.extra_offsets]
+    targets = [to.tokens, to.positions, to.slots, there.tables[:requests, :blocks], there.row_request, there.first]
+    targets += [there.last, there.extra_offsets, *([there.extra_slots[:extra]] if extra else [])]
+    torch._foreach_copy_(targets, sources)
 
 
 def placed(batch: Batch, kernels: Kernels, *further: Tensor) -> tuple[Batch, list[Tensor]]:

@@ -121,7 +121,7 @@ class Graphs:
             received: what the stage before has sent, see `intermediate_states`; None for the first stage.
             draws: what each row's token is drawn with, in the same pass if it can be recorded; of the host.
         """
-        rows, self.sampled = len(batch.tokens), None
+        rows, self.sampled = batch.tokens.shape[0], None
         if rows > self._most or not self.usable:
             with self._kernels.device_context():
                 return self._eager(placed(batch, self._kernels)[0], received)
@@ -142,8 +142,10 @@ class Graphs:
 
     def _result(self, graph: _Graph, rows: int) -> Tensor:
         """Keep what a recording has come to for its first rows, and return their hidden states."""
-        self.intermediates, sampled = graph.intermediates, graph.sampled
-        if len(graph.hidden) > rows and self.intermediates.numel():
+        self.intermediates, self.sampled, sampled = graph.intermediates, graph.sampled, graph.sampled
+        if graph.hidden.shape[0] == rows:
+            return graph.hidden
+        if self.intermediates.numel():
             self.intermediates = self.intermediates[:, :rows].contiguous()
         self.sampled = sampled and SampledPass(sampled.logits[:rows], sampled.tokens[:rows])
         return graph.hidden[:rows]

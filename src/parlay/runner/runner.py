@@ -195,6 +195,9 @@ class ModelRunner:
         Raises:
             RankError: a rank that shares the head is lost.
         """
+        if self._broadcast is no_broadcast:
+            with self.kernels.device_context():
+                return self._logits(hidden, rows)
         with self._broadcast(Logits(tuple(rows))), self.kernels.device_context():
             return self._logits(hidden, rows)
 

@@ -7,6 +7,7 @@ noise of the choices they try to predict (Daliri, Musco, Suresh 2024, arXiv 2408
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,8 +75,8 @@ class RowDraws:
     @classmethod
     def of(cls, params: Sequence[DrawParams], seeds: Sequence[int], positions: Sequence[int]) -> "RowDraws":
         """Return them on the host, of each row's parameters, seed and position."""
-        at = torch.tensor(positions, dtype=torch.int64, device="cpu")
-        return cls(temperature_tensor(params), seed_tensor(seeds), at, filter_tensors(params))
+        keys = torch.from_numpy(np.array(([signed(seed) for seed in seeds], positions), dtype=np.int64))
+        return cls(temperature_tensor(params), keys[0], keys[1], filter_tensors(params))
 
     @classmethod
     def greedy(cls, rows: int) -> "RowDraws":
@@ -111,7 +112,7 @@ def seed_tensor(seeds: Sequence[int]) -> Tensor:
 
 def temperature_tensor(params: Sequence[DrawParams | SamplingParams]) -> Tensor:
     """Return temperatures as `draw` takes them, on the host."""
-    return torch.tensor([p.temperature for p in params], dtype=torch.float32, device="cpu")
+    return torch.from_numpy(np.array([p.temperature for p in params], dtype=np.float32))
 
 
 def filter_tensors(params: Sequence[DrawParams | SamplingParams]) -> Filters | None:
