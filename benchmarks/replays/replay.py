@@ -22,11 +22,12 @@ from benchmarks.replays.traces import Recorded
 from parlay.acceptance.tree import children
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import AUTO
+from parlay.drafting.ahead import Ahead
 from parlay.drafting.belief import Belief
 from parlay.drafting.cost import StepCost
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.hosts import Method
-from parlay.drafting.policy import Ahead, Policy
+from parlay.drafting.policy import Policy
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.kv.pool import BlockPool

@@ -10,12 +10,13 @@ from asking import Ask, assert_same, half_repeating, meddle_at_random, run, with
 from conftest import MakeLLM, Pair, Plain, proposer_options
 from torch import Tensor
 
+from parlay.drafting.ahead import Ahead
 from parlay.drafting.belief import Belief
 from parlay.drafting.cost import DraftCost, StepCost
 from parlay.drafting.device import Device
 from parlay.drafting.goodput import best_draft
 from parlay.drafting.hosts import Faults, Method
-from parlay.drafting.policy import Ahead, Policy
+from parlay.drafting.policy import Policy
 from parlay.drafting.state import DraftState
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request

@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parlay import SamplingParams
+from parlay.drafting.ahead import Ahead
+from parlay.drafting.asking import Asking
 from parlay.drafting.belief import Belief
 from parlay.drafting.budget import SHARE, Budget
 from parlay.drafting.cost import DraftCost, StepCost
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.goodput import choose
 from parlay.drafting.hosts import Method
-from parlay.drafting.policy import Ahead, Asking, Measuring, Policy
+from parlay.drafting.policy import Measuring, Policy
 from parlay.drafting.state import DraftState, Outcome, Rows
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable

@@ -18,8 +18,9 @@ from crossing import crossed
 
 import parlay
 from parlay import LLM, EngineFaultError, RankError, SamplingParams
+from parlay.drafting.ahead import Ahead
 from parlay.drafting.belief import Belief
-from parlay.drafting.policy import Ahead, Policy
+from parlay.drafting.policy import Policy
 from parlay.engine import exclusive
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.step import Worker

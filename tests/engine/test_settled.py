@@ -8,7 +8,8 @@ from asking import Ask, run
 from conftest import MakeLLM, Pair, proposer_options
 
 from parlay.drafting import device
-from parlay.drafting.policy import Ahead, Measuring, Policy
+from parlay.drafting.ahead import Ahead
+from parlay.drafting.policy import Measuring, Policy
 from parlay.types.params import SamplingParams
 
 

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from conftest import Pair, proposer_options
 
+from parlay.drafting.ahead import Ahead
+from parlay.drafting.asking import Asking
 from parlay.drafting.cost import DraftCost, StepCost
 from parlay.drafting.drafting import Drafting
-from parlay.drafting.policy import Ahead, Asking, Policy
+from parlay.drafting.policy import Policy
 from parlay.drafting.state import Drafted
 from parlay.engine.scheduler import Scheduler
 from parlay.types.plan import Plan

@@ -1,4 +1,4 @@
-"""What drafts are worth: whether host proposers are asked, how long a device proposer drafts, what is verified.
+"""What drafts are worth, and which of their nodes are verified.
 
 All of it follows from the measured cost of steps and of drafting (`cost`), how often draft tokens are accepted
 (`belief`), and for what is not expected to pay, the time that may be lost (`budget`).
@@ -6,41 +6,26 @@ All of it follows from the measured cost of steps and of drafting (`cost`), how 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 
+from parlay.drafting.ahead import SHORT, WARM, Ahead
+from parlay.drafting.asking import Asking
 from parlay.drafting.belief import Belief
 from parlay.drafting.budget import Budget
-from parlay.drafting.cost import Behind, DraftCost, StepCost
-from parlay.drafting.goodput import best_draft, choose
+from parlay.drafting.cost import Behind, StepCost
+from parlay.drafting.goodput import choose
 from parlay.types.plan import SETTLED, StepTimes
 
 # Factors in goodput for which drafting is begun, and continued: a smaller expected gain may as well be a loss, since
 # neither costs nor probabilities are known that exactly.
 _BEGIN, _GO_ON = 1.06, 1.04
-_AHEAD = 1.03  # for which a device proposer begins; what it has drafted is verified if it gains anything
 _NODES = (1, 2, 4, 8, 16)  # draft sizes whose price is computed
 _HOPELESS = 0.95  # tokens: no draft token is that likely to be accepted
-# Seconds of a step without drafts below which drafts are chains of one proposer: joining several drafts and judging
-# every branch takes a tenth of a millisecond.
-_SHORT = 0.005
-_COLD = 0.2  # by which such a step takes longer right behind drafts of a device proposer, which evict weights
-_WARM = 8  # such steps without drafts until the target's weights are in the processor's caches again
 # Plain steps are run to learn their cost: after so many steps with drafts at first, and at last. A device proposer's
 # weights evict the target's from the processor's caches, so it pauses for several steps, of which the first do not
 # count, less often.
 _BUSY, _SELDOM, _PAUSE = 8, 128, 3
 _FREE = 16  # steps with drafts, at least, for each further one of such a pause that does not count
 _SURPRISE = 0.85  # of the expected seconds of such a step: if it took less, they are as frequent as at first again
-_ASKS = 256  # of a host proposer for one request: before anything is decided, and what is saved for
-_STEPS = 8  # plain steps: losses that drafts which have paid may cause before asking ends
-_OWED = 32  # times asking for one request
-_NEWS = 0.05  # weight of a new time in the moving average of asking
-_OTHERS = 0.1  # weight of a step in what the proposers on the host gain
-_MOST = 4.0  # longest time that counts, as a factor of the usual one: processes are stopped now and then
-_RUN = 6.0  # drafts of a device proposer that are saved up for: with fewer a trial tells little
-_LOST = 0.1  # least share of a trial's seconds that is counted as lost, however likely it is to be accepted
-_EPOCH = 8  # steps after which a device proposer's length is chosen anew, though nothing else has changed
 _KEPT = 64  # steps after which costs are saved for the first time; then after each doubling
 
 
@@ -64,214 +49,6 @@ class Measuring:
     def reset(self) -> None:
         """Return to the initial frequency."""
         self._stamina = _BUSY
-
-
-class Asking:
-    """Whether host proposers are asked: while what they save covers the time it takes, and as the budget allows.
-
-    Attributes:
-        seconds: spent on asking since start.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._each = 0.0  # seconds for one request
-        self._asked = 0
-        self._budget = Budget()
-
-    def affords(self, count: int) -> bool:
-        """Whether host proposers may draft for so many requests: at first always, since nothing is known."""
-        return self._asked < _ASKS or self._budget.balance >= count * self._each
-
-    def save(self, plain: float) -> None:
-        """Save a share of a step's seconds."""
-        self._budget.hold(max(_ASKS * self._each, _STEPS * plain), _OWED * self._each)
-        self._budget.save(plain)
-
-    def spend(self, seconds: float, count: int) -> None:
-        """Record how long it took to ask for so many requests, one or more."""
-        self.seconds += seconds
-        self._asked += count
-        each = seconds / count
-        self._each += (_NEWS * (min(each, _MOST * self._each) - self._each)) if self._each else each
-        self._budget.add(-count * min(each, _MOST * self._each))
-
-    def gain(self, seconds: float) -> None:
-        """Record the seconds that drafts have saved; negative where their rows cost more."""
-        self._budget.add(seconds)
-
-
-class Ahead:
-    """How long a device proposer's next drafts are: these are made before anything can say what they are worth.
-
-    Attributes:
-        cost: how long its drafts take.
-        trial: whether the next drafts are not expected to pay: then a few requests are enough.
-    """
-
-    def __init__(self, name: str, steps: StepCost, belief: Belief, cost: DraftCost | None = None) -> None:
-        """Begin with what is known of `name`'s acceptance and times."""
-        self.cost = cost or DraftCost()
-        self.trial = False
-        self._run = 0.0  # seconds that a run of trials may lose, as last computed
-        self._steps, self.belief = steps, belief.of(name)
-        self._budget, self._running = Budget(), False
-        self._pays = False
-        self._answers = dict[tuple[int, int, int], tuple[int, float, int, list[float]]]()
-        self._age = 0
-        self._branching = 1.0  # verified tokens for each level of a draft
-        self._others = 1.0  # goodput with drafts of the proposers on the host alone, by that without any
-        self._colder: StepCost | None = None  # of short steps that verify right behind its drafts
-
-    def best(self, most: int, count: int, requests: int, keys: int) -> tuple[int, float, int, list[float]]:
-        """Return the best length of drafts, and what it is based on.
-
-        Args:
-            most: tokens.
-            count: requests to draft for.
-            requests: that emit in the step in which drafts are verified.
-            keys: that these read.
-
-        Returns:
-            The length; the share of the time that it saves; the best length if acceptance is a standard error
-            higher; seconds of drafting by length.
-        """
-        found = self._answers.get((most, count, requests))
-        if found is None:
-            times = self.cost.by_length(most, count)
-            nodes = [self._branching * length for length in range(most + 1)]
-            margin = self._others * (1.0 if self._pays else _AHEAD)
-            step = self._table(requests), times, keys * self._steps.key, margin, nodes
-            length, saving = best_draft(self.belief.levels(most), count, requests, *step)
-            hoped = length or best_draft(self.belief.levels(most, 1.0), count, requests, *step)[0]
-            found = self._answers[most, count, requests] = length, saving, hoped, times
-        return found
-
-    def choose(
-        self,
-        most: int,
-        count: int,
-        requests: int,
-        keys: int,
-        trying: int = 1,
-        behind: int = 0,
-        rerun: float = 0.0,
-        passed: int = 1,
-        *,
-        ready: bool = True,
-    ) -> int:
-        """Return how many tokens to draft at the end of this step for the next.
-
-        Args:
-            most: tokens.
-            count: requests to draft for.
-            requests: that emit.
-            keys: that these read.
-            trying: requests that a trial is for: those for which the proposer has least to catch up.
-            behind: tokens that it has to catch up for these.
-            rerun: seconds that the target takes to run some of those tokens once more.
-            passed: steps since the last call.
-            ready: whether any request is worth catching up for; if not, only trials are made.
-        """
-        steps, budget = self._steps, self._budget
-        plain = steps.table[min(requests, len(steps.table) - 1)] + keys * steps.key
-        budget.save(plain * passed)
-        self.trial = False
-        if most < 1 or count < 1:
-            return 0
-        if not self.cost.timed:
-            self.trial = True
-            return 1
-        self._age += 1
-        if self._age >= _EPOCH or not self._pays:
-            self._answers, self._age = {}, 0
-        best, _, hoped, times = self.best(most, count, requests, keys)
-        best *= ready
-        if self._pays != (best > 0):
-            self._pays, self._answers = best > 0, {}
-        further = min(max(best + 1, hoped), most)
-        if best:
-            price = times[further] - times[best]
-            budget.hold(2 * price, 0.0)
-            if further > best and budget.balance >= price:
-                budget.add(-price)
-                return further
-            return best
-        self.trial = True
-        self.belief.decay()
-        if not self.belief.enough:
-            return further
-        worth = trying * sum(accumulate(self.belief.levels(further), mul)) * plain / requests
-        cost, table = self.cost.by_length(further, trying)[further], self._table(requests)
-        rows = table[min(requests + trying * further, len(table) - 1)] + keys * steps.key - plain
-        price = max(cost + rows - worth, _LOST * cost) + (_WARM * _COLD * plain / _RUN if plain < _SHORT else 0.0)
-        return further if self._buys(price, self.cost.following(behind) + rerun) else 0
-
-    def _table(self, requests: int) -> Sequence[float]:
-        """Return seconds of steps by rows: of so many without drafts, and of more right behind drafts."""
-        return self._steps.table if self._colder is None else Behind(self._steps.table, self._colder.table, requests)
-
-    def observe_hosts(self, gain: float) -> None:
-        """Learn what the proposers on the host gain alone: the factor in goodput of a step."""
-        self._others += _OTHERS * (gain - self._others)
-
-    def verified(self, rows: int, keys: int, seconds: float) -> None:
-        """Learn the time of a short step right behind drafts: these evict weights, and take Python's time too."""
-        self._colder = self._colder or self._steps.derive()
-        self._colder.observe(rows, keys, seconds)
-
-    def _buys(self, price: float, catching_up: float) -> bool:
-        """Whether a trial may be made; then it is paid.
-
-        A run of them begins when all are saved for, as the first may have to catch up, and ends with the savings.
-        """
-        budget = self._budget
-        budget.hold(catching_up + (_RUN + 1) * price, 0.0)
-        first, self._run = not self._run, catching_up + _RUN * price
-        if first:
-            budget.fill()
-        self._running = self.affords or (self._running and budget.balance >= catching_up + price)
-        if self._running:
-            budget.add(-catching_up - price)
-        return self._running
-
-    def scouts(self, tokens: int) -> bool:
-        """Whether the proposer may process a prompt of so many tokens for a trial; then that is paid."""
-        affords = self.affords
-        if affords:
-            self._budget.add(-self.cost.following(tokens))
-        return affords
-
-    @property
-    def affords(self) -> bool:
-        """Whether enough is saved for a run of trials, as far as its cost is known."""
-        return self._budget.balance >= self._run
-
-    def judged(self, levels: Sequence[bool], length: int, nodes: int) -> None:
-        """Learn at which depths 1, 2, ... a draft was accepted, as far as it was judged.
-
-        Args:
-            levels: see `parlay.acceptance.tree.levels`.
-            length: nodes on the draft's longest path.
-            nodes: its nodes that were verified; 0 if none were.
-        """
-        if nodes:
-            self._branching += _NEWS * (max(nodes / length, 1.0) - self._branching)
-        self.belief.reach(levels)
-
-    def timed(self, length: int, count: int, seconds: float, behind: int, *, settled: bool) -> None:
-        """Learn the time of drafts for so many requests, after processing tokens that it was `behind`."""
-        seconds /= self._steps.pace
-        if behind and (self.cost.timed or not count):
-            own = self.cost.by_length(length, count)[length] if count else 0.0
-            self.cost.observe_following(behind, seconds - own)
-        elif not behind:
-            self.cost.observe(length, count, seconds, settled=settled)
-
-    @property
-    def gain(self) -> float:
-        """Expected tokens that the longest draft adds."""
-        return sum(accumulate(self.belief.levels(8), mul), 0.0)
 
 
 class Policy:
@@ -349,12 +126,12 @@ class Policy:
     @property
     def _cold(self) -> int:
         """Plain steps after a device proposer's that take longer than others."""
-        return _WARM if self.plain < _SHORT else 1
+        return WARM if self.plain < SHORT else 1
 
     @property
     def pauses(self) -> bool:
         """Whether a device proposer may not run at all, so that the target's weights stay in the caches."""
-        return self.measuring.left > 1 and self.plain < _SHORT
+        return self.measuring.left > 1 and self.plain < SHORT
 
     @property
     def may_draft(self) -> bool:
@@ -364,7 +141,7 @@ class Policy:
     @property
     def branches(self) -> bool:
         """Whether the step takes long enough for drafts with branches to pay."""
-        return self.plain >= _SHORT
+        return self.plain >= SHORT
 
     def fair(self, *, waiting: bool) -> bool:
         """Whether requests count by the geometric mean of their speeds; `waiting`: whether others are queued."""
@@ -465,7 +242,7 @@ class Policy:
             times: where they went.
             drafted: whether it verified drafts.
         """
-        if times.settled and drafted and self.plain < _SHORT:
+        if times.settled and drafted and self.plain < SHORT:
             self.cost.bound(rows, keys, seconds)
             if self.ahead is not None and not times.idle_steps:
                 self.ahead.verified(rows, keys, seconds)

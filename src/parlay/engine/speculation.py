@@ -9,11 +9,12 @@ from typing import Any
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import AUTO, PLAIN, TreeShape
 from parlay.config.verification import BLOCK, DRAWN
+from parlay.drafting.ahead import Ahead
 from parlay.drafting.belief import Belief
 from parlay.drafting.cost import DraftCost, StepCost
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.hosts import Method
-from parlay.drafting.policy import Ahead, Policy
+from parlay.drafting.policy import Policy
 from parlay.drafting.remembered import CostFile, Costs
 from parlay.engine.timing import timed_passes
 from parlay.errors import ConfigError, RequestError, nearest
