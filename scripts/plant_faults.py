@@ -46,7 +46,7 @@ FAULTS = [
         "a step that was stopped, taken for what its number of rows costs",
         "tests/drafting/test_cost.py",
         "src/parlay/drafting/cost.py",
-        "min(own / self.table[rows], _MOST) * usual, 1",
+        "min(own / self.table[rows], MOST) * usual, 1",
         "own / self.table[rows] * usual, 1",
     ),
     Fault(

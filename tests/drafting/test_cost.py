@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafting.cost import KNOTS, DraftCost, StepCost, isotonic
+from parlay.drafting.cost import KNOTS, StepCost, isotonic
+from parlay.drafting.draft_cost import DraftCost
 
 
 def true_seconds(rows: int, keys: int = 0) -> float:

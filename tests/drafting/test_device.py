@@ -12,8 +12,9 @@ from torch import Tensor
 
 from parlay.drafting.ahead import Ahead
 from parlay.drafting.belief import Belief
-from parlay.drafting.cost import DraftCost, StepCost
+from parlay.drafting.cost import StepCost
 from parlay.drafting.device import Device
+from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.goodput import best_draft
 from parlay.drafting.hosts import Faults, Method
 from parlay.drafting.policy import Policy

@@ -16,7 +16,8 @@ from parlay.drafting.ahead import Ahead
 from parlay.drafting.asking import Asking
 from parlay.drafting.belief import Belief
 from parlay.drafting.budget import SHARE, Budget
-from parlay.drafting.cost import DraftCost, StepCost
+from parlay.drafting.cost import StepCost
+from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.goodput import choose
 from parlay.drafting.hosts import Method

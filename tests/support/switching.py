@@ -9,7 +9,8 @@ from conftest import Pair, proposer_options
 
 from parlay.drafting.ahead import Ahead
 from parlay.drafting.asking import Asking
-from parlay.drafting.cost import DraftCost, StepCost
+from parlay.drafting.cost import StepCost
+from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.policy import Policy
 from parlay.drafting.state import Drafted

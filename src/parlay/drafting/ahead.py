@@ -6,7 +6,8 @@ from operator import mul
 
 from parlay.drafting.belief import Belief
 from parlay.drafting.budget import Budget
-from parlay.drafting.cost import Behind, DraftCost, StepCost
+from parlay.drafting.cost import Behind, StepCost
+from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.goodput import best_draft
 
 # Seconds of a step without drafts below which drafts are chains of one proposer: joining several drafts and judging

@@ -40,14 +40,10 @@ _AGED = 1 / 400  # or this for each step since the last of that number, if that 
 _RISE, _FALL = 0.2, 0.5  # weights in the table at a number of rows that is not known yet, upwards and downwards
 _TRUSTED = 16  # steps of a number of rows after which it is known
 _FEW = 8  # as many steps count for what an earlier run has learnt
-_MOST = 2.0  # factor beyond which a step's time is clipped: clocks jump, processes are stopped
+MOST = 2.0  # factor beyond which a step's time is clipped: clocks jump, processes are stopped
 _CONTRADICTED = 1.5  # factor by which a step takes longer than one of more rows: what is less may be noise
-_FADES = 0.95  # weight of earlier drafts when one more was timed
-_FOLLOWED = 0.7  # weight of tokens that a proposer processed earlier when more were
-_LINE = 0.1  # square of the lengths' deviation from which on the slope of a draft's cost is the measured one
-_DOUBLED = 2**0.5  # by what factor drafts for twice as many requests are expected to take longer
 _STALE = 256  # steps after which what is known of a number of rows is doubtful
-_LEAST = 1e-9  # seconds: no step is faster, but a clock may be wrong
+LEAST = 1e-9  # seconds: no step is faster, but a clock may be wrong
 _EVERY = 16  # steps between two updates of the table as it is read
 _SOON = 0.08  # relative error from which on it is updated at once
 
@@ -112,7 +108,7 @@ class StepCost:
     def recall(self, known: Mapping[int, tuple[float, int]]) -> None:
         """Start from another run's times, with half the confidence in each."""
         for knot, (seconds, weight) in known.items():
-            if knot in KNOTS and _LEAST < seconds < inf:
+            if knot in KNOTS and LEAST < seconds < inf:
                 self._known[knot], self._weights[knot] = seconds, min(weight, _FEW)
         if self._known:
             self._unfold()
@@ -120,7 +116,7 @@ class StepCost:
     def learn(self, timed: Sequence[tuple[int, float]]) -> None:
         """Take passes that were timed at start: their rows and seconds."""
         for rows, seconds in timed:
-            if _LEAST < seconds < inf:
+            if LEAST < seconds < inf:
                 knot = _knot(rows)
                 self._known[knot], self._weights[knot] = seconds, 1
                 self._timed[knot] = seconds
@@ -135,7 +131,7 @@ class StepCost:
         Returns:
             By what factor it took longer than expected; 1 if nothing was known.
         """
-        if not _LEAST < seconds < inf or not 1 <= rows <= self._most_rows:
+        if not LEAST < seconds < inf or not 1 <= rows <= self._most_rows:
             return 1.0
         knot, ratio = _knot(rows), 1.0
         self._steps += 1
@@ -146,7 +142,7 @@ class StepCost:
             # cheaper, the two differ permanently, and each step would move them further apart.
             self._known[knot] = self._own(knot, self._extra)
             own = self._known[knot] * self.table[rows] / self.table[min(knot, self._most_rows)]
-            ratio = min(max(seconds / (self.pace * (own + keys * self.key)), 1 / _MOST), _MOST)
+            ratio = min(max(seconds / (self.pace * (own + keys * self.key)), 1 / MOST), MOST)
             self._weights[knot] += 1
             # A step may be slow for reasons that have nothing to do with its rows, and is seldom too fast.
             rate = most = _RISE if ratio > 1 else _FALL
@@ -155,7 +151,7 @@ class StepCost:
                 rate = min(max(_MEASURED if measured else _TABLE, age * _AGED), most)
             self._known[knot] *= ratio**rate
             self._news += 1
-            if stale and ratio == 1 / _MOST:
+            if stale and ratio == 1 / MOST:
                 self._begin(knot, rows, keys, seconds)
             elif rate < _SOON and self._news < _EVERY:
                 return ratio
@@ -170,7 +166,7 @@ class StepCost:
         """Take one step's time for what is known of a number of rows; a slow one may have been stopped."""
         own = max(seconds / self.pace - keys * self.key, seconds / self.pace / 2)
         usual = self.table[min(knot, self._most_rows)]
-        self._known[knot], self._weights[knot] = min(own / self.table[rows], _MOST) * usual, 1
+        self._known[knot], self._weights[knot] = min(own / self.table[rows], MOST) * usual, 1
         self._timed.pop(knot, None)
 
     def _stale(self, knot: int) -> bool:
@@ -223,80 +219,6 @@ class StepCost:
         knots, extra = sorted(self._known), self._extra
         seconds = isotonic([self._own(k, extra) for k in knots], [float(self._weights[k]) for k in knots])
         self.table = Curve(knots, seconds, self._most_rows)
-
-
-class DraftCost:
-    """How long a device proposer's drafts take: a line in their length, at the usual pace, by number of requests.
-
-    Numbers of requests are grouped by powers of two; one that was not seen yet is expected to cost what its nearest
-    neighbour does, or a share more for each doubling.
-    """
-
-    def __init__(self, known: Mapping[int, Sequence[float]] | None = None) -> None:
-        """Begin with an earlier run's sums."""
-        sums = {size: [*map(float, own)] for size, own in (known or {}).items() if own and min(own) > 0}
-        # By size, decayed: how many drafts, and of these the sums of lengths, their squares, seconds, and products.
-        self._sums = {size: own for size, own in sums.items() if size and len(own) == 5}
-        self._begun = set[tuple[int, int]]()  # of which the first draft was seen, which records its passes
-        followed = sums.get(0, [])
-        # Decayed: tokens that the proposer processed behind the target, prompts among them, and seconds.
-        self._followed = followed if len(followed) == 2 else [0.0, 0.0]
-
-    @property
-    def timed(self) -> bool:
-        """Whether any draft was timed."""
-        return bool(self._sums)
-
-    @property
-    def known(self) -> dict[int, list[float]]:
-        """The sums, to start another run from; under 0 those of processing tokens."""
-        return self._sums | {0: self._followed}
-
-    def observe_following(self, tokens: int, seconds: float) -> None:
-        """Record how long the proposer took to process tokens that it was behind."""
-        known, spent = self._followed
-        self._followed = [_FOLLOWED * known + tokens, _FOLLOWED * spent + max(seconds, 0.0)]
-
-    def following(self, tokens: int) -> float:
-        """Return the seconds that processing so many tokens takes; 0 while that is not known."""
-        known, seconds = self._followed
-        return seconds / known * tokens if known else 0.0
-
-    def observe(self, length: int, count: int, seconds: float, *, settled: bool = True) -> None:
-        """Record drafts of one length for so many requests; `settled`: whether their step recorded no pass."""
-        size = count.bit_length()
-        if not length or not _LEAST < seconds < inf:
-            return
-        if (size, length) not in self._begun:
-            self._begun.add((size, length))
-            return
-        sums = self._sums.get(size)
-        if sums is None:
-            sums = self._sums[size] = [0.0] * 5
-        elif not settled:
-            return
-        else:
-            usual = self._at(sums, length)
-            seconds = min(max(seconds, usual / _MOST), _MOST * usual)
-        for place, value in enumerate((1.0, length, length * length, seconds, length * seconds)):
-            sums[place] = _FADES * sums[place] + value
-
-    def by_length(self, most: int, count: int) -> list[float]:
-        """Return seconds of drafting 0 to `most` tokens for so many requests."""
-        size = count.bit_length()
-        nearest = min(self._sums, key=lambda other: (abs(other - size), other))
-        factor, sums = _DOUBLED ** (size - nearest), self._sums[nearest]
-        return [factor * self._at(sums, length) if length else 0.0 for length in range(most + 1)]
-
-    @staticmethod
-    def _at(sums: Sequence[float], length: int) -> float:
-        weight, x, xx, y, xy = sums
-        mean, seconds = x / weight, y / weight
-        # As far as lengths have not differed, a draft is taken to begin with the cost of one more token.
-        usual = seconds / (mean + 1)
-        slope = (xy / weight - mean * seconds + _LINE * usual) / (xx / weight - mean * mean + _LINE)
-        slope = min(max(slope, 0.0), seconds / mean)
-        return max(seconds + slope * (length - mean), _LEAST)
 
 
 class Curve(Sequence[float]):

@@ -11,7 +11,8 @@ from parlay.config.speculative import AUTO, PLAIN, TreeShape
 from parlay.config.verification import BLOCK, DRAWN
 from parlay.drafting.ahead import Ahead
 from parlay.drafting.belief import Belief
-from parlay.drafting.cost import DraftCost, StepCost
+from parlay.drafting.cost import StepCost
+from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.hosts import Method
 from parlay.drafting.policy import Policy
