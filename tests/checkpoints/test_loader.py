@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, ModelError
+from parlay.checkpoints.headers import weight_files
 from parlay.checkpoints.loader import Checkpoint
 from parlay.numerics.digests import digest_model
 
@@ -132,14 +133,29 @@ def test_no_weights(path: Path) -> None:
 
 def test_a_missing_shard_is_named(path: Path, reads: list[str]) -> None:
     index = {"weight_map": {K_PROJ: "model-00001-of-00002.safetensors"}}
+    (path / "model.safetensors").unlink()
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match="model-00001-of-00002"):
         load(path)
     assert reads == []
 
 
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_one_file_of_all_weights_comes_before_an_index(path: Path, kind: str) -> None:
+    """As in transformers, which leaves an index behind when it saves a model of shards as one file."""
+    tensors = load_file(path / "model.safetensors")
+    name = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}[kind]
+    if kind == "bin":
+        (path / "model.safetensors").unlink()
+        torch.save(tensors, path / name)
+    (path / f"{name}.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors, f"gone.{kind}")}))
+    assert weight_files(path) == [path / name]
+    load(path)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
 def test_a_damaged_index(path: Path, text: str) -> None:
+    (path / "model.safetensors").unlink()
     (path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ModelError):
         load(path)

@@ -254,14 +254,21 @@ def test_what_was_remembered_gives_way() -> None:
 def test_what_processing_a_prompt_takes_is_measured_by_its_tokens() -> None:
     cost = DraftCost()
     assert cost.following(100) == 0, "not known"
+    cost.observe_following(1000, 9.0)
+    assert cost.following(100) == 0, "the first time may be that of compiling"
     cost.observe_following(1000, 0.1)
     assert cost.following(100) == pytest.approx(0.01)
-    cost.observe_following(2, 0.01)  # a few tokens take longer each, and say little of prompts
+    for _ in range(20):
+        cost.observe_following(3, 0.001)  # a few tokens take longer each, and say little of prompts
     assert 0.01 < cost.following(100) < 0.02
+    for seconds in (math.nan, math.inf):
+        cost.observe_following(1000, seconds)
     assert DraftCost(cost.known).following(100) == cost.following(100)
-    for _ in range(40):
+    for _ in range(8):
         cost.observe_following(1000, 0.2)
-    assert cost.following(100) == pytest.approx(0.02)
+    assert cost.following(100) == pytest.approx(0.02, rel=0.01)
+    cost.observe_following(1000, 9.0, most=0.4)
+    assert 0.02 < cost.following(100) < 0.04, "a process was stopped"
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40), st.floats(1e-6, 10)), min_size=2, max_size=50))

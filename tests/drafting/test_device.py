@@ -65,7 +65,9 @@ def rerun(policy: Policy, left: int = LEFT) -> int:
     device = Device(Method("pairs", Pairs(), 1), policy, Faults(), share_prefixes=False, vocab_size=None)
     state = DraftState(device=True, layers=ProposerState(0))
     tokens = range(LACKING + 1)
-    request: Any = SimpleNamespace(request_id=1, tokens=tokens, computed=LACKING, remaining=left, drafting=state)
+    request: Any = SimpleNamespace(
+        request_id=1, tokens=tokens, prompt_tokens=tokens, computed=LACKING, remaining=left, drafting=state
+    )
     device.choose([request] * BATCH, [1] * BATCH, BATCH, 0)
     return device.rerun(request)
 
@@ -120,23 +122,50 @@ def test_a_prompt_is_processed_if_the_answer_is_long_enough() -> None:
     ahead = policy.ahead
     assert ahead is not None
     assert follows(policy, 10), "what it takes is not known"
-    ahead.timed(0, 0, 0.02, 1000, settled=True)
+    for _ in range(2):  # the first time may be that of compiling
+        ahead.timed(0, 0, 0.02, 1000, settled=True)
     assert follows(policy, LEFT)
     assert not follows(policy, 10)
 
 
-def test_prompts_that_are_processed_for_a_trial_are_paid() -> None:
+def test_a_prompt_counts_at_most_as_much_as_it_takes_the_target() -> None:
+    """Its process was stopped for a while; otherwise no prompt might ever be processed again, and none be timed."""
+    policy = taught(0.0001)
+    assert policy.ahead is not None
+    for _ in range(2):
+        policy.ahead.timed(0, 0, 9.0, LACKING, settled=True)
+    assert policy.ahead.cost.following(LACKING) <= policy.cost.table[LACKING]
+
+
+@pytest.mark.parametrize("each", [0.00002, 0.005])
+def test_prompts_that_are_processed_for_a_trial_are_paid(each: float) -> None:
+    """Also those that take longer than the trial."""
     policy = taught(0.1)  # drafts take ten times as long as steps
     ahead = policy.ahead
     assert ahead is not None
-    ahead.cost.observe_following(1000, 0.02)
+    for _ in range(2):
+        ahead.cost.observe_following(1000, 1000 * each)
     passed = paid = 0.0
     for _ in range(20_000):
-        ahead.choose(1, BATCH, BATCH, 0, 1, passed=16)
+        ahead.choose(0, 0, BATCH, 0, passed=16)
         passed += 16 * policy.plain
         for _ in range(BATCH):
-            paid += ahead.cost.following(LACKING) * ahead.scouts(LACKING)
-    assert 0 < paid < 0.005 * passed
+            prompt = ahead.cost.following(LACKING)
+            paid += prompt * ahead.scouts(prompt)
+    assert 0 < paid < 0.006 * passed
+
+
+def test_what_is_not_worth_it_is_tried_again_some_day() -> None:
+    """Drafts pay, but no answer is long enough for what processing its prompt is thought to take."""
+    policy = taught(0.0001)
+    ahead = policy.ahead
+    assert ahead is not None
+    assert ahead.choose(1, BATCH, BATCH, 0) == 1
+    assert not ahead.scouts(0.5)
+    for _ in range(20_000):
+        ahead.choose(0, 0, BATCH, 0, passed=16, ready=False)
+    assert ahead.scouts(0.5)
+    assert not ahead.scouts(0.5)
 
 
 # ------------------------------------------------------------------------------------------------- off and on again
@@ -204,7 +233,8 @@ def test_what_a_prompt_takes_is_measured(make_llm: MakeLLM, models: dict[str, Pa
     ahead = llm.engine._scheduler.drafting.policy.ahead
     run(llm, asks(3, max_tokens=1))
     assert ahead.cost.following(100) == 0, "a request that emits one token has no drafts"
-    run(llm, asks(8)[3:])
+    for first in (3, 8):  # the first time is not counted
+        run(llm, asks(first + 5)[first:])
     assert 0 < ahead.cost.following(100) < 10
 
 
@@ -267,9 +297,15 @@ def test_off_and_on_at_random(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_request_that_it_follows_is_tried_without_running_anything_once_more(
-    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, switched: list[int], method: str
+    make_llm: MakeLLM,
+    models: dict[str, Pair],
+    plain: Plain,
+    switched: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
 ) -> None:
-    """A head that is off follows a new request where a trial is affordable."""
+    """A head that is off follows a new request where a trial is affordable, until a trial is considered."""
+    monkeypatch.setattr("parlay.drafting.device.TRIAL_INTERVAL", 1 << 30)
     llm = make_llm(speculative_config=config(method, models))
     run(llm, asks(1))
     reruns = []

@@ -19,7 +19,7 @@ from parlay.kv.table import BlockTable
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
-from parlay.types.plan import Plan, Proposal, ProposerState, Span, StepOutput, Verdict
+from parlay.types.plan import Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
 
 
 class Zeros(HostProposer):
@@ -170,6 +170,16 @@ def test_rows_of_prompts_are_counted_when_they_run() -> None:
         counted.append(rig.scheduler.stats.prefilled)
     assert counted == [7, 14, 20, 20, 20]
     assert rig.scheduler.stats.prompt_tokens == 20
+
+
+def test_a_request_that_nothing_makes_room_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of empty plans for ever, whatever the cause."""
+    rig = Rig()
+    rig.add(3)
+    monkeypatch.setattr(BlockTable, "grow", lambda self, tokens: False)
+    with pytest.raises(SpanError) as error:
+        rig.look()
+    assert error.value.request_id == 0
 
 
 def test_the_row_budget_is_shared_in_order() -> None:

@@ -124,3 +124,14 @@ def test_llama3_scaling_needs_its_keys(path: Path, lost: str) -> None:
     rewrite(path, rope_scaling={"rope_type": "llama3", **scaling})
     with pytest.raises(ModelError, match=lost):
         cos_sin_table(read_config(path), 8)
+
+
+@pytest.mark.parametrize("key", ["mscale_all_dim", "mscale", "beta_fast", "beta_slow"])
+def test_zero_in_yarn_stands_for_none(path: Path, key: str) -> None:
+    """As in transformers: DeepSeek's code has it as the default."""
+    scaling = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 32}
+    tables = []
+    for more in ({}, {key: 0}):
+        rewrite(path, rope_parameters={**scaling, **more})
+        tables.append(cos_sin_table(describe_model(path), 64))
+    assert all(torch.equal(own, other) for own, other in zip(*tables, strict=True))

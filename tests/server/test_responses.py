@@ -263,7 +263,10 @@ def test_refusals_and_names(live: Live) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
     assert live.post("/v1/responses", {"input": "x", "model": "large"}).status_code == 404
     assert live.post("/v1/responses", {"input": "x", "temperature": -1}).json()["error"]["param"] == "temperature"
-    assert live.post("/v1/responses", {"input": "x" * 9000}).json()["error"]["code"] == "context_length_exceeded"
+    long = live.post("/v1/responses", {"input": "x" * 9000}).json()["error"]
+    assert (long["code"], long["param"]) == ("context_length_exceeded", "input")
+    chat = {"messages": [{"role": "user", "content": "x" * 9000}]}
+    assert live.post("/v1/chat/completions", chat).json()["error"]["param"] == "messages"
     assert live.post("/v1/responses", {"input": "x" * 99_000}).json()["error"]["param"] == "input"
     for body, param in (
         ({"reasoning": {"effort": "enormous"}}, "reasoning"),

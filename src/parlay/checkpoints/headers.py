@@ -13,12 +13,9 @@ from parlay.checkpoints.gguf.parts import GGUFModel
 from parlay.errors import ModelError, brief, shown
 
 _HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-_WEIGHTS = (
-    "model.safetensors.index.json",
-    "model.safetensors",
-    "pytorch_model.bin.index.json",
-    "pytorch_model.bin",
-)
+_INDEX = "model.safetensors.index.json"
+# In transformers' order: a file of all weights counts, whatever index was left beside it.
+_WEIGHTS = ("model.safetensors", _INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
 _NAME = 255  # characters of a file's name
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _FLOATS = ("F32", "F16", "BF16")
@@ -51,7 +48,7 @@ def read_tensors(path: Path) -> dict[str, TensorHeader]:
                 name: TensorHeader(kind=stored.kind.name, shape=stored.shape, size=stored.size)
                 for name, stored in model.tensors.items()
             }
-    if (path / _WEIGHTS[0]).is_file():
+    if (path / _INDEX).is_file():
         weight_files(path)  # refuses an index of files that are not there
     tensors: dict[str, TensorHeader] = {}
     for file in sorted(path.glob("*.safetensors")):

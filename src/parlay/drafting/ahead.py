@@ -38,6 +38,7 @@ class Ahead:
         self._run = 0.0  # seconds that a run of trials may lose, as last computed
         self._steps, self.belief = steps, belief.of(name)
         self._budget, self._running = Budget(), False
+        self._scouting = Budget()  # for prompts that are processed for a trial
         self._pays = False
         self._answers = dict[tuple[int, int, int], tuple[int, float, int, list[float]]]()
         self._age = 0
@@ -98,6 +99,7 @@ class Ahead:
         steps, budget = self._steps, self._budget
         plain = steps.table[min(requests, len(steps.table) - 1)] + keys * steps.key
         budget.save(plain * passed)
+        self._scouting.save(plain * passed)
         self.trial = False
         if most < 1 or count < 1:
             return 0
@@ -114,7 +116,7 @@ class Ahead:
         further = min(max(best + 1, hoped), most)
         if best:
             price = times[further] - times[best]
-            budget.hold(2 * price, 0.0)
+            budget.hold(max(2 * price, self._run), 0.0)
             if further > best and budget.balance >= price:
                 budget.add(-price)
                 return further
@@ -157,11 +159,13 @@ class Ahead:
             budget.add(-catching_up - price)
         return self._running
 
-    def scouts(self, tokens: int) -> bool:
-        """Whether the proposer may process a prompt of so many tokens for a trial; then that is paid."""
-        affords = self.affords
+    def scouts(self, seconds: float) -> bool:
+        """Whether the proposer may process a prompt for a trial, which takes so long; then that is paid."""
+        budget = self._scouting
+        budget.hold(max(budget.capacity, seconds), 0.0)
+        affords = self.affords and budget.balance >= seconds
         if affords:
-            self._budget.add(-self.cost.following(tokens))
+            budget.add(-seconds)
         return affords
 
     @property
@@ -185,8 +189,9 @@ class Ahead:
         """Learn the time of drafts for so many requests, after processing tokens that it was `behind`."""
         seconds /= self._steps.pace
         if behind and (self.cost.timed or not count):
-            own = self.cost.by_length(length, count)[length] if count else 0.0
-            self.cost.observe_following(behind, seconds - own)
+            own, table = self.cost.by_length(length, count)[length] if count else 0.0, self._steps.table
+            if settled:  # it is smaller than the target
+                self.cost.observe_following(behind, seconds - own, table[min(behind, len(table) - 1)])
         elif not behind:
             self.cost.observe(length, count, seconds, settled=settled)
 

@@ -80,7 +80,7 @@ class Device:
         if ahead is None or not self._pairs or self._length or not request.drafting.device:
             return
         pays = self._saving is not None and self._saving > 0 and self._worth(request, self._saving)
-        request.drafting.scout = pays or ahead.scouts(len(request.tokens))
+        request.drafting.scout = pays or (request.remaining > 1 and ahead.scouts(self._catching_up(request)))
 
     def adopt(self, request: Drafted) -> None:
         """Record how much of the prefix in a request's blocks is valid for the proposer too."""
@@ -137,9 +137,11 @@ class Device:
         every = [(request, limit) for request, limit in pairs if self._may_draft_for(request)]
         most = min(self.length, max((limit for _, limit in every), default=0))
         if every and most > 0 and ahead.cost.timed:
-            self._saving = ahead.best(most, len(every), emitting, keys)[1]
+            self._saving = ahead.best(self.length, len(every), emitting, keys)[1]
         ready = [one for one in every if self._worth(one[0], self._saving or 0.0)]
         free = ready or [one for one in every if self._worth(one[0], _LEFT)]
+        if not (free or self._pairs):  # the price of a trial has what catching up takes
+            free = every
         nearest = sorted((self._distance(one[0]), place) for place, one in enumerate(free))[:_TRIED]
         trying = [free[place][0] for distance, place in nearest if distance <= nearest[0][0] + _NEAR]
         behind, again = sum(map(self._lag, trying)), sum(map(self._lacking, trying))
@@ -149,6 +151,9 @@ class Device:
         steps = emitting, keys, len(trying), behind, rerun, passed
         self.next_length = self._length = ahead.choose(most, len(free), *steps, ready=bool(ready))
         self._tried = trying if ahead.trial else None
+        if not self._length:  # what was processed for a trial that is not made is lost
+            for request in requests:
+                request.drafting.scout &= len(request.tokens) <= len(request.prompt_tokens)
         if not self._shaped:
             policy = self._policy
             worth = policy.branches and policy.price < _BRANCHING and self._width * len(free) <= _ROWS
@@ -251,10 +256,17 @@ class Device:
         policy = self._policy
         if policy is None or (lacking <= 0 and behind <= _NEAR):
             return True
-        assert policy.ahead is not None
         # All requests wait meanwhile: plain steps would emit so many tokens.
-        seconds = policy.extra(policy.rows, lacking) + policy.ahead.cost.following(behind)
-        return seconds * policy.requests <= saving * min(request.remaining, _FAR) * policy.plain
+        return self._catching_up(request) * policy.requests <= saving * min(request.remaining, _FAR) * policy.plain
+
+    def _catching_up(self, request: Drafted) -> float:
+        """Return the seconds that catching up takes before it can draft for a request."""
+        policy = self._policy
+        assert policy is not None
+        assert policy.ahead is not None
+        behind = len(request.tokens) - self._layers(request).computed if self._follows else 0
+        lacking = max(self._lacking(request), 0)
+        return policy.extra(policy.rows, lacking) + policy.ahead.cost.following(behind)
 
     def _lag(self, request: Drafted) -> int:
         """How many tokens the proposer has to process before it can draft for a request."""

@@ -1,12 +1,12 @@
 """How long a device proposer takes: to draft, and to process tokens that it is behind."""
 
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import exp, inf
 
 from parlay.drafting.cost import LEAST, MOST
 
 _FADES = 0.95  # weight of earlier drafts when one more was timed
-_FOLLOWED = 0.7  # weight of tokens that a proposer processed earlier when more were
+_FADING = 1 / 720  # of the times of tokens that a proposer has processed, with each further one: 500 halve them
 _LINE = 0.1  # square of the lengths' deviation from which on the slope of a draft's cost is the measured one
 _DOUBLED = 2**0.5  # by what factor drafts for twice as many requests are expected to take longer
 
@@ -27,6 +27,7 @@ class DraftCost:
         followed = sums.get(0, [])
         # Decayed: tokens that the proposer processed behind the target, prompts among them, and seconds.
         self._followed = followed if len(followed) == 2 else [0.0, 0.0]
+        self._followed_before = False  # whether any were processed in this run: the first time may compile code
 
     @property
     def timed(self) -> bool:
@@ -38,10 +39,19 @@ class DraftCost:
         """The sums, to start another run from; under 0 those of processing tokens."""
         return self._sums | {0: self._followed}
 
-    def observe_following(self, tokens: int, seconds: float) -> None:
-        """Record how long the proposer took to process tokens that it was behind."""
-        known, spent = self._followed
-        self._followed = [_FOLLOWED * known + tokens, _FOLLOWED * spent + max(seconds, 0.0)]
+    def observe_following(self, tokens: int, seconds: float, most: float = inf) -> None:
+        """Record how long the proposer took to process tokens that it was behind.
+
+        Args:
+            tokens: how many.
+            seconds: that it took.
+            most: that it may have taken: a process may be stopped for a while.
+        """
+        first, self._followed_before = not self._followed_before, True
+        if first or not -inf < seconds < inf:
+            return
+        kept, (known, spent) = exp(-_FADING * tokens), self._followed
+        self._followed = [kept * known + tokens, kept * spent + max(min(seconds, most), 0.0)]
 
     def following(self, tokens: int) -> float:
         """Return the seconds that processing so many tokens takes; 0 while that is not known."""

@@ -124,7 +124,7 @@ class Scheduler:
         under way, each has an equal part of the requests.
 
         Raises:
-            SpanError: the draft of one request could not be made; plan again without the request.
+            SpanError: one request cannot run; plan again without the request.
         """
         rows: dict[Request, Rows] = {}
         self._left = self._config.max_num_batched_tokens
@@ -140,6 +140,9 @@ class Scheduler:
         # If blocks ran out, an admitted request would only take them from those that lack them.
         if not short and len(self._waiting) == waiting:
             self._admit(rows, now)
+            if not rows and self._waiting and not (self._running or self._under_way):
+                # Nobody else holds anything: it would wait for ever.
+                raise SpanError(self._waiting[0].request_id) from RuntimeError("it does not fit into an empty cache")
         if not rows:
             return Plan(next(self._plan_ids), ())
         left = self._left if self.states is None else min(self._left, self.states.places)

@@ -225,6 +225,11 @@ class ModelConfig:
                 f"{experts.count // experts.groups * experts.kept_groups} experts that a token can go to"
             )
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether any layer is recurrent: those of such a family may all be attention."""
+        return self.style.recurrent is not None and any(self.style.recurrent.layers)
+
     def products(self) -> list[Product]:
         """Return the linear layers but the output layer."""
         if self.library_model is not None:

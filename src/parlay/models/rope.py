@@ -9,6 +9,7 @@ from parlay.errors import ModelError, brief, shown
 from parlay.models.style import Rotary
 
 _ORIGINAL = "original_max_position_embeddings"
+_ZERO_IS_NONE = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # as in transformers
 _BASE = ("rope_theta", "partial_rotary_factor")  # keys that every kind of scaling has
 # Kinds of scaling, the numbers that each needs, and those that it may have.
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -60,7 +61,8 @@ def _read(path: Path, raw: dict[str, Any], layers: str) -> Rotary:
         longest = raw.get("max_position_embeddings", 2048)
         scaling[_ORIGINAL] = longest if kind == "dynamic" else scaling.get(_ORIGINAL, raw.get(_ORIGINAL, longest))
     numbers = {key: scaling[key] for key in needed}
-    numbers |= {key: scaling[key] for key in optional if scaling.get(key) is not None}
+    given = {key: scaling[key] for key in optional if scaling.get(key) is not None}
+    numbers |= {key: value for key, value in given.items() if value != 0 or key not in _ZERO_IS_NONE}
     if kind == "longrope":
         numbers.setdefault("factor", float(raw.get("max_position_embeddings", 2048)) / float(numbers[_ORIGINAL]))
     for key, value in {**numbers, "partial_rotary_factor": partial}.items():

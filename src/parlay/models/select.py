@@ -243,7 +243,7 @@ def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) ->
         dtype.itemsize,
         config.kv_cache_dtype,
         values=not latent,
-        recurrent=None if recurrent is None else recurrent.spec(config.hidden_size, group),
+        recurrent=recurrent.spec(config.hidden_size, group) if recurrent is not None and config.recurrent else None,
         pattern=kept if {*kept} - {"keys"} else (),
     )
 

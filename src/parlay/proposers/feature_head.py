@@ -138,7 +138,7 @@ class FeatureHead(CheckpointHead):
 
     def __init__(self, options: CheckpointOptions, target: TargetInfo) -> None:
         super().__init__(options, target)
-        self.reruns = target.config.style.recurrent is None
+        self.reruns = not target.config.recurrent
         self.cache = cache_spec(self.config, target.dtype)
         if not self.reruns:
             layers: list[CacheKind] = ["keys"] * self.config.num_layers

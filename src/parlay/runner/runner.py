@@ -55,7 +55,7 @@ class ModelRunner:
         self.kernels = kernels
         self.block_size = block_size
         spec = cache_spec(model.config, model.dtype, group)
-        self.recurrent, self.room = model.config.style.recurrent is not None, room
+        self.recurrent, self.room = model.config.recurrent, room
         if isinstance(blocks, int):
             longest, blocks = blocks, allocate(spec, blocks, block_size, model.dtype, room, kernels)
         else:

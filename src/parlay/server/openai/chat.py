@@ -260,6 +260,8 @@ class ChatShape(ChoicesShape):
 
     def named(self, error: ApiError) -> ApiError:
         """Return an error of the engine in the words of the request."""
+        if error.param == "prompt":
+            error.param = "messages"
         return self.form.named(error)
 
     def _news(self, output: RequestOutput) -> Iterator[tuple[int, News, bool]]:

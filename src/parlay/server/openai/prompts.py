@@ -61,7 +61,7 @@ async def chat_prompt(context: Context, messages: list[dict[str, Any]], options:
         text = await context.run_template(options.chat_template, count, lambda: codec.chat(messages, options))
         check_text(text, codec.most_characters, context.engine.max_model_len)
         tokens = await context.run(len(text), lambda: codec.encode(text, add_special_tokens=False))
-    check_prompt(len(tokens), config)
+    check_prompt(len(tokens), config, "messages")
     return {"prompt": text, "prompt_token_ids": tokens}
 
 
@@ -98,7 +98,7 @@ def check_text(text: str, most_characters: int, most_tokens: int) -> None:
         )
 
 
-def check_prompt(tokens: int, config: ServerConfig) -> None:
+def check_prompt(tokens: int, config: ServerConfig, param: str = "prompt") -> None:
     """Refuse a prompt that is longer than the server's own limit; the engine knows the model's.
 
     Raises:
@@ -109,7 +109,7 @@ def check_prompt(tokens: int, config: ServerConfig) -> None:
         raise ContextLengthError(
             f"the prompt has {tokens} tokens, which exceeds the maximum number of tokens allowed: this server's "
             f"maximum prompt length is {most}; shorten it",
-            param="prompt",
+            param=param,
         )
 
 

@@ -226,7 +226,9 @@ class ResponseShape(AnswerShape):
 
     def named(self, error: ApiError) -> ApiError:
         """Return an error of the engine in the words of the request."""
-        return self.chat.named(error)
+        error = self.chat.named(error)
+        error.param = _PARAMS.get(str(error.param), error.param)
+        return error
 
     def closing(self) -> dict[str, Any]:
         """Return the response that the last event has, but for its usage."""

@@ -36,7 +36,7 @@ def choose(draft: ModelConfig, target: TargetInfo, requested: Vocabulary) -> tup
         if differs is not None:
             raise ModelError(f"{differs}; with vocabulary='same' a draft model must share the target's vocabulary")
         return "same", None
-    if draft.style.recurrent is not None:
+    if draft.recurrent:
         raise ModelError(
             f"{differs}, and its recurrent layers cannot go back to where a text is tokenized again; take a draft "
             "model with the target's vocabulary, or one without such layers"

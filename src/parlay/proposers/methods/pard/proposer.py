@@ -64,7 +64,7 @@ class Proposer(DraftModel):
         if kind not in form.KINDS:
             raise ModelError(f"{head.file}: {form.KIND}={shown(kind)} is not served; only {form.KINDS[0]!r} is")
         self._mask = mask_of(head, form.MASKS, min(config.vocab_size, target.config.vocab_size))
-        if config.style.recurrent is not None:
+        if config.recurrent:
             raise ModelError(
                 f"{config.path} has recurrent layers, whose states masks would change; take a parallel draft model "
                 "without them"
