@@ -158,7 +158,9 @@ def test_what_was_there_before_is_left_alone(standing: StandInHub, hub: Hub, fil
 
 
 def test_a_shard_is_missing(standing: StandInHub, hub: Hub) -> None:
-    index = b'{"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}'
+    index = b'{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
+    files = standing.repositories["owner/model"]
+    files["model-1.safetensors"] = files.pop("model.safetensors")
     standing.publish("owner/model", **{"model.safetensors.index.json": index})
     with pytest.raises(ModelError, match=r"model-2.safetensors does not exist"):
         pull("owner/model", hub)

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -405,7 +406,7 @@ def test_recurrent_layers(models: dict[str, Pair], tmp_path: Path) -> None:
     target, draft = (
         describe_model(str(path)) for path in (models["float32"].target, write_llama(tmp_path / "draft"))
     )
-    recurrent: Any = object()
+    recurrent: Any = SimpleNamespace(layers=(True, False))
     draft = replace(draft, vocab_size=400, style=replace(draft.style, recurrent=recurrent))
     info = TargetInfo(target, torch.float32, 128, tokenizer=target.path)
     with pytest.raises(ModelError, match=r"400 tokens but .* its recurrent layers cannot go back"):
