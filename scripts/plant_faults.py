@@ -36,6 +36,13 @@ class Fault(NamedTuple):
 
 FAULTS = [
     Fault(
+        "a prompt that a head processes, however short the answer",
+        "tests/drafting/test_device.py",
+        "src/parlay/drafting/device.py",
+        "return self._catching_up(request) * policy.requests <=",
+        "return 0 * policy.requests <=",
+    ),
+    Fault(
         "drafts of a size that once was slow, which are never verified again",
         "tests/drafting/test_policy.py",
         "src/parlay/drafting/policy.py",

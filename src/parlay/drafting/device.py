@@ -251,10 +251,8 @@ class Device:
 
     def _worth(self, request: Drafted, saving: float) -> bool:
         """Whether a request has enough left for drafts that save this share to be worth catching up for."""
-        lacking = self._lacking(request)
-        behind = len(request.tokens) - self._layers(request).computed if self._follows else 0
         policy = self._policy
-        if policy is None or (lacking <= 0 and behind <= _NEAR):
+        if policy is None or (self._lacking(request) <= 0 and self._behind(request) <= _NEAR):
             return True
         # All requests wait meanwhile: plain steps would emit so many tokens.
         return self._catching_up(request) * policy.requests <= saving * min(request.remaining, _FAR) * policy.plain
@@ -264,9 +262,12 @@ class Device:
         policy = self._policy
         assert policy is not None
         assert policy.ahead is not None
-        behind = len(request.tokens) - self._layers(request).computed if self._follows else 0
         lacking = max(self._lacking(request), 0)
-        return policy.extra(policy.rows, lacking) + policy.ahead.cost.following(behind)
+        return policy.extra(policy.rows, lacking) + policy.ahead.cost.following(self._behind(request))
+
+    def _behind(self, request: Drafted) -> int:
+        """How many known tokens the proposer has not processed."""
+        return len(request.tokens) - self._layers(request).computed if self._follows else 0
 
     def _lag(self, request: Drafted) -> int:
         """How many tokens the proposer has to process before it can draft for a request."""
