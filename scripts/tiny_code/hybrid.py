@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from model import SHAPES, Model
+from model import ARITHMETIC, SHAPES, Model
 from safetensors.torch import load_file, save_file
 from tokenizer import ASSETS
 from torch import Tensor, nn
@@ -159,18 +159,20 @@ def begin(tiny: dict[str, Tensor]) -> Hybrid:
 
 
 def optimizers_of(hybrid: Hybrid) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices; AdamW for the rest."""
+    """Muon for the layers' matrices; AdamW for the rest, and for all where torch's Muon, in bfloat16, takes too long."""
     matrices = [p for name, p in hybrid.named_parameters() if p.ndim == 2 and "embed_tokens" not in name]
+    if ARITHMETIC != torch.bfloat16:
+        matrices = []
     others = [p for p in hybrid.parameters() if all(p is not q for q in matrices)]
-    return [
-        torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=VECTOR_RATE, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    adam = torch.optim.AdamW(others, lr=VECTOR_RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    if not matrices:
+        return [adam]
+    return [torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"), adam]
 
 
-def in_bfloat16(hybrid: Hybrid) -> dict[str, Tensor]:
+def as_read(hybrid: Hybrid) -> dict[str, Tensor]:
     """Return the parameters as the products read them; vectors stay in float32."""
-    return {name: p.bfloat16() if p.ndim > 1 else p for name, p in hybrid.named_parameters()}
+    return {name: p.to(ARITHMETIC) if p.ndim > 1 else p for name, p in hybrid.named_parameters()}
 
 
 def save(hybrid: Hybrid, output: Path) -> None:
@@ -217,7 +219,7 @@ def main() -> None:
 
     @torch.no_grad()
     def evaluate() -> str:
-        pairs = [functional_call(hybrid, in_bfloat16(hybrid), (rows, None)) for rows in held.chunk(4)]
+        pairs = [functional_call(hybrid, as_read(hybrid), (rows, None)) for rows in held.chunk(4)]
         next_loss, further = (sum(each).item() for each in zip(*pairs, strict=True))
         return f"held-out {next_loss / (4 * ROWS * LENGTH):.3f} and {further / (4 * ROWS * (LENGTH - 1)):.3f}"
 
@@ -228,7 +230,7 @@ def main() -> None:
         rows = windows(tokens, ROWS, generator)
         with torch.no_grad():
             wanted = teacher(rows[:, :-1])
-        loss, further = functional_call(hybrid, in_bfloat16(hybrid), (rows, wanted))
+        loss, further = functional_call(hybrid, as_read(hybrid), (rows, wanted))
         ((loss + FURTHER * further) / (ROWS * LENGTH)).backward()
         torch.nn.utils.clip_grad_norm_(hybrid.parameters(), 1.0)
         for optimizer in optimizers:
