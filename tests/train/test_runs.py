@@ -491,19 +491,24 @@ def test_bad_options_are_refused(bad: dict[str, Any], tmp_path: Path) -> None:
         replace(options(tmp_path, tmp_path, tmp_path), **bad)
 
 
-def test_the_command(target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parlay.train.run._multiplies_bfloat16", lambda: False)
     chosen = options(target, data, tmp_path / "head", **SHORT)
     flags = [
         f"--{key.replace('_', '-')}={one}"
         for key, value in asdict(chosen).items()
-        if value is not None and key != "autocast"
+        if value is not None
         for one in (value if isinstance(value, tuple) else (value,))
     ]
     assert main(["train", "medusa", *flags, "--num-heads", "2"]) == 0
     assert "accuracy" in capsys.readouterr().err
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     assert config["medusa_num_heads"] == 2
-    assert "--num-heads 2" in (tmp_path / "head" / "README.md").read_text()
+    card = (tmp_path / "head" / "README.md").read_text()
+    assert "--num-heads 2" in card
+    assert "--no-autocast" in card  # a processor without instructions for bfloat16
     assert main(["train", "mlp_speculator", *flags]) == 2
     assert "already holds a model" in capsys.readouterr().err
     with pytest.raises(SystemExit):

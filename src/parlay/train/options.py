@@ -34,7 +34,8 @@ class TrainOptions:
         held_out: share of the text that is only measured on: documents (files, lines, conversations) with all that
             comes of them, or the end of one that is larger than this.
         evaluate_every: steps between two measurements on a part of that, and between two checkpoints.
-        autocast: multiply in bfloat16; weights and optimiser stay in float32.
+        autocast: multiply in bfloat16; weights and optimiser stay in float32. None does where the processor has
+            instructions for it.
         device: where the head is trained, `cpu` or `cuda`. Responses are written on the CPU, where the engine runs;
             the target's states are computed on the device too, if transformers can load it.
         dtype: what the target computes in; `auto` takes the checkpoint's.
@@ -58,7 +59,7 @@ class TrainOptions:
     clip: float = 1.0
     held_out: float = 0.02
     evaluate_every: int = 100
-    autocast: bool = True
+    autocast: bool | None = None
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     seed: int = 0
