@@ -104,7 +104,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
 
 def _multiplies_bfloat16() -> bool:
     """Whether the processor does, in torch's library: without, a product takes ten times as long as in float32."""
-    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _train(
@@ -240,7 +240,7 @@ class _Training:
         """Return for each node the summed loss, how often it is right, and how many labels it has."""
         batch = self.teacher.batch(texts)
         losses, right, counts = [], [], []
-        with torch.autocast(self.options.device, torch.bfloat16, enabled=self.options.autocast):
+        with torch.autocast(self.options.device, torch.bfloat16, enabled=bool(self.options.autocast)):
             for step in self.trainee.draft(batch):
                 loss, good = distil(step, batch)
                 losses.append(loss)
