@@ -18,6 +18,8 @@ from parlay.config.origins import pattern
 from parlay.errors import ParlayError
 from parlay.link.engine import AsyncEngine
 from parlay.server.admission import Admission
+from parlay.server.anthropic.fields import MessagesFields
+from parlay.server.anthropic.messages import count_tokens, messages
 from parlay.server.context import Context
 from parlay.server.errors import ApiError, ClientLeftError, as_api_error, json_response
 from parlay.server.keys import Keys
@@ -168,6 +170,7 @@ async def scrape(context: Context) -> Response:
 
 
 _STORED = "/v1/responses/{name}"
+_COUNTED = "/v1/messages/count_tokens"
 _GONE = {"404": "no such response of this key"}
 _REPLAY = {"400": "a parameter is malformed", **_GONE}
 ENDPOINTS = (
@@ -176,6 +179,8 @@ ENDPOINTS = (
     Endpoint("/v1/responses", responses, "Create a response", "POST", ResponseFields, "Response"),
     Endpoint(_STORED, response, "Get a stored response", answer="Response", errors=_REPLAY),
     Endpoint(_STORED, forget, "Delete a stored response", "DELETE", answer="Deleted", errors=_GONE),
+    Endpoint("/v1/messages", messages, "Message, in Anthropic's protocol", "POST", MessagesFields, "Message"),
+    Endpoint(_COUNTED, count_tokens, "Tokens of a message's prompt", "POST", MessagesFields, "InputTokens"),
     Endpoint("/tokenize", to_tokens, "Tokenize text", "POST", TokenizeFields, "Tokens"),
     Endpoint("/detokenize", to_text, "Detokenize token ids", "POST", DetokenizeFields, "Text"),
     Endpoint("/v1/models", models, "List the served model's names", answer="Models"),

@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's format, and the status that says whose fault it is."""
+"""Errors as clients see them: in OpenAI's and Anthropic's format, with the status that says whose fault it is."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +11,7 @@ from parlay.errors import ConfigError, ContextLengthError, EngineFaultError, Par
 from parlay.log import logger
 
 CLIENT_LEFT = 499  # nginx's status; only logs and metrics see it
+CONTEXT_LENGTH = "context_length_exceeded"  # the code by which clients know that they should shorten a conversation
 _RETRY = "1"  # seconds
 
 _TYPES = {
@@ -59,7 +60,8 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The body that the client gets."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"type": "error", "error": error}
 
     def response(self) -> Response:
         """Return the answer."""
@@ -84,8 +86,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(CLIENT_LEFT, "the client disconnected")
         case EngineFaultError():
             return ApiError(500, str(error))
-        case ContextLengthError():  # by this code clients know that they should shorten it
-            return ApiError(400, str(error), param=error.param, code="context_length_exceeded")
+        case ContextLengthError():
+            return ApiError(400, str(error), param=error.param, code=CONTEXT_LENGTH)
         case RequestError() | ConfigError():
             return ApiError(400, str(error), param=error.param)
         case ParlayError():  # the engine was closed, has died, or has no memory

@@ -21,10 +21,11 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 # Any other path is `other`: arbitrary paths of clients must not become series.
 ENDPOINTS = (
     *("/", "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses"),
+    *("/v1/messages", "/v1/messages/count_tokens"),
     *("/tokenize", "/detokenize", "/docs", "/openapi.json"),
     *("/health", "/ready", "/version", "/metrics"),
 )
-_COMPLETIONS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+_COMPLETIONS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 # vLLM's borders, and below them some for small models on a fast machine.
 _FIRST_TOKEN = (

@@ -74,7 +74,7 @@ class AccessLayer:
         try:
             if not self._keys:
                 check_page(scope["method"], headers, self._config)
-            self._identify(scope["path"], headers.get(b"authorization"), state)
+            self._identify(scope["path"], _authorization(headers), state)
             limits = self._budget, self._large[state.client.name]
             await self._app(inner, _BodyReceiver(receive, headers, self._config, *limits, state), send_named)
         except Exception as error:
@@ -92,7 +92,7 @@ class AccessLayer:
             state.client = client
         elif path not in OPEN:
             raise ApiError(
-                401, "the API key is missing or unknown; send Authorization: Bearer KEY",
+                401, "the API key is missing or unknown; send Authorization: Bearer KEY, or X-Api-Key: KEY",
                 headers={"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
 
@@ -198,6 +198,12 @@ class _BodyReceiver:
             413, f"the body is larger than {self._most} bytes; send less",
             headers={"Connection": "close"},
         )  # fmt: skip
+
+
+def _authorization(headers: dict[bytes, str]) -> str | None:
+    """Return what identifies a client; Anthropic's send their key in a header of its own."""
+    key = headers.get(b"x-api-key")
+    return headers.get(b"authorization", None if key is None else f"Bearer {key}")
 
 
 def _request_id(given: str | None) -> str:

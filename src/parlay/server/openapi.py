@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from parlay import __version__
 from parlay.config.docs import attribute_docs
+from parlay.server.anthropic.fields import MessagesFields
 from parlay.server.context import Context
 from parlay.server.openai.fields import (
     SAMPLING,
@@ -95,6 +96,7 @@ _NEEDED: dict[type[BodyFields], dict[str, dict[str, Any]]] = {
     CompletionFields: {"prompt": _PROMPT},
     ChatFields: {"messages": _MESSAGES},
     ResponseFields: {"input": _INPUT},
+    MessagesFields: {"messages": _MESSAGES},
     TokenizeFields: {},
     DetokenizeFields: {"tokens": _IDS},
 }
@@ -102,6 +104,7 @@ _EXAMPLES: dict[type[BodyFields], dict[str, Any]] = {
     CompletionFields: {"prompt": "def add(a, b):", "max_tokens": 16, "temperature": 0},
     ChatFields: {"messages": [{"role": "user", "content": "Write a loop."}], "max_tokens": 16},
     ResponseFields: {"input": "Write a loop.", "max_output_tokens": 16},
+    MessagesFields: {"messages": [{"role": "user", "content": "Write a loop."}], "max_tokens": 16},
     TokenizeFields: {"prompt": "def add(a, b):"},
     DetokenizeFields: {"tokens": [100, 101]},
 }
@@ -177,6 +180,17 @@ _ANSWERS: dict[str, dict[str, Any]] = {
         output=_list(_object(type=_ITEM, id=_STRING)),
         usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
     ),
+    "Message": _object(
+        id=_STRING,
+        type={"const": "message"},
+        role={"const": "assistant"},
+        model=_STRING,
+        content=_list(_object(type={"enum": ["text", "thinking", "tool_use"]})),
+        stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+        stop_sequence=_MAYBE_STRING,
+        usage=_object(input_tokens=_COUNT, cache_read_input_tokens=_COUNT, output_tokens=_COUNT),
+    ),
+    "InputTokens": _object(input_tokens=_COUNT),
     "Deleted": _object(id=_STRING, object={"const": "response"}, deleted={"const": True}),
     "Tokens": _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
     "Text": _object(prompt=_STRING),
@@ -219,7 +233,7 @@ def _operation(endpoint: Endpoint, path: str, model: str, *, keyed: bool) -> dic
     }
     body = endpoint.body
     replayed = endpoint.answer == "Response" and body is None
-    streamed = replayed or (body is not None and issubclass(body, RequestFields))
+    streamed = replayed or (body is not None and issubclass(body, RequestFields) and endpoint.answer != "InputTokens")
     if "{name}" in path:
         parameter = {"name": "name", "in": "path", "required": True, "schema": {"title": "Name", "type": "string"}}
         served = {"examples": {"served": {"value": model}}} if path.startswith("/v1/models") else {}

@@ -1,4 +1,4 @@
-// The AI SDK against a server at PARLAY_URL, over chat completions and over responses; run by node's own test runner.
+// The AI SDK against a server at PARLAY_URL, over chat completions, responses and Anthropic's messages; run by node's own test runner.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { test } from "node:test";
@@ -7,6 +7,7 @@ const require = createRequire(`${process.env.CLIENTS}/`);
 const { generateText, streamText, Output, tool, isStepCount } = require("ai");
 const { createOpenAICompatible } = require("@ai-sdk/openai-compatible");
 const { createOpenAI } = require("@ai-sdk/openai");
+const { createAnthropic } = require("@ai-sdk/anthropic");
 const { z } = require("zod");
 
 const baseURL = `${process.env.PARLAY_URL}/v1`;
@@ -15,6 +16,7 @@ const models = {
   chat: compatible("tiny-code"),
   "OpenAI's chat": createOpenAI({ baseURL, apiKey: "any" }).chat("tiny-code"),
   responses: createOpenAI({ baseURL, apiKey: "any" }).responses("tiny-code"),
+  messages: createAnthropic({ baseURL, apiKey: "any" })("tiny-code"),
 };
 const settings = { temperature: 0, maxOutputTokens: 300, maxRetries: 0 };
 const prompt = "How is the weather in Paris?";

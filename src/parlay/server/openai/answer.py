@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -17,8 +17,6 @@ from parlay.server.context import Context, RequestState, while_wanted
 from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error, json_response
 from parlay.server.metrics import PrometheusMetrics
 from parlay.server.openai.events import Events
-from parlay.server.openai.fields import CommonFields
-from parlay.server.openai.responses_fields import ResponseFields
 from parlay.server.openai.usage import request_metrics, usage
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
@@ -30,6 +28,26 @@ _GRACE = 10.0
 _encode = msgspec.json.Encoder().encode
 
 T = TypeVar("T")
+
+
+class AnswerFields(Protocol):
+    """What is asked of how an answer is sent."""
+
+    @property
+    def stream(self) -> bool:
+        """Send it as it is generated."""
+
+    @property
+    def include_usage(self) -> bool:
+        """End a stream with the usage."""
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Have it in every chunk of such a stream."""
+
+    @property
+    def return_metrics(self) -> bool:
+        """Return acceptance beside the usage."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +63,7 @@ class AnswerShape(ABC):
     """
 
     context: Context
-    fields: CommonFields | ResponseFields
+    fields: AnswerFields
     params: SamplingParams
     warnings: tuple[str, ...] = ()
     without_output: bool = False

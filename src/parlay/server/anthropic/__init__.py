@@ -1,0 +1,1 @@
+"""Anthropic's protocol, answered with chat completions' code."""

@@ -1,0 +1,218 @@
+"""From the messages and tools of Anthropic's protocol to those of chat completions.
+
+Its users' turns have the results of tools among their blocks; there each is a message of its own.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from parlay.errors import shown
+from parlay.server.anthropic.fields import MessagesFields
+from parlay.server.errors import ApiError
+from parlay.server.openai.responses_tools import Functions
+
+Message = dict[str, Any]
+
+_ROLES = ("user", "assistant", "system")
+# What Claude Code writes before everything else: it differs in every request, so that no prefix would be cached.
+_BILLING = "x-anthropic-billing-header:"
+_THINKS = {"enabled": True, "disabled": False}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_FORM = "output_config.format is {'type': 'json_schema', 'schema': {...}}"
+
+
+def chat_body(asked: MessagesFields, functions: Functions) -> dict[str, Any]:
+    """Return the body of chat completions that asks for the same, without sampling parameters.
+
+    Args:
+        asked: the request.
+        functions: what its tools are in chat completions.
+
+    Raises:
+        ApiError: a message, tool or option is malformed, or is no text.
+    """
+    messages = [*_system(asked.system), *(one for turn in _turns(asked.messages) for one in turn)]
+    found: dict[str, Any] = {"messages": messages, "stream": asked.stream}
+    if asked.model is not None:
+        found["model"] = asked.model
+    if asked.stop_sequences:
+        found["stop"] = asked.stop_sequences
+    last = messages[-1]
+    if last["role"] == "assistant" and last["content"] and not last.get("tool_calls"):
+        found["continue_final_message"] = True
+    choice = asked.tool_choice or {}
+    if functions.tools:
+        found["tools"] = functions.tools
+        found["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use")
+    if choice and (functions.tools or choice.get("type") not in ("auto", "none")):
+        found["tool_choice"] = _choice(choice)
+    variables = dict(asked.chat_template_kwargs)
+    thinks = _THINKS.get((asked.thinking or {}).get("type", ""))
+    if thinks is not None:
+        variables.setdefault("enable_thinking", thinks)
+    if variables:
+        found["chat_template_kwargs"] = variables
+    output = asked.output_config or {}
+    if output.get("effort") is not None:
+        found["reasoning_effort"] = output["effort"]
+    if output.get("format") is not None:
+        found["response_format"] = _form(output["format"])
+    return found
+
+
+def functions_of(given: list[dict[str, Any]]) -> Functions:
+    """Return tools as functions; those that Anthropic defines, which have types of their own, are left out.
+
+    Raises:
+        ApiError: one has no name.
+    """
+    made = Functions()
+    for place, tool in enumerate(given):
+        kind = tool.get("type") or "custom"
+        if kind != "custom":
+            made.left_out[str(kind)] = None
+            continue
+        name, schema = tool.get("name"), tool.get("input_schema")
+        if not isinstance(name, str):
+            raise _wrong("tools", f"tools[{place}]: a tool has a name and an input_schema, not {shown(tool)}")
+        described = {"description": tool["description"]} if isinstance(tool.get("description"), str) else {}
+        # Templates show the keys in this order.
+        function = {"name": name, **described, "parameters": {"type": "object"} if schema is None else schema}
+        if tool.get("strict") is True:
+            made.strict.add(name)
+        made.tools.append({"type": "function", "function": function})
+    return made
+
+
+def _choice(choice: dict[str, Any]) -> str | dict[str, Any]:
+    kind = choice.get("type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if kind not in _CHOICES:
+        message = f"tool_choice is of type {', '.join(_CHOICES)}, or tool with its name, not {shown(kind)}"
+        raise _wrong("tool_choice", message)
+    return _CHOICES[kind]
+
+
+def _form(form: Any) -> dict[str, Any]:
+    if not isinstance(form, dict) or form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
+        raise _wrong("output_config", f"{_FORM}, not {shown(form)}")
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form["schema"]}}
+
+
+def _system(given: str | list[dict[str, Any]] | None) -> list[Message]:
+    texts = [given or ""] if isinstance(given, str | None) else list(_texts(given, "system"))
+    # A line of its own, or the whole of a block.
+    texts = [text.partition("\n")[2] if text.startswith(_BILLING) else text for text in texts]
+    text = "\n\n".join(filter(None, texts))
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _turns(messages: list[dict[str, Any]]) -> Iterator[list[Message]]:
+    for place, message in enumerate(messages):
+        where, role, content = f"messages[{place}]", message.get("role"), message.get("content")
+        if role not in _ROLES:
+            raise _wrong("messages", f"{where}: a role is {', '.join(_ROLES)}, not {shown(role)}")
+        if isinstance(content, str):
+            yield [{"role": role, "content": content}]
+        elif role == "assistant":
+            yield [_assistant(_blocks(content, where), where)]
+        else:
+            yield _user(role, _blocks(content, where), where)
+
+
+def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise _wrong("messages", f"{where}: a content is text or a list of blocks, not {shown(content)}")
+    return content
+
+
+def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
+    """Return an assistant's turn: its thoughts, its text, and its calls."""
+    thoughts: list[str] = []
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for place, block in enumerate(blocks):
+        match block.get("type"):
+            case "thinking":
+                thoughts.append(_string(block, "thinking", f"{where}.content[{place}]"))
+            case "tool_use":
+                name, arguments = _string(block, "name", where), json.dumps(block.get("input"), ensure_ascii=False)
+                function = {"name": name, "arguments": arguments}
+                calls.append({"id": _string(block, "id", where), "type": "function", "function": function})
+            case str(kind) if (
+                kind == "redacted_thinking" or kind.startswith("server_tool_") or kind.endswith("_result")
+            ):
+                pass  # what Anthropic's own server has thought, or has run
+            case _:
+                texts += _texts([block], f"{where}.content", place)
+    message: Message = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _user(role: str, blocks: list[dict[str, Any]], where: str) -> list[Message]:
+    """Return a user's turn: the results of tools, which answer the calls before it, and then what is said."""
+    results: list[Message] = []
+    texts: list[str] = []
+    for place, block in enumerate(blocks):
+        at = f"{where}.content[{place}]"
+        if block.get("type") == "tool_result":
+            results.append(
+                {"role": "tool", "tool_call_id": _string(block, "tool_use_id", at), "content": _result(block, at)}
+            )
+        else:
+            texts += _texts([block], f"{where}.content", place)
+    said = [{"type": "text", "text": text} for text in texts]
+    if not said:
+        return results or [{"role": role, "content": ""}]
+    return [*results, {"role": role, "content": said if len(said) > 1 else texts[0]}]
+
+
+def _result(block: dict[str, Any], where: str) -> str:
+    """Return what a tool gave, as text, with a word in place of what is none."""
+    content = block.get("content")
+    if content is None or isinstance(content, str):
+        text = content or ""
+    else:
+        parts = _blocks(content, where)
+        text = "\n".join(
+            part["text"] if isinstance(part.get("text"), str) else f"[{part.get('type')} left out]" for part in parts
+        )
+    return f"Error: {text}" if block.get("is_error") is True else text
+
+
+def _texts(blocks: list[dict[str, Any]], where: str, first: int = 0) -> Iterator[str]:
+    """Yield the texts of blocks.
+
+    Raises:
+        ApiError: one is no text.
+    """
+    param = where.partition("[")[0]
+    for place, block in enumerate(blocks, first):
+        at, source = f"{where}[{place}]", block.get("source")
+        match block.get("type"):
+            case "text":
+                yield _string(block, "text", at, param)
+            case "document" if isinstance(source, dict) and source.get("type") == "text":
+                title = block.get("title")
+                yield "\n".join(filter(None, [title if isinstance(title, str) else "", _string(source, "data", at)]))
+            case str(kind):
+                raise _wrong(param, f"{at}: the model reads text only; leave {kind} out")
+            case kind:
+                raise _wrong(param, f"{at}: a block has a type such as 'text', not {shown(kind)}")
+
+
+def _string(block: dict[str, Any], name: str, where: str, param: str = "messages") -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise _wrong(param, f"{where}: a {block.get('type')} has a text {name!r}, not {shown(value)}")
+    return value
+
+
+def _wrong(param: str, message: str) -> ApiError:
+    return ApiError(400, message, param=param)
