@@ -6,13 +6,13 @@ copied. There is one recording for every number of rows, made at the first such 
 longer and a few rows more cost nothing, there are fewer, which are padded; rows arrive in one copy, and tokens that
 kernels alone decide are drawn within the pass.
 
-A family that computes outside the kernels would replay stale values. So a recording is checked with another batch
-than it was made from, unless recordings of slightly fewer and slightly more rows were: chosen draft lengths lead to
-many numbers of rows, and a check takes as long as two passes.
+A family that computes outside the kernels would replay stale values. So a recording is checked when it is used for
+another batch than it was made from, unless recordings of slightly fewer and slightly more rows were: chosen draft
+lengths lead to many numbers of rows, many of them run once, and a check takes as long as a pass.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from parlay.sampling.sampler import RowDraws
 MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
 _MOST_ON_GPU = 512  # where it does so later; passes of more than `MOST_ROWS` draw nothing
 _NEAR = 2  # factor in rows within which checks vouch for a recording
+_Identity = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Graphs:
 
     Attributes:
         taps: after how many layers the residual stream is wanted; to be set before the first pass.
-        recordings: how many passes took longer than usual because they were recorded.
+        recordings: how many passes took longer than usual because they were recorded, or a recording was checked.
         usable: whether passes are recorded: as long as no check has failed.
         intermediates: of the last pass, see `intermediate_states`, if there are taps or stages; until the next one.
         sampled: by the last pass, if it drew; valid until the next one.
@@ -92,6 +93,7 @@ class Graphs:
         self._cache = cache
         self._graphs: dict[tuple[int, int], _Graph] = {}  # by rows, and by how many arrays tokens are drawn with
         self._tried: list[int] = []  # rows of those that were checked
+        self._unchecked = dict[tuple[int, int], _Identity]()  # of the batches that those were made from
         # Memory of all recordings, of which one runs at a time; of the tables little is ever touched.
         self._apart = kernels.host is not kernels
         self._most = _MOST_ON_GPU if self._apart else MOST_ROWS
@@ -129,7 +131,8 @@ class Graphs:
             draws = None
         here = not self._apart or self._kernels.is_on_device(batch.tokens)
         size = rows if here else padded_rows(rows)
-        graph = self._graphs.get(_key(size, draws))
+        key = _key(size, draws)
+        graph = self._graphs.get(key)
         if graph is None:
             self.recordings += 1
             with self._kernels.device_context():
@@ -138,7 +141,7 @@ class Graphs:
         if received is not None:
             graph.intermediates.copy_(received)
         graph.run()
-        return self._result(graph, rows)
+        return self._checked(key, graph, batch, received) if key in self._unchecked else self._result(graph, rows)
 
     def _result(self, graph: _Graph, rows: int) -> Tensor:
         """Keep what a recording has come to for its first rows, and return their hidden states."""
@@ -196,8 +199,8 @@ class Graphs:
         return inputs.batch, inputs.draws
 
     def _record(self, batch: Batch, received: Tensor | None, draws: RowDraws | None, rows: int) -> Tensor:
-        """Record a pass of so many rows and return its hidden states; keep it if it passes its check."""
-        (inputs, drawn_with), vouched = self._memory(rows), self._vouched(rows)
+        """Record a pass of so many rows and return its hidden states."""
+        inputs, drawn_with = self._memory(rows)
         buffers = Buffers(rows, self._model.dtype, self._buffers)
         context = self._context(inputs, buffers)
         intermediates = self._intermediates(buffers, received)
@@ -213,30 +216,37 @@ class Graphs:
                 self._model.logits(hidden[-1], sampled.logits)
                 kernels.draw(sampled.logits, own.temperatures, own.seeds, own.positions, sampled.tokens, filters)
 
-        first = batch
-        if not vouched:  # other tokens at other positions; what they leave in the cache is overwritten right away
-            others = (batch.tokens == 0).long().clamp(max=self._model.config.vocab_size - 1)
-            first = replace(batch, tokens=others, positions=torch.zeros_like(batch.positions))
-        self._fill(first, inputs, draws)
+        self._fill(batch, inputs, draws)
         run = self._kernels.record(work)
         if run is None:
             self.usable = False
             return self._eager(placed(batch, self._kernels)[0], received)
-        if not vouched:
-            self._fill(batch, inputs, draws)
-            if received is not None:
-                intermediates.copy_(received)
-            run()
+        key = _key(rows, draws)
+        graph = self._graphs[key] = _Graph(inputs, hidden[-1], intermediates, sampled, run)
+        if not self._vouched(rows):
+            self._unchecked[key] = _identity(batch)
+        return self._result(graph, len(batch.tokens))
+
+    def _checked(self, key: tuple[int, int], graph: _Graph, batch: Batch, received: Tensor | None) -> Tensor:
+        """Return the hidden states of a pass that was replayed, or of one that was not if they differ.
+
+        Equal ones vouch for the recording if it was made from other tokens at other positions.
+        """
+        rows, made_from = key[0], self._unchecked[key]
+        if self._vouched(rows):
+            del self._unchecked[key]
+            return self._result(graph, len(batch.tokens))
+        self.recordings += 1
+        with self._kernels.device_context():
+            found, own = self._eager(placed(batch, self._kernels)[0], received), graph.hidden[: len(batch.tokens)]
+        if not torch.equal(own.view(torch.uint8), found.view(torch.uint8)):
+            path = self._model.config.path
+            logger.warning("%s: its forward pass cannot be recorded; small batches run slower", path)
+            self.usable = False
+            return found
+        if all(now != then for now, then in zip(_identity(batch), made_from, strict=True)):
+            del self._unchecked[key]
             self._tried.append(rows)
-            there = placed(batch, self._kernels)[0]
-            own = hidden[-1][: len(batch.tokens)]
-            if not torch.equal(own.view(torch.uint8), self._eager(there, received).view(torch.uint8)):
-                logger.warning(
-                    "%s: its forward pass cannot be recorded; small batches run slower", self._model.config.path
-                )
-                self.usable = False
-                return self._eager(there, received)
-        graph = self._graphs[_key(rows, draws)] = _Graph(inputs, hidden[-1], intermediates, sampled, run)
         return self._result(graph, len(batch.tokens))
 
     def _sampling_memory(self, rows: int) -> SampledPass:
@@ -250,6 +260,11 @@ def padded_rows(rows: int) -> int:
     """Return of how many rows a recording on a GPU is that runs so many: a power of two, or half as many more."""
     power = 1 << (rows - 1).bit_length()
     return 3 * power // 4 if rows <= 3 * power // 4 else power
+
+
+def _identity(batch: Batch) -> _Identity:
+    """Return the tokens and positions of a batch."""
+    return batch.tokens.tolist(), batch.positions.tolist()
 
 
 def _key(rows: int, draws: RowDraws | None) -> tuple[int, int]:

@@ -167,8 +167,9 @@ class ModelRunner:
 
     def recordable(self) -> bool:
         """Check whether passes can be recorded; to be called while the cache is empty."""
-        blocks = range(-(-2 // self.block_size))
-        self.forward(flatten([Segment((0, 0), 0, blocks)], self.block_size, recurrent=self.recurrent))
+        blocks = range(-(-3 // self.block_size))
+        for at in (0, 1):  # a recording is checked with other tokens at other positions
+            self.forward(flatten([Segment((at, at), at, blocks)], self.block_size, recurrent=self.recurrent))
         return self._graphs.usable
 
     def tap(self, layers: tuple[int, ...]) -> None:
