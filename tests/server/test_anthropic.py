@@ -239,6 +239,24 @@ def body(**asked: Any) -> dict[str, Any]:
             ],
             [{"role": "user", "content": "T\nd"}],
         ),
+        (
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "search_result", "title": "T", "content": [{"type": "text", "text": "d"}]}],
+                },
+                {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s", "name": "web_search"}]},
+                {
+                    "role": "user",
+                    "content": [{"type": "document", "source": {"type": "content", "content": "e"}}],
+                },
+            ],
+            [
+                {"role": "user", "content": "T\nd"},
+                {"role": "assistant", "content": ""},
+                {"role": "user", "content": "e"},
+            ],
+        ),
         ([{"role": "system", "content": "s"}, *ASKED], [{"role": "system", "content": "s"}, *ASKED]),
     ],
 )
@@ -270,6 +288,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 3}]}, "a content is text or a list of blocks"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "leave image out"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a text has a text 'text'"),
+    ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "leave document out"),
+    ({"messages": [{"role": "assistant", "content": [RESULT]}]}, "leave tool_result out"),
     ({"messages": [{"role": "user", "content": [{}]}]}, "a block has a type"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "'tool_use_id'"),
     ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]}, "'id'"),

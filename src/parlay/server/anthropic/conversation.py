@@ -138,12 +138,10 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
             case "thinking":
                 thoughts.append(_string(block, "thinking", f"{where}.content[{place}]"))
             case "tool_use":
-                name, arguments = _string(block, "name", where), json.dumps(block.get("input"), ensure_ascii=False)
+                name, arguments = _string(block, "name", where), json.dumps(block.get("input") or {}, ensure_ascii=False)
                 function = {"name": name, "arguments": arguments}
                 calls.append({"id": _string(block, "id", where), "type": "function", "function": function})
-            case str(kind) if (
-                kind == "redacted_thinking" or kind.startswith("server_tool_") or kind.endswith("_result")
-            ):
+            case str(kind) if kind == "redacted_thinking" or kind.endswith(("_tool_use", "_tool_result")):
                 pass  # what Anthropic's own server has thought, or has run
             case _:
                 texts += _texts([block], f"{where}.content", place)
@@ -179,10 +177,8 @@ def _result(block: dict[str, Any], where: str) -> str:
     if content is None or isinstance(content, str):
         text = content or ""
     else:
-        parts = _blocks(content, where)
-        text = "\n".join(
-            part["text"] if isinstance(part.get("text"), str) else f"[{part.get('type')} left out]" for part in parts
-        )
+        said = [(_said(part), part.get("type")) for part in _blocks(content, where)]
+        text = "\n".join(f"[{kind} left out]" if words is None else words for words, kind in said)
     return f"Error: {text}" if block.get("is_error") is True else text
 
 
@@ -194,17 +190,32 @@ def _texts(blocks: list[dict[str, Any]], where: str, first: int = 0) -> Iterator
     """
     param = where.partition("[")[0]
     for place, block in enumerate(blocks, first):
-        at, source = f"{where}[{place}]", block.get("source")
-        match block.get("type"):
-            case "text":
-                yield _string(block, "text", at, param)
-            case "document" if isinstance(source, dict) and source.get("type") == "text":
-                title = block.get("title")
-                yield "\n".join(filter(None, [title if isinstance(title, str) else "", _string(source, "data", at)]))
-            case str(kind):
-                raise _wrong(param, f"{at}: the model reads text only; leave {kind} out")
-            case kind:
-                raise _wrong(param, f"{at}: a block has a type such as 'text', not {shown(kind)}")
+        at, kind, words = f"{where}[{place}]", block.get("type"), _said(block)
+        if words is not None:
+            yield words
+        elif kind == "text":
+            yield _string(block, "text", at, param)
+        elif isinstance(kind, str):
+            raise _wrong(param, f"{at}: the model reads text only; leave {kind} out")
+        else:
+            raise _wrong(param, f"{at}: a block has a type such as 'text', not {shown(kind)}")
+
+
+def _said(block: dict[str, Any]) -> str | None:
+    """Return the text of a block, of a document, or of a search's result; None where there is none."""
+    kind, source, said = block.get("type"), block.get("source"), block.get("text")
+    if kind == "document" and isinstance(source, dict):
+        said = source.get("data") if source.get("type") == "text" else source.get("content")
+    elif kind == "search_result":
+        said = block.get("content")
+    elif kind != "text":
+        return None
+    if isinstance(said, list):
+        said = "\n".join(filter(None, (_said(one) for one in said if isinstance(one, dict))))
+    if not isinstance(said, str) or kind == "text":
+        return said if isinstance(said, str) else None
+    title = block.get("title")
+    return f"{title}\n{said}" if isinstance(title, str) and title else said
 
 
 def _string(block: dict[str, Any], name: str, where: str, param: str = "messages") -> str:
