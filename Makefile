@@ -8,7 +8,7 @@ ARM := build/arm
 ARM_TOOLS := $(and $(shell command -v aarch64-linux-gnu-g++),$(shell command -v qemu-aarch64))
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test arm gpu clients soak check lint docs stub wheels clean
+.PHONY: demo test arm gpu clients client-tools soak check lint docs stub wheels clean
 
 # A stamp per set of tools, so that `make demo` installs no test tools. Native sources are part of the package: when
 # they change, it is built again, and nothing else builds it. pip knows dependency groups since 25.1.
@@ -71,7 +71,10 @@ $(ARM)/.built: $(SOURCES) scripts/arm.sh | $(VENV)/.tools
 	PYTHON=$(BIN)/python scripts/arm.sh $(ARM)
 	touch $@
 
-clients: $(VENV)/.clients $(CLIENTS)/.installed $(CLIENTS)/older/.installed $(CLIENTS)/load/.installed
+# Clients that live outside of the environment.
+client-tools: $(CLIENTS)/.installed $(CLIENTS)/older/.installed $(CLIENTS)/load/.installed
+
+clients: $(VENV)/.clients client-tools
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
 		{ echo 'no Chromium here; run: apt-get install chromium chromium-driver' >&2; exit 1; }
 	$(BIN)/python -m pytest -m clients tests/clients --numprocesses $(WORKERS) --dist worksteal

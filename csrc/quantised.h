@@ -381,6 +381,18 @@ template <int R>
 constexpr int kBlockParts = kParts;
 #endif
 
+// After R, the next number of rows with code of its own; and whether a chunk's steps are unrolled. Without vector
+// instructions for it, code is so long that it takes minutes to compile, and gains nothing.
+#if defined(PARLAY_AVX512) || defined(PARLAY_AVX2) || defined(PARLAY_NEON)
+template <int R>
+constexpr int kNextRows = R < 4 ? R + 1 : R + 2;
+#define PARLAY_STEPS _Pragma("GCC unroll 8")
+#else
+template <int R>
+constexpr int kNextRows = 4 * R;
+#define PARLAY_STEPS _Pragma("GCC unroll 1")
+#endif
+
 constexpr int kPanelParts = kPanelVecs * kParts;
 
 #define PARLAY_PARTS _Pragma("GCC unroll 4") for (int p = 0; p < P; ++p)
@@ -390,7 +402,7 @@ template <class F, int R, int P, int steps, class Start>
 PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t* chunk, int from,
                                   const uint8_t* levels, [[maybe_unused]] Start start, PartI (*sum)[P]) {
   if constexpr (kPairedSteps<F> == 0) {
-    _Pragma("GCC unroll 8") for (int s = from; s < from + steps; ++s) {
+    PARLAY_STEPS for (int s = from; s < from + steps; ++s) {
       Codes<F::wide && kSigned> w[P];
       PARLAY_PARTS w[p] = codes_at<F>(chunk + p * sizeof(PartU), s, levels);
       PARLAY_ROWS {
@@ -490,7 +502,7 @@ template <class F, int R = 1>
 PARLAY_INLINE void multiply_block_rows(int64_t rows, const Quantised& x, int64_t row, const uint8_t* panel,
                                        int64_t blocks, int64_t ahead, const Meaning& meaning,
                                        Vec (*total)[kPanelVecs]) {
-  constexpr int next = R < 4 ? R + 1 : R + 2;
+  constexpr int next = kNextRows<R>;
   if constexpr (next > kBlockRows<F>)
     multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, ahead, meaning, total + row);
   else if (rows <= R)
@@ -527,15 +539,26 @@ void block_tasks(const LinearArgs& a, Shares& shares, int64_t thread) {
   });
 }
 
-void linear(const LinearArgs& a, Shares& shares, int64_t thread) {
-  if (a.kind == kF32 || a.kind == kF16 || a.kind == kBF16)
-    multiply_numbers(a, shares, thread);
-  else if (!a.bf16)
+void multiply_codes(const LinearArgs& a, Shares& shares, int64_t thread) {
+#if defined(__AVX512BF16__)  // whose code would be the same, and is long
+  table_avx512vnni()->linear(a, shares, thread);
+#elif defined(PARLAY_NEON_BF16)
+  table_neoni8mm()->linear(a, shares, thread);
+#else
+  if (!a.bf16)
     block_tasks<float, float>(a, shares, thread);
   else if (a.float_out)
     block_tasks<bf16, float>(a, shares, thread);
   else
     block_tasks<bf16, bf16>(a, shares, thread);
+#endif
+}
+
+void linear(const LinearArgs& a, Shares& shares, int64_t thread) {
+  if (a.kind == kF32 || a.kind == kF16 || a.kind == kBF16)
+    multiply_numbers(a, shares, thread);
+  else
+    multiply_codes(a, shares, thread);
 }
 
 }  // namespace

@@ -1,6 +1,11 @@
-// Compiled once per instruction set, each time with its own flags and PARLAY_VARIANT.
-#include "activation.h"
+// Compiled once per instruction set, each time with its own flags and PARLAY_VARIANT. One with further instructions for
+// products alone names the one that it extends, PARLAY_EXTENDS, and takes all other kernels from there.
 #include "attention.h"
+#include "probe.h"
+#include "quantised.h"
+#include "table.h"
+#if !defined(PARLAY_EXTENDS)
+#include "activation.h"
 #include "branch.h"
 #include "experts.h"
 #include "filter.h"
@@ -8,12 +13,10 @@
 #include "logprobs.h"
 #include "norm.h"
 #include "pointwise.h"
-#include "probe.h"
 #include "quantise.h"
-#include "quantised.h"
 #include "recurrent.h"
 #include "rotary.h"
-#include "table.h"
+#endif
 
 #define PARLAY_JOIN(a, b) a##b
 #define PARLAY_NAME(variant) PARLAY_JOIN(table_, variant)
@@ -23,6 +26,14 @@
 namespace parlay {
 
 const Table* PARLAY_NAME(PARLAY_VARIANT)() {
+#if defined(PARLAY_EXTENDS)
+  static const Table table = [] {
+    Table all = *PARLAY_NAME(PARLAY_EXTENDS)();
+    all.isa = PARLAY_STRING(PARLAY_VARIANT);
+    all.attention = attention, all.linear = linear, all.probe_multiply = probe_multiply;
+    return all;
+  }();
+#else
 #define PARLAY_KERNEL(name, Args) name,
   static const Table table = {PARLAY_STRING(PARLAY_VARIANT),
                               PARLAY_ROW_KERNELS(PARLAY_KERNEL)
@@ -36,6 +47,7 @@ const Table* PARLAY_NAME(PARLAY_VARIANT)() {
                               probe_read,
                               probe_multiply};
 #undef PARLAY_KERNEL
+#endif
   return &table;
 }
 

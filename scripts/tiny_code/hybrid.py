@@ -159,10 +159,9 @@ def begin(tiny: dict[str, Tensor]) -> Hybrid:
 
 
 def optimizers_of(hybrid: Hybrid) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices; AdamW for the rest, and for all where torch's Muon, in bfloat16, takes too long."""
-    matrices = [p for name, p in hybrid.named_parameters() if p.ndim == 2 and "embed_tokens" not in name]
-    if ARITHMETIC != torch.bfloat16:
-        matrices = []
+    """Muon for the layers' matrices, AdamW for the rest; for all where torch's Muon, in bfloat16, takes too long."""
+    named = list(hybrid.named_parameters()) if ARITHMETIC is torch.bfloat16 else []
+    matrices = [p for name, p in named if p.ndim == 2 and "embed_tokens" not in name]
     others = [p for p in hybrid.parameters() if all(p is not q for q in matrices)]
     adam = torch.optim.AdamW(others, lr=VECTOR_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     if not matrices:

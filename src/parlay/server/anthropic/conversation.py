@@ -138,8 +138,8 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
             case "thinking":
                 thoughts.append(_string(block, "thinking", f"{where}.content[{place}]"))
             case "tool_use":
-                name, arguments = _string(block, "name", where), json.dumps(block.get("input") or {}, ensure_ascii=False)
-                function = {"name": name, "arguments": arguments}
+                arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+                function = {"name": _string(block, "name", where), "arguments": arguments}
                 calls.append({"id": _string(block, "id", where), "type": "function", "function": function})
             case str(kind) if kind == "redacted_thinking" or kind.endswith(("_tool_use", "_tool_result")):
                 pass  # what Anthropic's own server has thought, or has run
