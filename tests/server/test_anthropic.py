@@ -316,6 +316,16 @@ def test_wrong_requests_are_refused_in_one_sentence(client: anthropic.Anthropic,
     assert says in error["error"]["message"]
 
 
+def test_other_servers_names_of_fields(live: Live) -> None:
+    made, _, text = post(live, messages=ASKED, max_completion_tokens=5, max_tokens=None, stop="zq")
+    assert made["usage"]["output_tokens"] == 5
+    assert made["content"] == [{"type": "text", "text": text}]
+    made, _, text = post(live, messages=ASKED, guided_choice=["ab", "cd"])
+    assert text in ("ab", "cd")
+    for wrong in ({"n": 2}, {"logprobs": 3}, {"guided_regex": "a", "guided_choice": ["a"]}, {"input": "x"}):
+        assert live.post("/v1/messages", {"max_tokens": 2, "messages": ASKED, **wrong}).status_code == 400
+
+
 def test_errors_are_of_the_clients_own_kinds(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="use 'small'"):
         client.messages.create(model="large", max_tokens=4, messages=[{"role": "user", "content": "?"}])

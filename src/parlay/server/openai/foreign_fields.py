@@ -167,6 +167,12 @@ RENAMED: dict[str, Mapping[str, Renamed]] = {
         "verbosity": Renamed("text.verbosity"),
         "response_format": Renamed("text.format", _format),
     },
+    "messages": {**SAMPLED, **_lengths("max_tokens", "max_completion_tokens", "max_output_tokens"), **_THINKING,
+        "stop": Renamed("stop_sequences", lambda value: [value] if isinstance(value, str) else value),
+        "reasoning_effort": Renamed("output_config.effort"),
+        "response_format": Renamed("output_config.format", _format),
+        "output_format": Renamed("output_config.format"),  # Anthropic's earlier name
+    },
     "tokenize": {"add_special": Renamed("add_special_tokens"), "with_pieces": Renamed("return_token_strs"),
         "content": Renamed("prompt"), "text": Renamed("prompt"), **_THINKING,
     },
@@ -323,6 +329,18 @@ ELSEWHERE: dict[str, Mapping[str, ForeignField]] = {
         **_all("text", "response_format and verbosity are fields of the body here", [{"format": {"type": "text"}}]),
         **_all("include max_tool_calls", _RESPONSES),
         **_all("previous_response_id", _RESPONSES, []),
+    },
+    "messages": {
+        **_all("n best_of", "a message is one answer", [1]),
+        **_all("logprobs top_logprobs prompt_logprobs", "log-probabilities come with chat completions only", [0]),
+        **_all(
+            "return_rejected return_sources return_token_ids return_tokens_as_token_ids return_metrics",
+            "it comes with chat completions only",
+            [],
+        ),
+        **_all("input prompt", "it is called messages here", []),
+        **_all("instructions", "it is called system here", []),
+        **_all("echo", "an answer does not repeat the conversation", []),
     },
     "responses": {
         **_all("n best_of", "a response is one answer", [1]),
