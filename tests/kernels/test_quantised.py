@@ -151,3 +151,11 @@ def test_memory_is_what_is_counted_with() -> None:
 
     for kind in COMPUTED:
         assert 1 <= _native.packed_bytes(kind.block, kind.number) / 32 / kind.memory <= 1.06, kind
+
+
+def test_a_kind_without_products_is_refused(native: Kernels) -> None:
+    """It is dequantised when it is loaded; packed as it is, it would be an empty panel."""
+    kind = BY_NAME["NVFP4"]
+    weight = Weight((Part(kind, torch.zeros(64, kind.size, dtype=torch.uint8)),))
+    with pytest.raises(ValueError, match="dequantise the weight first"):
+        native.pack_linear(weight)

@@ -32,7 +32,10 @@ def _pack_blocks(part: Part) -> PackedPart:
     """Lay out blocks in panels of 32 outputs, see csrc/formats.h: as many bytes as before, but for small scales."""
     stored, outputs = part.data.contiguous(), len(part.data)
     panels = -(-outputs // _PANEL)
-    packed = empty_huge((panels, _native.packed_bytes(part.inputs, part.kind.number)), torch.uint8)
+    size = _native.packed_bytes(part.inputs, part.kind.number)
+    if not size:
+        raise ValueError(f"{part.kind.name} has no products of its own; dequantise the weight first")
+    packed = empty_huge((panels, size), torch.uint8)
     codebook = torch.from_numpy(codebook_of(part.kind.name)) if has_codebook(part.kind.name) else None
     _native.pack(stored, packed, part.inputs, part.kind.number, codebook)
     return PackedPart(part.kind, packed, outputs)
