@@ -103,7 +103,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
 
 
 def _multiplies_bfloat16() -> bool:
-    """Whether the processor does, in torch's library: without, a product takes ten times as long as in float32."""
+    """Whether the processor has instructions for it that torch uses; without, float32 is several times as fast."""
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
