@@ -169,17 +169,18 @@ async def scrape(context: Context) -> Response:
     return Response(content, media_type=kind)
 
 
+_CHAT = "/v1/chat/completions"
 _STORED = "/v1/responses/{name}"
 _COUNTED = "/v1/messages/count_tokens"
 _GONE = {"404": "no such response of this key"}
 _REPLAY = {"400": "a parameter is malformed", **_GONE}
 ENDPOINTS = (
-    Endpoint("/v1/completions", completions, "Text completion", "POST", CompletionFields, "Completion"),
-    Endpoint("/v1/chat/completions", chat_completions, "Chat completion", "POST", ChatFields, "ChatCompletion"),
-    Endpoint("/v1/responses", responses, "Create a response", "POST", ResponseFields, "Response"),
-    Endpoint(_STORED, response, "Get a stored response", answer="Response", errors=_REPLAY),
+    Endpoint("/v1/completions", completions, "Text completion", "POST", CompletionFields, "Completion", streams=True),
+    Endpoint(_CHAT, chat_completions, "Chat completion", "POST", ChatFields, "ChatCompletion", streams=True),
+    Endpoint("/v1/responses", responses, "Create a response", "POST", ResponseFields, "Response", streams=True),
+    Endpoint(_STORED, response, "Get a stored response", answer="Response", errors=_REPLAY, streams=True),
     Endpoint(_STORED, forget, "Delete a stored response", "DELETE", answer="Deleted", errors=_GONE),
-    Endpoint("/v1/messages", messages, "Message, in Anthropic's protocol", "POST", MessagesFields, "Message"),
+    Endpoint("/v1/messages", messages, "Anthropic's Messages", "POST", MessagesFields, "Message", streams=True),
     Endpoint(_COUNTED, count_tokens, "Tokens of a message's prompt", "POST", MessagesFields, "InputTokens"),
     Endpoint("/tokenize", to_tokens, "Tokenize text", "POST", TokenizeFields, "Tokens"),
     Endpoint("/detokenize", to_text, "Detokenize token ids", "POST", DetokenizeFields, "Text"),

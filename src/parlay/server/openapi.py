@@ -20,7 +20,6 @@ from parlay.server.openai.fields import (
     CommonFields,
     CompletionFields,
     DetokenizeFields,
-    RequestFields,
     TokenizeFields,
 )
 from parlay.server.openai.responses_fields import ResponseFields
@@ -44,6 +43,7 @@ class Endpoint:
         body: the dataclass that its body is read into.
         answer: the schema of its answer; empty for text.
         errors: by status, besides those of every body and that of a missing key.
+        streams: the answer may come as server-sent events.
     """
 
     path: str
@@ -53,6 +53,7 @@ class Endpoint:
     body: type[BodyFields] | None = None
     answer: str = ""
     errors: Mapping[str, str] = field(default_factory=dict)
+    streams: bool = False
 
 
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -232,15 +233,14 @@ def _operation(endpoint: Endpoint, path: str, model: str, *, keyed: bool) -> dic
         "operationId": re.sub(r"\W", "_", f"{name}{path}") + f"_{endpoint.method.lower()}",
     }
     body = endpoint.body
-    replayed = endpoint.answer == "Response" and body is None
-    streamed = replayed or (body is not None and issubclass(body, RequestFields) and endpoint.answer != "InputTokens")
+    replayed = endpoint.streams and body is None
     if "{name}" in path:
         parameter = {"name": "name", "in": "path", "required": True, "schema": {"title": "Name", "type": "string"}}
         served = {"examples": {"served": {"value": model}}} if path.startswith("/v1/models") else {}
         operation["parameters"] = [{**parameter, **served}, *(_REPLAYED if replayed else ())]
     if body is not None:
         examples = {"whole": {"value": _EXAMPLES[body]}}
-        if streamed:
+        if endpoint.streams:
             usage = {"stream_options": {"include_usage": True}} if issubclass(body, CommonFields) else {}
             examples["streamed"] = {"value": {**_EXAMPLES[body], "stream": True, **usage}}
         content = {"schema": _reference(body.__name__), "examples": examples}
@@ -248,7 +248,7 @@ def _operation(endpoint: Endpoint, path: str, model: str, *, keyed: bool) -> dic
     unauthorized = {"401": "missing or unknown API key"} if keyed else {}
     errors = {**(_BODY_ERRORS if body else {}), **endpoint.errors, **unauthorized}
     operation["responses"] = {
-        "200": _success(endpoint.answer, streamed=streamed),
+        "200": _success(endpoint.answer, streamed=endpoint.streams),
         **{status: {"description": errors[status], "content": _json("Error")} for status in sorted(errors)},
     }
     return {**operation, "security": [{"key": []}]} if keyed else operation
