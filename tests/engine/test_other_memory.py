@@ -27,6 +27,7 @@ from parlay.proposers.select import proposers
 LONGEST: list[int] = []  # sequences that kernels were chosen for
 MOST_UP, MOST_DOWN = 4, 4  # copies to the device and back in a step; see docs/gpu.md
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [20, 21, 22, 20, 21, 22, 20, 21]]
+LONGER = [[5, *prompt] for prompt in PROMPTS]
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=24),
     SamplingParams(temperature=0.8, seed=3, max_tokens=24, top_p=0.9),
@@ -77,9 +78,11 @@ def test_every_method(
     assert [one.outputs[0].token_ids for one in found] == plainly
     if guesses_on_random_texts(method):
         assert accepted([one.outputs[0] for one in found]) > 0
-    up, down, steps = CROSSINGS.up, CROSSINGS.down, llm.engine.stats.steps
+    llm.generate(LONGER, PARAMS)  # which checks the recordings
+    up, down, steps, runner = CROSSINGS.up, CROSSINGS.down, llm.engine.stats.steps, llm.engine._worker._runner
+    recordings = runner.recordings
     llm.generate(PROMPTS, PARAMS)
-    steps = llm.engine.stats.steps - steps
+    steps = llm.engine.stats.steps - steps + runner.recordings - recordings  # a check sends a batch again
     assert CROSSINGS.up - up <= MOST_UP * steps
     assert CROSSINGS.down - down <= MOST_DOWN * steps
 
@@ -131,7 +134,8 @@ def test_plain_decoding(make_llm: MakeLLM, on_device: dict[str, Any]) -> None:
         a.outputs[0].token_ids for a in expected
     ]
     answer = SamplingParams(temperature=0.8, seed=3, top_p=0.9, max_tokens=20, ignore_eos=True)
-    llm.generate(PROMPTS[0], answer)
+    for prompt in (PROMPTS[0], LONGER[0]):
+        llm.generate(prompt, answer)
     up, down, steps = CROSSINGS.up, CROSSINGS.down, 20
     llm.generate(PROMPTS[0], answer)
     assert CROSSINGS.up - up <= steps + 1  # and once the prompt's last row

@@ -144,7 +144,7 @@ def test_few_recordings_are_checked(model: CausalModel) -> None:
         assert passes == [*firsts, *checked, *near, (16, 1), (16, 0)]
 
 
-def test_the_same_batch_again_is_no_check(model: CausalModel, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_batch_again_does_not_vouch(model: CausalModel, caplog: pytest.LogCaptureFixture) -> None:
     stale, cache = Stale(model), new_cache(model)
     graphs = Graphs(stale, KERNELS, new_cache(model), BLOCKS)
     for turn in (0, 0, 0, 1, 2):
@@ -152,6 +152,23 @@ def test_the_same_batch_again_is_no_check(model: CausalModel, caplog: pytest.Log
         assert torch.equal(graphs.forward(batch), eager(stale, cache, batch))
     if KERNELS.name != "reference":
         assert caplog.text.count("cannot be recorded") == 1
+
+
+class Doubled(Stale):
+    """Computes outside the kernels from what the cache has, so that a recording of it knows one prefix alone."""
+
+    def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
+        return self._model.forward(tokens, context) * 2
+
+
+def test_the_same_rows_after_another_prefix_are_checked(model: CausalModel) -> None:
+    doubled, cache = Doubled(model), new_cache(model)
+    graphs = Graphs(doubled, KERNELS, new_cache(model), BLOCKS)
+    for table in (range(20), range(20, 40)):
+        prefix = flatten([Segment([table.start + row for row in range(65)], 0, table)], SIZE)
+        last = flatten([Segment([7, 8, 9], 65, table)], SIZE)
+        for batch in (prefix, last):
+            assert torch.equal(graphs.forward(batch), eager(doubled, cache, batch))
 
 
 class StaleBeyond(Stale):

@@ -1,7 +1,7 @@
 """The time of passes of a few rows on this machine, measured at start."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, islice
+from itertools import count, cycle, islice
 from time import perf_counter
 
 from parlay.runner.batch import Segment, flatten
@@ -29,18 +29,21 @@ def timed_passes(
     Sizes take turns, and of each the quickest counts, or what `of` returns, so that a short load on the machine does
     not distort one of them. Their tokens are spread over the vocabulary: rows of one token would all choose the same
     experts of a mixture, and those of the pass before, while the rows of a text read many. The first pass of a size
-    is recorded, which takes several times as long, and does not count. The blocks that passes write have no name, and
-    are overwritten before they are read.
+    is recorded, and the next, at other positions, may check that: they take longer, and do not count. The blocks that
+    passes write have no name, and are overwritten before they are read.
     """
     times: dict[int, list[float]] = {}
     end = clock() + seconds
-    tokens = _spread(runner.model.config.vocab_size)
+    tokens, starts = _spread(runner.model.config.vocab_size), cycle((0, 1))
     # As in a step, a state is read and another one is stored; both are overwritten before a request reads them.
     states = {rows: StateUse(0, stores=((rows, 1),)) if runner.room.slots > 1 else NO_STATES for rows in sizes}
 
+    def blocks_of(rows: int) -> int:
+        return -(-(rows + 1) // runner.block_size)
+
     def run(rows: int) -> float:
-        blocks = tuple(range(-(-rows // runner.block_size)))
-        segment = Segment(tuple(islice(tokens, rows)), 0, blocks, states=states[rows])
+        blocks = tuple(range(blocks_of(rows)))
+        segment = Segment(tuple(islice(tokens, rows)), next(starts), blocks, states=states[rows])
         batch = flatten([segment], runner.block_size, recurrent=runner.recurrent)
         began = clock()
         hidden = runner.forward(batch, RowDraws.greedy(rows) if runner.draws else None)
@@ -48,9 +51,14 @@ def timed_passes(
             runner.logits(hidden, range(rows))[:1, :1].tolist()  # a GPU is done then
         return clock() - began
 
+    def timed(rows: int) -> float:
+        recordings = runner.recordings
+        took = run(rows)
+        return took if runner.recordings == recordings else run(rows)
+
     for _ in range(_ROUNDS):
         for rows in sizes:
-            if -(-rows // runner.block_size) > num_blocks:
+            if blocks_of(rows) > num_blocks:
                 continue
             # A larger pass takes at most in proportion longer than a smaller one.
             most = min((min(took) * max(rows / own, 1.0) for own, took in times.items()), default=0.0)
@@ -59,7 +67,7 @@ def timed_passes(
                 continue
             if new:
                 run(rows)
-            times.setdefault(rows, []).append(run(rows))
+            times.setdefault(rows, []).append(timed(rows))
     return sorted((rows, of(took)) for rows, took in times.items())
 
 

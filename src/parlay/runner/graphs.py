@@ -6,9 +6,9 @@ copied. There is one recording for every number of rows, made at the first such 
 longer and a few rows more cost nothing, there are fewer, which are padded; rows arrive in one copy, and tokens that
 kernels alone decide are drawn within the pass.
 
-A family that computes outside the kernels would replay stale values. So a recording is checked when it is used for
-another batch than it was made from, unless recordings of slightly fewer and slightly more rows were: chosen draft
-lengths lead to many numbers of rows, many of them run once, and a check takes as long as a pass.
+A family that computes outside the kernels would replay stale values. So a recording is checked when it is used
+again, unless recordings of slightly fewer and slightly more rows were: chosen draft lengths lead to many numbers of
+rows, many of them run once, and a check takes as long as a pass.
 """
 
 from collections.abc import Callable
@@ -235,7 +235,7 @@ class Graphs:
         rows, made_from, own = key[0], self._unchecked[key], _identity(batch)
         if self._vouched(rows):
             del self._unchecked[key]
-        if own == made_from or key not in self._unchecked:
+        if key not in self._unchecked:
             return self._result(graph, len(batch.tokens))
         self.recordings += 1
         with self._kernels.device_context():
