@@ -17,6 +17,7 @@ from parlay.server.anthropic.blocks import Content
 from parlay.server.anthropic.conversation import chat_body, functions_of
 from parlay.server.anthropic.fields import MessagesFields
 from parlay.server.errors import ApiError
+from parlay.server.openai.response_format import needs_compiling
 
 # It shows everything that a conversation may have.
 TEMPLATE = (
@@ -258,6 +259,19 @@ def body(**asked: Any) -> dict[str, Any]:
             ],
         ),
         ([{"role": "system", "content": "s"}, *ASKED], [{"role": "system", "content": "s"}, *ASKED]),
+        (
+            [
+                {"role": "user", "content": [{**RESULT, "content": [{"type": "tool_reference", "tool_name": "f"}]}]},
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b"},
+                {"role": "assistant", "content": [{"type": "text", "text": "c"}, USE]},
+            ],
+            [
+                {"role": "tool", "tool_call_id": "toolu_1", "content": "f"},
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "bc", "tool_calls": [CALL]},
+            ],
+        ),
     ],
 )
 def test_blocks_become_messages(messages: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
@@ -295,13 +309,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]}, "'id'"),
     ({"system": [{"type": "image"}]}, "leave image out"),
     ({"tools": [{"input_schema": {}}]}, "a tool has a name"),
+    ({"tools": [{"name": "f", "input_schema": []}]}, "a tool has a name and an input_schema"),
+    ({"tools": [{"name": "f" * 129, "input_schema": {}}]}, "a function's name is up to 128 letters"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool with its name"),
+    ({"messages": [*ASKED, {"role": "user", "content": [{"type": "image"}]}]}, "messages[1].content[0]: the model"),
+    ({"output_config": {"effort": "ultra"}}, "output_config.effort"),
+    ({"stop_sequences": ["a"] * 1000}, "stop_sequences"),
     ({"tools": [TOOL], "tool_choice": {"type": "required"}}, "tool_choice is of type auto, any, none, or tool"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "wether"}}, "did you mean 'weather'?"),
     ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
     ({"output_config": {"format": {"type": "text"}}}, "output_config.format is"),
     ({"thinking": {"type": 1}}, "thinking has a type"),
     ({"temperature": -1}, "temperature"),
-    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -3}, "max_tokens"),
 ]
 
 
@@ -329,8 +349,9 @@ def test_other_servers_names_of_fields(live: Live) -> None:
 def test_errors_are_of_the_clients_own_kinds(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="use 'small'"):
         client.messages.create(model="large", max_tokens=4, messages=[{"role": "user", "content": "?"}])
-    for words in (3000, 300_000):  # refused by the engine, and before there are tokens
-        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
+    # Refused by the engine, and before there are tokens.
+    for words, says in ((3000, r"\d{4} tokens > 2048 maximum; "), (300_000, "")):
+        with pytest.raises(anthropic.BadRequestError, match=f"prompt is too long: {says}"):
             client.messages.create(model="small", max_tokens=4, messages=[{"role": "user", "content": "? " * words}])
 
 
@@ -349,6 +370,8 @@ def test_its_clients_send_their_key_in_a_header_of_its_own(engine: AsyncLLM) -> 
             pytest.raises(anthropic.AuthenticationError),
         ):
             own.messages.create(**asked)
+        proxied = {"Authorization": "Basic cHJveHk=", "X-Api-Key": "sk-right"}  # of a proxy that asks for a password
+        assert server.post("/v1/messages", asked, headers=proxied).status_code == 200
 
 
 def test_thoughts_and_calls_are_blocks_of_their_own() -> None:
@@ -365,10 +388,12 @@ def test_thoughts_and_calls_are_blocks_of_their_own() -> None:
         {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}},
         {"type": "tool_use", "id": "2", "name": "g", "input": {"arguments": "[1"}},
     ]
+    sent = [event["delta"]["partial_json"] for event in events if "partial_json" in event.get("delta", {})]
+    assert [json.loads(text) for text in sent] == [block["input"] for block in content.blocks[2:]]
     assert [(event["type"].removeprefix("content_block_"), event["index"]) for event in events] == [
-        *(("start", 0), ("delta", 0), ("delta", 0), ("stop", 0)),
+        *(("start", 0), ("delta", 0), ("delta", 0), ("delta", 0), ("stop", 0)),
         *(("start", 1), ("delta", 1), ("stop", 1)),
-        *(("start", 2), ("delta", 2), ("delta", 2), ("stop", 2)),
+        *(("start", 2), ("delta", 2), ("stop", 2)),
         *(("start", 3), ("delta", 3), ("stop", 3)),
     ]
 
@@ -376,3 +401,44 @@ def test_thoughts_and_calls_are_blocks_of_their_own() -> None:
 def test_a_form_is_refused_by_the_name_that_the_client_gave_it() -> None:
     with pytest.raises(ApiError, match=r"output_config\.format"):
         body(messages=ASKED, output_config={"format": {"type": "json_object"}})
+
+
+def test_a_call_that_a_stop_sequence_cuts_off_is_not_to_be_run(live: Live) -> None:
+    asked: dict[str, Any] = {"messages": ASKED, "tools": [TOOL], "tool_choice": {"type": "any"}}
+    whole, _, _ = post(live, **asked)
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("tool_use", None)
+    for stream in (False, True):
+        made, _, _ = post(live, **asked, stop_sequences=["city"], stream=stream)
+        ends = '"stop_reason":"stop_sequence","stop_sequence":"city"'
+        assert ends in (made["events"] if stream else json.dumps(made, separators=(",", ":")))
+
+
+def test_a_prompt_may_be_computed_without_an_answer(client: anthropic.Anthropic) -> None:
+    asked: dict[str, Any] = {
+        "model": "small",
+        "max_tokens": 0,
+        "messages": [{"role": "user", "content": "One? " * 9}],
+    }
+    with client.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    again = client.messages.create(**asked)
+    for made in (streamed, again):
+        assert (made.content, made.stop_reason, made.usage.output_tokens) == ([], "max_tokens", 0)
+    assert (again.usage.cache_read_input_tokens or 0) > 0
+
+
+def test_schemas_are_compiled_beside_the_loop() -> None:
+    form = {"format": {"type": "json_schema", "schema": {}}}
+    assert needs_compiling({"output_config": form})
+    assert needs_compiling({"tools": [TOOL], "tool_choice": {"type": "any"}})
+    assert not needs_compiling({"tools": [TOOL], "tool_choice": {"type": "auto"}, "output_config": {}})
+
+
+def test_errors_have_the_types_that_its_clients_know(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its clients try again, and what they do not."""
+    with Live(engine, max_body_bytes=200) as server:
+        answer = server.post("/v1/messages", {"max_tokens": 2, "messages": [*ASKED] * 99})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (413, "request_too_large")
+        monkeypatch.setattr(AsyncLLM, "state", "ending")
+        answer = server.post("/v1/messages", {"max_tokens": 2, "messages": ASKED})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "overloaded_error")

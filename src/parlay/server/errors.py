@@ -38,6 +38,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        kind: str | None = None,
     ) -> None:
         """Describe it.
 
@@ -47,20 +48,22 @@ class ApiError(Exception):
             param: the field that is wrong.
             code: a word for programs; None takes the status's usual one.
             headers: further ones of the answer.
+            kind: the `type` that clients see; None takes the status's.
         """
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code or _CODES.get(status)
         self.headers = dict(headers or {})
+        usual = "server_error" if status >= 500 else "invalid_request_error"
+        self.kind = kind or _TYPES.get(status, usual)
         if status in (429, 503):
             self.headers.setdefault("Retry-After", _RETRY)
 
     @property
     def body(self) -> dict[str, Any]:
         """The body that the client gets."""
-        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return {"type": "error", "error": error}
 
     def response(self) -> Response:

@@ -74,7 +74,7 @@ class AccessLayer:
         try:
             if not self._keys:
                 check_page(scope["method"], headers, self._config)
-            self._identify(scope["path"], _authorization(headers), state)
+            self._identify(scope["path"], headers, state)
             limits = self._budget, self._large[state.client.name]
             await self._app(inner, _BodyReceiver(receive, headers, self._config, *limits, state), send_named)
         except Exception as error:
@@ -86,8 +86,11 @@ class AccessLayer:
             state.resources.close()
             self._close(scope, state)
 
-    def _identify(self, path: str, authorization: str | None, state: RequestState) -> None:
-        client = self._keys.client(authorization)
+    def _identify(self, path: str, headers: dict[bytes, str], state: RequestState) -> None:
+        client = self._keys.client(headers.get(b"authorization"))
+        own = headers.get(b"x-api-key")
+        if client is None and own is not None:  # where Anthropic's clients send it, perhaps beside a proxy's password
+            client = self._keys.client(f"Bearer {own}")
         if client is not None:
             state.client = client
         elif path not in OPEN:
@@ -198,12 +201,6 @@ class _BodyReceiver:
             413, f"the body is larger than {self._most} bytes; send less",
             headers={"Connection": "close"},
         )  # fmt: skip
-
-
-def _authorization(headers: dict[bytes, str]) -> str | None:
-    """Return what identifies a client; Anthropic's send their key in a header of its own."""
-    key = headers.get(b"x-api-key")
-    return headers.get(b"authorization", None if key is None else f"Bearer {key}")
 
 
 def _request_id(given: str | None) -> str:

@@ -32,6 +32,12 @@ class Content:
         used = self.blocks if self._open is None else [*self.blocks, self._open]
         return any(block["type"] == "tool_use" for block in used)
 
+    @property
+    def cut(self) -> bool:
+        """Whether the call that is open is no whole one."""
+        text = "".join(self._parts)
+        return self._open is not None and self._open["type"] == "tool_use" and _object(text) is None
+
     def write(self, text: str, kind: str = "text") -> list[Event]:
         """Add text to the answer, or to the thoughts before it."""
         if not text:
@@ -40,44 +46,54 @@ class Content:
         events = (
             [] if self._open is not None and self._open["type"] == kind else self._begin({"type": kind, **before})
         )
-        return [*events, self._delta({"type": delta, field: text}, text)]
+        self._parts.append(text)
+        return [*events, self._delta({"type": delta, field: text})]
 
     def call(self, call: dict[str, Any]) -> list[Event]:
-        """Begin a call, or add to the one that is open; in the form that chat's chunks have."""
+        """Begin a call, or add to the one that is open; in the form that chat's chunks have.
+
+        Clients fail on arguments that are no JSON, which some models write. So these are sent when they are whole.
+        """
         function, events = call["function"], []
         if "id" in call:
             events = self._begin({"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}})
-        text = function.get("arguments") or ""
-        return [*events, *([self._delta({"type": "input_json_delta", "partial_json": text}, text)] if text else [])]
+        self._parts.append(function.get("arguments") or "")
+        return events
 
     def close(self) -> list[Event]:
         """End the block that is open, if one is."""
         if self._open is None:
             return []
-        block, text = self._open, "".join(self._parts)
+        block, text, events = self._open, "".join(self._parts), []
         if block["type"] == "tool_use":
-            block = {**block, "input": _object(text)}
+            found = _object(text)
+            if found is None:
+                found = {"arguments": text}
+                text = json.dumps(found, ensure_ascii=False)
+            block = {**block, "input": found}
+            events = [self._delta({"type": "input_json_delta", "partial_json": text})] if text else []
         else:
             block = {**block, _TEXTS[block["type"]][1]: text}
-        event = {"type": "content_block_stop", "index": len(self.blocks)}
+            if "signature" in block:  # clients take thoughts without one for no part of the conversation
+                events = [self._delta({"type": "signature_delta", "signature": ""})]
+        events.append({"type": "content_block_stop", "index": len(self.blocks)})
         self.blocks.append(block)
         self._open, self._parts = None, []
-        return [event]
+        return events
 
     def _begin(self, block: Block) -> list[Event]:
         events = self.close()
         self._open = block
         return [*events, {"type": "content_block_start", "index": len(self.blocks), "content_block": block}]
 
-    def _delta(self, delta: Event, text: str) -> Event:
-        self._parts.append(text)
+    def _delta(self, delta: Event) -> Event:
         return {"type": "content_block_delta", "index": len(self.blocks), "delta": delta}
 
 
-def _object(text: str) -> dict[str, Any]:
-    """Return a call's arguments, which some models write wrongly, as the object that clients expect."""
+def _object(text: str) -> dict[str, Any] | None:
+    """Return a call's arguments; None if they are no object."""
     try:
         found = json.loads(text or "{}")
     except ValueError:
-        found = text
-    return found if isinstance(found, dict) else {"arguments": found}
+        return None
+    return found if isinstance(found, dict) else None

@@ -5,6 +5,7 @@ Its users' turns have the results of tools among their blocks; there each is a m
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from parlay.errors import shown
@@ -13,6 +14,7 @@ from parlay.server.errors import ApiError
 from parlay.server.openai.responses_tools import Functions
 
 Message = dict[str, Any]
+_Placed = list[tuple[str, dict[str, Any]]]  # blocks, and where each is in the request
 
 _ROLES = ("user", "assistant", "system")
 # What Claude Code writes before everything else: it differs in every request, so that no prefix would be cached.
@@ -32,7 +34,7 @@ def chat_body(asked: MessagesFields, functions: Functions) -> dict[str, Any]:
     Raises:
         ApiError: a message, tool or option is malformed, or is no text.
     """
-    messages = [*_system(asked.system), *(one for turn in _turns(asked.messages) for one in turn)]
+    messages = [*_system(asked.system), *_turns(asked.messages)]
     found: dict[str, Any] = {"messages": messages, "stream": asked.stream}
     if asked.model is not None:
         found["model"] = asked.model
@@ -74,7 +76,7 @@ def functions_of(given: list[dict[str, Any]]) -> Functions:
             made.left_out[str(kind)] = None
             continue
         name, schema = tool.get("name"), tool.get("input_schema")
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not isinstance(schema, dict | None):
             raise _wrong("tools", f"tools[{place}]: a tool has a name and an input_schema, not {shown(tool)}")
         described = {"description": tool["description"]} if isinstance(tool.get("description"), str) else {}
         # Templates show the keys in this order.
@@ -87,10 +89,10 @@ def functions_of(given: list[dict[str, Any]]) -> Functions:
 
 def _choice(choice: dict[str, Any]) -> str | dict[str, Any]:
     kind = choice.get("type")
-    if kind == "tool":
-        return {"type": "function", "function": {"name": choice.get("name")}}
+    if kind == "tool" and isinstance(choice.get("name"), str):
+        return {"type": "function", "function": {"name": choice["name"]}}
     if kind not in _CHOICES:
-        message = f"tool_choice is of type {', '.join(_CHOICES)}, or tool with its name, not {shown(kind)}"
+        message = f"tool_choice is of type {', '.join(_CHOICES)}, or tool with its name, not {shown(choice)}"
         raise _wrong("tool_choice", message)
     return _CHOICES[kind]
 
@@ -102,24 +104,35 @@ def _form(form: Any) -> dict[str, Any]:
 
 
 def _system(given: str | list[dict[str, Any]] | None) -> list[Message]:
-    texts = [given or ""] if isinstance(given, str | None) else list(_texts(given, "system"))
+    if isinstance(given, list):
+        texts = [_text(block, f"system[{place}]") for place, block in enumerate(given)]
+    else:
+        texts = [given or ""]
     # A line of its own, or the whole of a block.
     texts = [text.partition("\n")[2] if text.startswith(_BILLING) else text for text in texts]
     text = "\n\n".join(filter(None, texts))
     return [{"role": "system", "content": text}] if text else []
 
 
-def _turns(messages: list[dict[str, Any]]) -> Iterator[list[Message]]:
+def _turns(messages: list[dict[str, Any]]) -> Iterator[Message]:
+    """Yield what is said, neighbouring messages of one role as one turn."""
+    roles = []
     for place, message in enumerate(messages):
-        where, role, content = f"messages[{place}]", message.get("role"), message.get("content")
+        role = message.get("role")
         if role not in _ROLES:
-            raise _wrong("messages", f"{where}: a role is {', '.join(_ROLES)}, not {shown(role)}")
-        if isinstance(content, str):
-            yield [{"role": role, "content": content}]
-        elif role == "assistant":
-            yield [_assistant(_blocks(content, where), where)]
-        else:
-            yield _user(role, _blocks(content, where), where)
+            raise _wrong("messages", f"messages[{place}]: a role is {', '.join(_ROLES)}, not {shown(role)}")
+        roles.append((role, place))
+    for role, group in groupby(roles, lambda one: one[0]):
+        blocks = [
+            block for _, place in group for block in _placed(messages[place].get("content"), f"messages[{place}]")
+        ]
+        yield from [_assistant(blocks)] if role == "assistant" else _user(role, blocks)
+
+
+def _placed(content: Any, where: str) -> _Placed:
+    if isinstance(content, str):
+        return [(where, {"type": "text", "text": content})]
+    return [(f"{where}.content[{place}]", block) for place, block in enumerate(_blocks(content, where))]
 
 
 def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
@@ -128,23 +141,23 @@ def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
     return content
 
 
-def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
+def _assistant(blocks: _Placed) -> Message:
     """Return an assistant's turn: its thoughts, its text, and its calls."""
     thoughts: list[str] = []
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
-    for place, block in enumerate(blocks):
+    for at, block in blocks:
         match block.get("type"):
             case "thinking":
-                thoughts.append(_string(block, "thinking", f"{where}.content[{place}]"))
+                thoughts.append(_string(block, "thinking", at))
             case "tool_use":
                 arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-                function = {"name": _string(block, "name", where), "arguments": arguments}
-                calls.append({"id": _string(block, "id", where), "type": "function", "function": function})
+                function = {"name": _string(block, "name", at), "arguments": arguments}
+                calls.append({"id": _string(block, "id", at), "type": "function", "function": function})
             case str(kind) if kind == "redacted_thinking" or kind.endswith(("_tool_use", "_tool_result")):
                 pass  # what Anthropic's own server has thought, or has run
             case _:
-                texts += _texts([block], f"{where}.content", place)
+                texts.append(_text(block, at))
     message: Message = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
@@ -153,18 +166,17 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
     return message
 
 
-def _user(role: str, blocks: list[dict[str, Any]], where: str) -> list[Message]:
+def _user(role: str, blocks: _Placed) -> list[Message]:
     """Return a user's turn: the results of tools, which answer the calls before it, and then what is said."""
     results: list[Message] = []
     texts: list[str] = []
-    for place, block in enumerate(blocks):
-        at = f"{where}.content[{place}]"
+    for at, block in blocks:
         if block.get("type") == "tool_result":
             results.append(
                 {"role": "tool", "tool_call_id": _string(block, "tool_use_id", at), "content": _result(block, at)}
             )
         else:
-            texts += _texts([block], f"{where}.content", place)
+            texts.append(_text(block, at))
     said = [{"type": "text", "text": text} for text in texts]
     if not said:
         return results or [{"role": role, "content": ""}]
@@ -182,32 +194,31 @@ def _result(block: dict[str, Any], where: str) -> str:
     return f"Error: {text}" if block.get("is_error") is True else text
 
 
-def _texts(blocks: list[dict[str, Any]], where: str, first: int = 0) -> Iterator[str]:
-    """Yield the texts of blocks.
+def _text(block: dict[str, Any], at: str) -> str:
+    """Return a block's text.
 
     Raises:
-        ApiError: one is no text.
+        ApiError: it is no text.
     """
-    param = where.partition("[")[0]
-    for place, block in enumerate(blocks, first):
-        at, kind, words = f"{where}[{place}]", block.get("type"), _said(block)
-        if words is not None:
-            yield words
-        elif kind == "text":
-            yield _string(block, "text", at, param)
-        elif isinstance(kind, str):
-            raise _wrong(param, f"{at}: the model reads text only; leave {kind} out")
-        else:
-            raise _wrong(param, f"{at}: a block has a type such as 'text', not {shown(kind)}")
+    param, kind, words = at.partition("[")[0], block.get("type"), _said(block)
+    if words is not None:
+        return words
+    if kind == "text":
+        return _string(block, "text", at, param)
+    if isinstance(kind, str):
+        raise _wrong(param, f"{at}: the model reads text only; leave {kind} out")
+    raise _wrong(param, f"{at}: a block has a type such as 'text', not {shown(kind)}")
 
 
 def _said(block: dict[str, Any]) -> str | None:
-    """Return the text of a block, of a document, or of a search's result; None where there is none."""
+    """Return the text of a block, of a document, or of a search's result or of one for tools; None for others."""
     kind, source, said = block.get("type"), block.get("source"), block.get("text")
     if kind == "document" and isinstance(source, dict):
         said = source.get("data") if source.get("type") == "text" else source.get("content")
     elif kind == "search_result":
         said = block.get("content")
+    elif kind == "tool_reference":
+        said = block.get("tool_name")
     elif kind != "text":
         return None
     if isinstance(said, list):

@@ -1,5 +1,6 @@
 """`/v1/messages`: Anthropic's form of a conversation, answered with chat completions' code."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +9,7 @@ from uuid import uuid4
 import msgspec
 from starlette.responses import Response
 
-from parlay.errors import ContextLengthError
+from parlay.errors import ParlayError
 from parlay.server.anthropic.blocks import Content, Event
 from parlay.server.anthropic.conversation import chat_body, functions_of
 from parlay.server.anthropic.fields import MessagesFields
@@ -25,6 +26,9 @@ from parlay.types.prompt import Prompt
 
 _FORM = "output_config"
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_KINDS = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+_NAMES = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
+_COUNTS = re.compile(r"is (\d+) tokens, but the prompt has (\d+) tokens")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -51,16 +55,19 @@ async def count_tokens(context: Context) -> Response:
 
 
 async def _read(context: Context, *, completes: bool) -> tuple["MessageShape", Prompt]:
-    shape, conversation, options = await read_conversation(context, _shape_of, completes=completes)
     try:
+        shape, conversation, options = await read_conversation(context, _shape_of, completes=completes)
         return shape, await chat_prompt(context, conversation, options)
-    except ContextLengthError as error:
+    except (ApiError, ParlayError) as error:
         raise _named(as_api_error(error)) from None
 
 
 def _shape_of(context: Context, body: dict[str, Any]) -> tuple["MessageShape", list[dict[str, Any]], ChatOptions]:
     fields, sampling, warnings = parse(MessagesFields, body, strict=context.config.strict_fields)
     functions = functions_of(fields.tools)
+    without_output = sampling.get("max_tokens") == 0 and type(sampling["max_tokens"]) is int
+    if without_output:  # the prompt is wanted in the cache
+        sampling["max_tokens"] = 1
     names = Names(_FORM, f"{_FORM}.format", "tools[{}].input_schema", frozenset(functions.strict))
     chat, conversation, options = read_chat(context, {**sampling, **chat_body(fields, functions)}, names)
     shape = MessageShape(
@@ -68,6 +75,7 @@ def _shape_of(context: Context, body: dict[str, Any]) -> tuple["MessageShape", l
         fields=fields,
         params=chat.params,
         warnings=(*warnings, *functions.warnings, *chat.warnings),
+        without_output=without_output,
         chat=chat,
     )
     return shape, conversation, options
@@ -84,6 +92,7 @@ class MessageShape(AnswerShape):
     begun: bool = False
     finish: str = "stop"
     stop: str | None = None  # the stop sequence that ended it
+    _calls: bool = False  # whether it ends with calls
 
     def __post_init__(self) -> None:
         self.head = {
@@ -150,6 +159,9 @@ class MessageShape(AnswerShape):
 
     def _take(self, choice: dict[str, Any]) -> list[Event]:
         """Take what is new of chat's one choice; return what it adds."""
+        if self.without_output:
+            self.finish = "length"
+            return []
         delta = choice["delta"]
         events = self.content.write(delta.get("reasoning_content") or "", "thinking")
         events += self.content.write(delta.get("content") or "")
@@ -158,21 +170,29 @@ class MessageShape(AnswerShape):
         if choice["finish_reason"] is not None:
             self.finish = choice["finish_reason"]
             self.stop = choice["stop_reason"] if isinstance(choice["stop_reason"], str) else None
+            # A call that a stop sequence has cut off is none to be run.
+            self._calls = self.content.called and self.finish != "length" and not (self.stop and self.content.cut)
         return events
 
     @property
     def _end(self) -> dict[str, Any]:
+        if self._calls:
+            return {"stop_reason": "tool_use", "stop_sequence": None}
         reason = "stop_sequence" if self.stop is not None else _REASONS[self.finish]
-        if self.content.called and self.finish != "length":
-            reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": self.stop}
 
 
 def _named(error: ApiError) -> ApiError:
-    """Return an error in Anthropic's words, by which its agents know that they should shorten a conversation."""
-    if error.code != CONTEXT_LENGTH:
-        return error
-    return ApiError(error.status, f"prompt is too long: {error}", param=error.param, code=error.code)
+    """Return an error in Anthropic's words, by which its clients know what to do about it."""
+    message, param = str(error), error.param
+    if error.code == CONTEXT_LENGTH:
+        counts = _COUNTS.search(message)
+        exceeds = "" if counts is None else f"{counts[2]} tokens > {counts[1]} maximum; "
+        message = f"prompt is too long: {exceeds}{message}"
+    elif param in _NAMES:
+        message, param = re.sub(rf"\b{param}\b", _NAMES[param], message), _NAMES[param]
+    kind = _KINDS.get(error.status)
+    return ApiError(error.status, message, param=param, code=error.code, headers=error.headers, kind=kind)
 
 
 def _with_usage(took: dict[str, Any]) -> dict[str, Any]:

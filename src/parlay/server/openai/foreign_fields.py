@@ -202,7 +202,7 @@ FOREIGN: dict[str, ForeignField] = {
     # Nothing depends on these.
     **_all("prompt_cache_retention prompt_cache_options prompt_cache_isolation_key prompt_cache_max_len", _CACHE),
     **_all("cache_prompt cache_salt extra_key n_keep n_discard n_cache_reuse num_keep caching cache", _CACHE),
-    **_all("kv_transfer_params ec_transfer_params session_params id_slot slot_id", _CACHE),
+    **_all("kv_transfer_params ec_transfer_params session_params id_slot slot_id cache_control", _CACHE),
     **_all("client_metadata request_id session_id rid trace trace_id user_id end_user tags genkey title", _LABEL),
     **_all("custom_labels routing_key user_name chat_id parent_id", _LABEL),
     **_all("user safety_identifier prompt_cache_key metadata service_tier", _LABEL),
@@ -210,6 +210,7 @@ FOREIGN: dict[str, ForeignField] = {
     **_all("access_programs", "access programs are not supported"),
     **_all("models provider route transforms plugins preset fallbacks ttl draft_model context_length", _ROUTE),
     **_all("bootstrap_host bootstrap_port bootstrap_room data_parallel_rank queue_threshold", _ROUTE),
+    **_all("speed inference_geo", _ROUTE),
     **_all("routed_dp_rank disagg_prefill_dp_rank ngram_corpus_id", _ROUTE),
     **_all("options num_ctx num_batch num_gpu num_thread main_gpu low_vram use_mmap use_mlock numa", _MODEL),
     **_all("keep_alive f16_kv vocab_only max_context_length truncation_length n_threads", _MODEL),

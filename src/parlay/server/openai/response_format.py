@@ -81,8 +81,11 @@ class AnswerForm:
 
 def needs_compiling(body: Mapping[str, Any]) -> bool:
     """Whether a body has schemas that are compiled to see what is enforced, which takes milliseconds."""
-    wanted = body.get("response_format") or (body.get("text") if isinstance(body.get("text"), dict) else None)
-    return bool(wanted) or (bool(body.get("tools")) and body.get("tool_choice", "auto") not in ("auto", "none"))
+    outer = (body.get("text"), body.get("output_config"))
+    forms = [body.get("response_format"), body.get("output_format"), *(one for one in outer if isinstance(one, dict))]
+    choice = body.get("tool_choice") or "auto"
+    mode = choice.get("type") if isinstance(choice, dict) else choice
+    return any(forms) or (bool(body.get("tools")) and mode not in ("auto", "none"))
 
 
 def form_of(

@@ -14,6 +14,7 @@ _CHOICES = (
     "tool_choice is none, auto, required, {'type': 'function', 'function': {'name': ...}} or "
     "{'type': 'allowed_tools', 'allowed_tools': {'mode': ..., 'tools': [...]}}"
 )
+_LONGEST = 128  # characters of a name, as at Anthropic; OpenAI has 64, which names of MCP servers' tools exceed
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -60,8 +61,10 @@ def read_tools(fields: ChatFields) -> Tools:
             )  # fmt: skip
         function = as_function(tool)["function"]
         name, schema = function.get("name"), function.get("parameters") or _NOTHING
-        if not isinstance(name, str) or not re.fullmatch(r"[\w-]{1,64}", name, re.ASCII):
-            raise _wrong("tools", f"a function's name is up to 64 letters, digits, _ and -, not {shown(name)}")
+        if not isinstance(name, str) or not re.fullmatch(rf"[\w-]{{1,{_LONGEST}}}", name, re.ASCII):
+            raise _wrong(
+                "tools", f"a function's name is up to {_LONGEST} letters, digits, _ and -, not {shown(name)}"
+            )
         if name in parameters:
             raise _wrong("tools", f"two functions are called {name!r}; rename one")
         if not isinstance(schema, dict):
