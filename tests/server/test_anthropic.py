@@ -305,6 +305,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "leave document out"),
     ({"messages": [{"role": "assistant", "content": [RESULT]}]}, "leave tool_result out"),
     ({"messages": [{"role": "user", "content": [{}]}]}, "a block has a type"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_addition"}]}]}, "such blocks are not served"),
+    ({"tools": [CHAT_TOOL]}, "tools[0]: a tool is {'name': ..., 'description': ..., 'input_schema': {...}} here"),
+    ({"compaction": {"type": "summarize"}}, "ask for a summary in a message"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "'tool_use_id'"),
     ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]}, "'id'"),
     ({"system": [{"type": "image"}]}, "leave image out"),
@@ -442,3 +445,26 @@ def test_errors_have_the_types_that_its_clients_know(engine: AsyncLLM, monkeypat
         monkeypatch.setattr(AsyncLLM, "state", "ending")
         answer = server.post("/v1/messages", {"max_tokens": 2, "messages": ASKED})
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "overloaded_error")
+
+
+def test_a_thread_is_refused_as_its_clients_expect(live: Live) -> None:
+    """They send the whole conversation then; its second turn alone would be answered without the first."""
+    thread = {"type": "continue", "previous_message_id": "msg_1"}
+    asked = {"max_tokens": 2, "messages": ASKED, "thread": thread, "tool_choice": {"type": "any"}}
+    answer = live.post("/v1/messages", asked)
+    assert answer.status_code == 400
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert answer.json()["error"]["details"] == details
+
+
+def test_fields_of_its_own_that_change_nothing(live: Live) -> None:
+    own = {"speed": "fast", "inference_geo": "eu", "cache_control": {"type": "ephemeral"}}
+    made, _, _ = post(live, messages=ASKED, max_tokens=2, **own)
+    assert len(made["warnings"]) == 2
+
+
+def test_what_its_clients_read_besides(client: anthropic.Anthropic) -> None:
+    answer = client.messages.with_raw_response.create(model="small", max_tokens=1, messages=[*ASKED])  # type: ignore[list-item]
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
+    model = client.models.retrieve("small")
+    assert (model.type, model.display_name, model.created_at.tzinfo is not None) == ("model", "small", True)

@@ -197,7 +197,8 @@ def test_the_same_under_another_name(endpoint: str, name: str, value: Any, ours:
     assert (sampling, warnings) == ({ours: expected}, ())
     make_params(sampling, ServerConfig())
     if ours == "structured_outputs":
-        assert refused(endpoint, **{name: value, ours: expected}).param == name
+        assert refused(endpoint, **{name: value, ours: {"choice": ["another"]}}).param == name
+        assert read(endpoint, **{name: value, ours: expected})[1:] == ({ours: expected}, ())
         return
     _, sampling, warnings = read(endpoint, **{name: value, ours: 0.5})
     assert sampling == {ours: 0.5}

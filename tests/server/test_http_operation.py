@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import socket
@@ -183,6 +184,13 @@ def test_statuses(live: Live) -> None:
     error(live.http.get("/v1/completions"), 405)
     form = live.http.post("/v1/completions", data={"prompt": "x"})
     error(form, 415)
+    packed = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    answer = live.http.post("/v1/completions", content=gzip.compress(b"{}"), headers=packed)
+    assert "Content-Encoding" in error(answer, 415)["message"]
+    assert answer.headers["accept-encoding"] == "identity"
+    plain = {"Content-Encoding": "identity", "Content-Type": "application/json"}
+    marked = b"\xef\xbb\xbf" + b'{"prompt": "x", "max_tokens": 1}'
+    assert live.http.post("/v1/completions", content=marked, headers=plain).status_code == 200
     page = live.http.get("/")
     assert (page.text, page.headers["Content-Security-Policy"]) == ("<p>", "default-src 'none'")
 

@@ -350,3 +350,26 @@ def test_a_stored_response_is_streamed_again(client: openai.OpenAI) -> None:
     for wrong in ({"stream": "maybe"}, {"stream": "true", "starting_after": "x"}):
         with pytest.raises(openai.BadRequestError, match=next(reversed(wrong))):
             client.responses.retrieve(made.id, extra_query=wrong)
+
+
+def test_the_last_configuration_update_counts(live: Live) -> None:
+    form = {"type": "json_schema", "name": "x", "strict": True, "schema": {"enum": ["Paris", "Rome"]}}
+    items = [
+        {"role": "user", "content": "Where?"},
+        {"type": "configuration_update", "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"}},
+        {"type": "configuration_update", "text": {"format": form}},
+    ]
+    made = live.post("/v1/responses", {"input": items, "max_output_tokens": 60}).json()
+    assert made["text"]["format"] == form
+    assert made["reasoning"]["effort"] == "low"
+    assert json.loads(made["output"][-1]["content"][0]["text"]) in ("Paris", "Rome")
+    refused = live.post("/v1/responses", {"input": [*items, {"type": "compaction_trigger"}]})
+    assert refused.status_code == 400
+    assert "ask for a summary" in refused.json()["error"]["message"]
+
+
+def test_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"input": "Where?", "instructions": "Be brief.", "tools": [TOOL]}
+    made = client.responses.create(model="small", max_output_tokens=1, **asked)
+    assert made.usage is not None
+    assert client.responses.input_tokens.count(**asked).input_tokens == made.usage.input_tokens

@@ -102,7 +102,7 @@ def test_calls_are_in_the_prompt_of_an_agents_last_request(live: Live, template:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize("choice", ["required", "any", {"type": "function", "function": {"name": "weather"}}])
 def test_a_forced_call_that_is_cut_off(live: Live, choice: Any, stream: bool) -> None:
     body = {"messages": [ASKED], "tools": [WEATHER], "tool_choice": choice, "max_tokens": 60}
     if stream:

@@ -1,6 +1,7 @@
 """The application: its routes."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
@@ -29,7 +30,7 @@ from parlay.server.middleware import OPEN, AccessLayer, HeadLayer
 from parlay.server.openai.chat import chat_completions
 from parlay.server.openai.completions import completions
 from parlay.server.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, check_model
-from parlay.server.openai.responses import forget, response, responses
+from parlay.server.openai.responses import count_input, forget, response, responses
 from parlay.server.openai.responses_fields import ResponseFields
 from parlay.server.openai.responses_store import ResponseStore
 from parlay.server.openai.tokens import to_text, to_tokens
@@ -82,7 +83,7 @@ def create_app(
             allow_origin_regex=pattern(config.allowed_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],  # OpenAI's own client sends a dozen
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Request-Id", "Retry-After"],
         )
     return HeadLayer(layered)
 
@@ -120,7 +121,10 @@ def _described(context: Context, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
+        "type": "model",  # as Anthropic's and Mistral's clients read it
+        "display_name": name,
         "created": context.began,
+        "created_at": datetime.fromtimestamp(context.began, UTC).isoformat(),
         "owned_by": "parlay",
         "max_model_len": engine.max_model_len,
         "parlay": {
@@ -171,6 +175,7 @@ async def scrape(context: Context) -> Response:
 
 _CHAT = "/v1/chat/completions"
 _STORED = "/v1/responses/{name}"
+_INPUT = "/v1/responses/input_tokens"
 _COUNTED = "/v1/messages/count_tokens"
 _GONE = {"404": "no such response of this key"}
 _REPLAY = {"400": "a parameter is malformed", **_GONE}
@@ -178,6 +183,7 @@ ENDPOINTS = (
     Endpoint("/v1/completions", completions, "Text completion", "POST", CompletionFields, "Completion", streams=True),
     Endpoint(_CHAT, chat_completions, "Chat completion", "POST", ChatFields, "ChatCompletion", streams=True),
     Endpoint("/v1/responses", responses, "Create a response", "POST", ResponseFields, "Response", streams=True),
+    Endpoint(_INPUT, count_input, "Count the tokens of an input", "POST", ResponseFields, "InputTokens"),
     Endpoint(_STORED, response, "Get a stored response", answer="Response", errors=_REPLAY, streams=True),
     Endpoint(_STORED, forget, "Delete a stored response", "DELETE", answer="Deleted", errors=_GONE),
     Endpoint("/v1/messages", messages, "Anthropic's Messages", "POST", MessagesFields, "Message", streams=True),

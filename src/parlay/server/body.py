@@ -1,12 +1,14 @@
 """A request's body: read within bounds, and decoded to plain values."""
 
 import gc
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
 
+from parlay.errors import shown
 from parlay.server.context import Context
 from parlay.server.errors import ApiError, ClientLeftError
 
@@ -31,6 +33,10 @@ async def read_json(context: Context, make: Callable[[dict[str, Any]], T], *, co
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):  # a form could be sent by any web page
         raise ApiError(415, "the body must be JSON; send it with the header Content-Type: application/json")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", ""):
+        message = f"bodies are read as they are; send it without Content-Encoding: {shown(coding)}"
+        raise ApiError(415, message, headers={"Accept-Encoding": "identity"})
     try:
         body = b"".join([chunk async for chunk in request.stream()])  # not kept by the request
     except ClientDisconnect:
@@ -45,7 +51,7 @@ async def read_json(context: Context, make: Callable[[dict[str, Any]], T], *, co
 def _decode(body: bytes, max_depth: int) -> dict[str, Any]:
     gc.disable()  # of a million new lists none is garbage, and looking for it would take ten times as long
     try:
-        value = msgspec.json.decode(body)
+        value = msgspec.json.decode(body.removeprefix(BOM_UTF8))
     except RecursionError:
         raise _too_deep(max_depth) from None
     except (msgspec.MsgspecError, UnicodeError) as error:

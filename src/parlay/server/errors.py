@@ -39,6 +39,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
         kind: str | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         """Describe it.
 
@@ -49,12 +50,13 @@ class ApiError(Exception):
             code: a word for programs; None takes the status's usual one.
             headers: further ones of the answer.
             kind: the `type` that clients see; None takes the status's.
+            details: more for programs.
         """
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code or _CODES.get(status)
-        self.headers = dict(headers or {})
+        self.headers, self.details = dict(headers or {}), details
         usual = "server_error" if status >= 500 else "invalid_request_error"
         self.kind = kind or _TYPES.get(status, usual)
         if status in (429, 503):
@@ -64,7 +66,7 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The body that the client gets."""
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
-        return {"type": "error", "error": error}
+        return {"type": "error", "error": error if self.details is None else {**error, "details": self.details}}
 
     def response(self) -> Response:
         """Return the answer."""

@@ -65,6 +65,7 @@ class AccessLayer:
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", state.request_id.encode("latin-1")),
+                    (b"request-id", state.request_id.encode("latin-1")),  # Anthropic's clients
                     (b"x-content-type-options", b"nosniff"),
                 ]
             await send(message)

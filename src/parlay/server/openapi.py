@@ -164,7 +164,10 @@ _MESSAGE = _object(role={"const": "assistant"}, content=_MAYBE_STRING)
 _MODEL = _object(
     id=_STRING,
     object={"const": "model"},
+    type={"const": "model"},
+    display_name=_STRING,
     created=_COUNT,
+    created_at=_STRING,
     owned_by=_STRING,
     max_model_len=_COUNT,
     parlay={"type": "object"},

@@ -19,6 +19,7 @@ _Placed = list[tuple[str, dict[str, Any]]]  # blocks, and where each is in the r
 _ROLES = ("user", "assistant", "system")
 # What Claude Code writes before everything else: it differs in every request, so that no prefix would be cached.
 _BILLING = "x-anthropic-billing-header:"
+_MEDIA = ("image", "document", "audio", "video", "container_upload")
 _THINKS = {"enabled": True, "disabled": False}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _FORM = "output_config.format is {'type': 'json_schema', 'schema': {...}}"
@@ -72,6 +73,9 @@ def functions_of(given: list[dict[str, Any]]) -> Functions:
     made = Functions()
     for place, tool in enumerate(given):
         kind = tool.get("type") or "custom"
+        if kind == "function":
+            form = "{'name': ..., 'description': ..., 'input_schema': {...}}"
+            raise _wrong("tools", f"tools[{place}]: a tool is {form} here, not {shown(tool)}")
         if kind != "custom":
             made.left_out[str(kind)] = None
             continue
@@ -206,7 +210,8 @@ def _text(block: dict[str, Any], at: str) -> str:
     if kind == "text":
         return _string(block, "text", at, param)
     if isinstance(kind, str):
-        raise _wrong(param, f"{at}: the model reads text only; leave {kind} out")
+        why = "the model reads text only" if kind in _MEDIA else "such blocks are not served"
+        raise _wrong(param, f"{at}: {why}; leave {kind} out")
     raise _wrong(param, f"{at}: a block has a type such as 'text', not {shown(kind)}")
 
 

@@ -63,6 +63,10 @@ async def _read(context: Context, *, completes: bool) -> tuple["MessageShape", P
 
 
 def _shape_of(context: Context, body: dict[str, Any]) -> tuple["MessageShape", list[dict[str, Any]], ChatOptions]:
+    if body.get("thread"):  # clients send whole conversations then
+        unsupported = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        message = "threads are not kept; send the whole conversation, without thread"
+        raise ApiError(400, message, param="thread", code="unsupported_parameter", details=unsupported)
     fields, sampling, warnings = parse(MessagesFields, body, strict=context.config.strict_fields)
     functions = functions_of(fields.tools)
     without_output = sampling.get("max_tokens") == 0 and type(sampling["max_tokens"]) is int
@@ -191,8 +195,10 @@ def _named(error: ApiError) -> ApiError:
         message = f"prompt is too long: {exceeds}{message}"
     elif param in _NAMES:
         message, param = re.sub(rf"\b{param}\b", _NAMES[param], message), _NAMES[param]
-    kind = _KINDS.get(error.status)
-    return ApiError(error.status, message, param=param, code=error.code, headers=error.headers, kind=kind)
+    kind, headers, details = _KINDS.get(error.status), error.headers, error.details
+    return ApiError(
+        error.status, message, param=param, code=error.code, kind=kind, headers=headers, details=details
+    )  # fmt: skip
 
 
 def _with_usage(took: dict[str, Any]) -> dict[str, Any]:

@@ -341,6 +341,7 @@ ELSEWHERE: dict[str, Mapping[str, ForeignField]] = {
         ),
         **_all("input prompt", "it is called messages here", []),
         **_all("instructions", "it is called system here", []),
+        **_all("compaction", "conversations are not summarised; ask for a summary in a message", []),
         **_all("echo", "an answer does not repeat the conversation", []),
     },
     "responses": {

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from parlay.errors import ParlayError, shown
 from parlay.server.context import Context
 from parlay.server.errors import ApiError, json_response
-from parlay.server.openai.answer import Answer, AnswerShape
+from parlay.server.openai.answer import Answer, AnswerShape, warned
 from parlay.server.openai.chat import ChatShape, read_chat, read_conversation
 from parlay.server.openai.fields import check_model, parse
 from parlay.server.openai.prompts import chat_prompt
@@ -52,6 +52,20 @@ async def responses(context: Context) -> Answer:
         prompt = await chat_prompt(context, messages, options)
     shape.begin(prompt)
     return Answer([prompt], shape)
+
+
+async def count_input(context: Context) -> Response:
+    """Return how many tokens the input of a response has.
+
+    Raises:
+        ApiError, RequestError: something in the body cannot be served.
+    """
+    shape, messages, options = await read_conversation(context, _read, completes=False)
+    with _own_params():
+        prompt = await chat_prompt(context, messages, options)
+    assert isinstance(prompt, dict)
+    counted = {"object": "response.input_tokens", "input_tokens": len(prompt["prompt_token_ids"])}
+    return json_response(warned(counted, shape.warnings))
 
 
 async def response(context: Context) -> Response:
@@ -115,6 +129,7 @@ def _read(context: Context, body: dict[str, Any]) -> tuple["ResponseShape", list
     fields, sampling, warnings = parse(ResponseFields, body, strict=context.config.strict_fields)
     check_model(fields.model, context.engine.model_names)
     given = _referred(fields.input, store, owner)
+    fields = _updated(fields, given)
     functions = functions_of(fields.tools, _added(given))
     chat = chat_fields(fields, functions)
     before: list[Message] = []
@@ -149,6 +164,20 @@ def _referred(given: str | list[dict[str, Any]], store: ResponseStore, owner: st
     items = store.items(wanted, owner)
     # Each once: a long item that is referred to often would be a prompt far longer than its request.
     return [items.pop(str(item.get("id")), item) if item.get("type") == "item_reference" else item for item in given]
+
+
+def _updated(fields: ResponseFields, given: str | list[dict[str, Any]]) -> ResponseFields:
+    """Return the fields as the updates of the configuration among an input's items leave them."""
+    text, reasoning = fields.text, fields.reasoning
+    for item in () if isinstance(given, str) else given:
+        if item.get("type") == "configuration_update":
+            text = _merged(text, item.get("text"))
+            reasoning = _merged(reasoning, item.get("reasoning"))
+    return replace(fields, text=text, reasoning=reasoning)
+
+
+def _merged(given: dict[str, Any] | None, update: Any) -> dict[str, Any] | None:
+    return {**(given or {}), **update} if isinstance(update, dict) else given
 
 
 def _added(given: str | list[dict[str, Any]]) -> list[Any]:
@@ -193,7 +222,7 @@ class ResponseShape(AnswerShape):
             "top_p": params.top_p,
             "top_logprobs": 0,
             "background": False,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": (self.fields.reasoning or {}).get("effort"), "summary": None},
             "service_tier": "default",
         }
         if self.warnings:

@@ -24,8 +24,8 @@ _MEDIA = ("input_image", "input_file", "input_audio", "computer_screenshot", "im
 _DRAWN = "image_generation_call"  # whose result is an image in base64
 # Of which nothing is to be read: settings, what is about the server, and tools, which are read elsewhere.
 _SILENT = (
-    "configuration_update", "compaction_trigger", "additional_tools", "mcp_list_tools",
-    "mcp_approval_request", "mcp_approval_response", "ghost_snapshot", "other",
+    "configuration_update", "additional_tools", "mcp_list_tools", "mcp_approval_request",
+    "mcp_approval_response", "ghost_snapshot", "other",
 )  # fmt: skip
 _COMPACTED = ("compaction", "compaction_summary", "context_compaction")
 _GONE = "[Earlier parts of this conversation were left out here.]"
@@ -184,6 +184,8 @@ def _add(made: _MessageBuilder, item: dict[str, Any], where: str) -> None:
             made.reason(item)
         case "item_reference":
             raise _wrong(where, "no item with this id is stored; give the item itself, or previous_response_id")
+        case "compaction_trigger":
+            raise _wrong(where, "conversations are not compacted; leave the item out, and ask for a summary")
         case kind if kind in _SILENT:
             pass
         case kind if kind in _COMPACTED:

@@ -75,6 +75,7 @@ def read_tools(fields: ChatFields) -> Tools:
         if kind == "custom":
             custom.add(name)
     choice = fields.tool_choice if fields.tool_choice is not None else "auto"
+    choice = "required" if choice == "any" else choice  # Mistral's word
     known = Tools(
         parameters, "auto", "", fields.parallel_tool_calls, tuple(parameters), frozenset(strict), frozenset(custom)
     )

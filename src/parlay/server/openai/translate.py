@@ -127,6 +127,8 @@ def _rename(found: dict[str, Any], name: str, to: str, value: Any, warnings: _Wa
     if value is None:
         warnings["its value has no effect"].append(name)
     elif to == "structured_outputs" and isinstance(found.get(to), dict):
+        if isinstance(value, dict) and value.items() <= found[to].items():
+            return  # guidance sends both
         raise ApiError(400, f"{name} is part of structured_outputs, which has one form; give one", param=name)
     elif not isinstance(given, dict) or given.get(inner or to, value) != value:
         warnings[f"{to} was given too"].append(name)
