@@ -154,6 +154,22 @@ def test_the_same_batch_again_does_not_vouch(model: CausalModel, caplog: pytest.
         assert caplog.text.count("cannot be recorded") == 1
 
 
+def test_the_same_token_again_and_again_is_checked_once(model: CausalModel, caplog: pytest.LogCaptureFixture) -> None:
+    """A model that repeats itself is as fast as another; and still found out once it says something else."""
+    spy, stale = Spy(model, model.config.vocab_size), Stale(model)
+    for one, passes in ((spy, (1, 1, 0, 0, 1, 0)), (stale, ())):
+        graphs, cache = Graphs(one, KERNELS, new_cache(model), BLOCKS), new_cache(model)
+        for turn, token in enumerate((9, 9, 9, 9, 5, 4)):
+            batch = flatten([Segment([token], turn, range(8))], SIZE)
+            before = len(spy.tokens)
+            found = graphs.forward(batch).clone()
+            if passes and KERNELS.record(lambda: None) is not None:
+                assert len(spy.tokens) - before == passes[turn]
+            assert torch.equal(found, eager(one, cache, batch))
+    if KERNELS.name != "reference":
+        assert caplog.text.count("cannot be recorded") == 1
+
+
 class Doubled(Stale):
     """Computes outside the kernels from what the cache has, so that a recording of it knows one prefix alone."""
 

@@ -13,6 +13,7 @@ from checkpoints import write_llama
 from serving import Live, wait_for
 
 from parlay import AsyncLLM
+from parlay.server.openai.responses import Scores
 
 # It shows everything that a conversation may have.
 TEMPLATE = (
@@ -373,3 +374,47 @@ def test_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:
     made = client.responses.create(model="small", max_output_tokens=1, **asked)
     assert made.usage is not None
     assert client.responses.input_tokens.count(**asked).input_tokens == made.usage.input_tokens
+
+
+@pytest.mark.parametrize("more", [{"top_logprobs": 2}, {"include": ["message.output_text.logprobs"]}])
+def test_log_probabilities_are_those_of_chat_completions(client: openai.OpenAI, more: dict[str, Any]) -> None:
+    body = {**SAMPLED, **MORE}
+    chat = client.chat.completions.create(
+        model="small", messages=[{"role": "user", "content": "Where?"}], logprobs=True, max_tokens=20,
+        top_logprobs=more.get("top_logprobs", 0), extra_body=body,
+    )  # fmt: skip
+    scores = chat.choices[0].logprobs
+    assert scores is not None
+    assert scores.content
+    asked: dict[str, Any] = {"model": "small", "input": "Where?", "max_output_tokens": 20, "extra_body": body, **more}
+    made = client.responses.create(**asked)
+    assert made.top_logprobs == more.get("top_logprobs", 0)
+    with client.responses.stream(**asked) as stream:
+        events = list(stream)
+        streamed = stream.get_final_response()
+    for answer in (made, streamed, client.responses.retrieve(made.id)):
+        (item,) = answer.output
+        assert item.type == "message"
+        (part,) = item.content
+        assert part.type == "output_text"
+        found = [entry.model_dump() for entry in part.logprobs or ()]
+        assert found == [entry.model_dump() for entry in scores.content]
+    deltas = [
+        entry.token for event in events if event.type == "response.output_text.delta" for entry in event.logprobs
+    ]
+    assert deltas == [entry.token for entry in scores.content][: len(deltas)]
+    assert len(deltas) > 10
+
+
+def test_log_probabilities_of_text_alone() -> None:
+    scores = Scores()
+    entries = [
+        {"token": token, "bytes": list(token.encode())} for token in ("Hm", ".", " So", " \u00e9", "t", "call")
+    ]
+    scores.extend(entries[:1], 1)
+    scores.extend(entries[1:4], 2)
+    assert scores.take("") == []
+    assert scores.take("So \u00e9") == entries[2:4]
+    scores.extend(entries[4:], 2)
+    assert scores.take("t") == entries[4:5]
+    assert scores.left == entries[5:]

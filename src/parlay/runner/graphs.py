@@ -27,8 +27,26 @@ from parlay.sampling.sampler import RowDraws
 
 MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
 _MOST_ON_GPU = 512  # where it does so later; passes of more than `MOST_ROWS` draw nothing
+_SLOTS = 2  # their place among the inputs in doubt
 _NEAR = 2  # factor in rows within which checks vouch for a recording
-_Identity = tuple[list[int], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubts:
+    """Inputs of which a recording may replay stale values, for all that is known.
+
+    Attributes:
+        made_from: those that it was made from.
+        left: which of them are in doubt: no check was made with others.
+    """
+
+    made_from: list[list[int]]
+    left: set[int]
+
+    def differing(self, batch: Batch) -> set[int]:
+        """Return which inputs of a batch are others."""
+        inputs = _inputs(batch)
+        return {place for place, made_from in enumerate(self.made_from) if inputs[place] != made_from}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +111,7 @@ class Graphs:
         self._cache = cache
         self._graphs: dict[tuple[int, int], _Graph] = {}  # by rows, and by how many arrays tokens are drawn with
         self._tried: list[int] = []  # rows of those that were checked
-        self._unchecked = dict[tuple[int, int], _Identity]()  # of the batches that those were made from
+        self._doubts = dict[tuple[int, int], _Doubts]()
         # Memory of all recordings, of which one runs at a time; of the tables little is ever touched.
         self._apart = kernels.host is not kernels
         self._most = _MOST_ON_GPU if self._apart else MOST_ROWS
@@ -141,7 +159,7 @@ class Graphs:
         if received is not None:
             graph.intermediates.copy_(received)
         graph.run()
-        return self._checked(key, graph, batch, received) if key in self._unchecked else self._result(graph, rows)
+        return self._checked(key, graph, batch, received) if key in self._doubts else self._result(graph, rows)
 
     def _result(self, graph: _Graph, rows: int) -> Tensor:
         """Keep what a recording has come to for its first rows, and return their hidden states."""
@@ -224,18 +242,20 @@ class Graphs:
         key = _key(rows, draws)
         graph = self._graphs[key] = _Graph(inputs, hidden[-1], intermediates, sampled, run)
         if not self._vouched(rows):
-            self._unchecked[key] = _identity(batch)
+            made_from = _inputs(batch)
+            self._doubts[key] = _Doubts(made_from, set(range(len(made_from))))
         return self._result(graph, len(batch.tokens))
 
     def _checked(self, key: tuple[int, int], graph: _Graph, batch: Batch, received: Tensor | None) -> Tensor:
         """Return the hidden states of a pass that was replayed, or of one that was not if they differ.
 
-        Equal ones vouch for the recording if it was made from other tokens at other positions.
+        No check is needed while only such inputs are others as earlier ones were about.
         """
-        rows, made_from, own = key[0], self._unchecked[key], _identity(batch)
+        rows, doubts = key[0], self._doubts[key]
+        others = doubts.differing(batch)
         if self._vouched(rows):
-            del self._unchecked[key]
-        if key not in self._unchecked:
+            del self._doubts[key]
+        if key not in self._doubts or not (others or {_SLOTS}) & doubts.left:
             return self._result(graph, len(batch.tokens))
         self.recordings += 1
         with self._kernels.device_context():
@@ -246,8 +266,9 @@ class Graphs:
             logger.warning("%s: its forward pass cannot be recorded; small batches run slower", path)
             self.usable = False
             return found
-        if all(now != then for now, then in zip(own, made_from, strict=True)):
-            del self._unchecked[key]
+        doubts.left.difference_update(others)
+        if not doubts.left:
+            del self._doubts[key]
             self._tried.append(rows)
         return self._result(graph, len(batch.tokens))
 
@@ -264,9 +285,9 @@ def padded_rows(rows: int) -> int:
     return 3 * power // 4 if rows <= 3 * power // 4 else power
 
 
-def _identity(batch: Batch) -> _Identity:
-    """Return the tokens and positions of a batch."""
-    return batch.tokens.tolist(), batch.positions.tolist()
+def _inputs(batch: Batch) -> list[list[int]]:
+    """Return what tells batches apart; other slots stand for another context."""
+    return [batch.tokens.tolist(), batch.positions.tolist(), batch.slots.tolist()]
 
 
 def _key(rows: int, draws: RowDraws | None) -> tuple[int, int]:

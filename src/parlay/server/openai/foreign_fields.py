@@ -346,7 +346,8 @@ ELSEWHERE: dict[str, Mapping[str, ForeignField]] = {
     },
     "responses": {
         **_all("n best_of", "a response is one answer", [1]),
-        **_all("logprobs top_logprobs prompt_logprobs", "log-probabilities come with chat completions only", [0]),
+        **_all("logprobs", "top_logprobs returns them", [0]),
+        **_all("prompt_logprobs", "they come with chat completions only", [0]),
         **_all(
             "return_rejected return_sources return_token_ids return_tokens_as_token_ids return_metrics",
             "it comes with chat completions only",

@@ -187,6 +187,34 @@ def _added(given: str | list[dict[str, Any]]) -> list[Any]:
     return [tool for tools in lists if isinstance(tools, list) for tool in tools]
 
 
+class Scores:
+    """Log-probabilities of an answer's tokens, of which its text is given those that it consists of.
+
+    Attributes:
+        left: those that no text was given.
+    """
+
+    def __init__(self) -> None:
+        self.left: list[dict[str, Any]] = []
+        self._tokens = 0  # of the answer so far
+        self._ahead = 0  # bytes by which tokens exceed the text so far
+
+    def extend(self, entries: list[dict[str, Any]], reasoning: int) -> None:
+        """Add entries in the form of chat completions; the first `reasoning` tokens of an answer are no text."""
+        self.left += entries[max(reasoning - self._tokens, 0) :]
+        self._tokens += len(entries)
+
+    def take(self, text: str) -> list[dict[str, Any]]:
+        """Return the entries of the next piece of the text."""
+        self._ahead -= len(text.encode())
+        taken = 0
+        while self._ahead < 0 and taken < len(self.left):
+            self._ahead += len(self.left[taken]["bytes"] or ())
+            taken += 1
+        found, self.left = self.left[:taken], self.left[taken:]
+        return found
+
+
 @dataclass(slots=True, kw_only=True)
 class ResponseShape(AnswerShape):
     """The format of responses: chat's own chunks and messages, converted."""
@@ -197,6 +225,7 @@ class ResponseShape(AnswerShape):
     functions: Functions
     output: ResponseOutput = field(init=False)
     head: dict[str, Any] = field(init=False)
+    scores: Scores = field(default_factory=Scores)
     sent: int = 0  # events
     finish: str | None = None
 
@@ -220,7 +249,7 @@ class ResponseShape(AnswerShape):
             "text": {"format": form},
             "temperature": params.temperature,
             "top_p": params.top_p,
-            "top_logprobs": 0,
+            "top_logprobs": fields.top_logprobs,
             "background": False,
             "reasoning": {"effort": (self.fields.reasoning or {}).get("effort"), "summary": None},
             "service_tier": "default",
@@ -244,13 +273,13 @@ class ResponseShape(AnswerShape):
             yield self._numbered({"type": "response.in_progress", "response": self._response("in_progress")})
         for chunk in self.chat.events(number, output):
             for choice in chunk["choices"]:
-                yield from map(self._numbered, self._take(choice["delta"], choice["finish_reason"]))
+                yield from map(self._numbered, self._take(choice))
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return the whole response, but for its usage."""
         for chunk in self.chat.events(0, outputs[0]):
             for choice in chunk["choices"]:
-                self._take(choice["delta"], choice["finish_reason"])
+                self._take(choice)
         return self._response(self._status)
 
     def named(self, error: ApiError) -> ApiError:
@@ -281,16 +310,19 @@ class ResponseShape(AnswerShape):
         response = {**self._response("failed"), "error": {"code": "server_error", "message": str(error)}}
         return self.encode(self._numbered({"type": "response.failed", "response": response}))
 
-    def _take(self, message: dict[str, Any], finish: str | None) -> list[Event]:
-        """Take a message of chat's, or a part of one; return what it adds."""
+    def _take(self, choice: dict[str, Any]) -> list[Event]:
+        """Take what is new of chat's one choice; return what it adds."""
+        delta, scored = choice["delta"], choice["logprobs"] or {}
+        self.scores.extend(scored.get("content", ()), self.reasoning_tokens)
+        text = delta.get("content") or ""
         found = [
-            self.output.write(message.get("reasoning_content") or "", "reasoning"),
-            self.output.write(message.get("content") or ""),
-            *(self.output.call(call) for call in message.get("tool_calls") or ()),
+            self.output.write(delta.get("reasoning_content") or "", "reasoning"),
+            self.output.write(text, logprobs=self.scores.take(text)),
+            *(self.output.call(call) for call in delta.get("tool_calls") or ()),
         ]
-        if finish is not None:
-            self.finish = finish
-            found.append(self.output.end(self._status))
+        if choice["finish_reason"] is not None:
+            self.finish = choice["finish_reason"]
+            found.append(self.output.end(self._status, self.scores.left))
         return list(chain.from_iterable(found))
 
     @property

@@ -45,10 +45,10 @@ class ResponseFields(RequestFields):
         chat_template_kwargs: further variables that the template reads.
         reasoning: `{"effort": ...}`, a variable that the template reads; the rest changes nothing.
         truncation: accepted and ignored; a conversation that is too long is refused.
-        include: accepted and ignored; log-probabilities are refused.
+        include: `message.output_text.logprobs` returns log-probabilities; others are ignored.
         background: must be false; background responses are not supported.
         max_tool_calls: accepted and ignored; the server runs no tools.
-        top_logprobs: must be 0.
+        top_logprobs: return this many most likely tokens at each position of the text.
         prompt_cache_retention: a label without effect.
     """
 
@@ -94,7 +94,7 @@ def _without_effect(asked: ResponseFields) -> list[str]:
     found = []
     if asked.truncation != "disabled":
         found.append(f"truncation={shown(asked.truncation)}: ignored, since conversations are never truncated")
-    more = [name for name in asked.include if name != _ENCRYPTED]
+    more = [name for name in asked.include if name not in (_ENCRYPTED, _LOGPROBS)]
     if more:
         found.append(f"include: {listed(more)} ignored, since it is not supported")
     if (asked.stream_options or {}).get("include_obfuscation"):
@@ -111,12 +111,6 @@ def _check(asked: ResponseFields) -> None:
         "background": "background responses are not supported; leave background out" if asked.background else None,
         "truncation": f"truncation is 'auto' or 'disabled', not {shown(asked.truncation)}"
         if asked.truncation not in ("auto", "disabled")
-        else None,
-        "top_logprobs": "log-probabilities come with chat completions only; leave top_logprobs out"
-        if asked.top_logprobs
-        else None,
-        "include": f"log-probabilities come with chat completions only; leave {_LOGPROBS!r} out"
-        if _LOGPROBS in asked.include
         else None,
     }
     for name, message in wrong.items():
@@ -147,6 +141,8 @@ def chat_fields(asked: ResponseFields, functions: Functions) -> dict[str, Any]:
         found["tools"] = functions.tools
     if functions.tools or asked.tool_choice not in ("auto", "none"):  # agents send "auto" without tools too
         found["tool_choice"] = choice_of(asked.tool_choice)
+    if asked.top_logprobs or _LOGPROBS in asked.include:
+        found |= {"logprobs": True, "top_logprobs": asked.top_logprobs}
     template_options = {
         "reasoning_effort": (asked.reasoning or {}).get("effort"),
         "verbosity": (asked.text or {}).get("verbosity"),

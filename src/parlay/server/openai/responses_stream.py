@@ -1,6 +1,6 @@
 """The output of a response while it grows: its items, and the events that tell of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -11,7 +11,7 @@ Item = dict[str, Any]
 
 # The part of an item that has its text, what else stands in it, and how events about it begin.
 _PARTS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "message": ("output_text", {"annotations": [], "logprobs": []}, "response.output_text"),
+    "message": ("output_text", {"annotations": []}, "response.output_text"),
     "reasoning": ("reasoning_text", {}, "response.reasoning_text"),
 }
 # What calls have in place of text, and how events about it begin.
@@ -35,9 +35,10 @@ class ResponseOutput:
         self._origins = origins or {}
         self._open: Item | None = None  # without its text
         self._parts: list[str] = []  # its text
+        self._logprobs: list[Event] = []  # of a message's tokens
 
-    def write(self, text: str, kind: str = "message") -> list[Event]:
-        """Add text to the answer, or to the reasoning before it."""
+    def write(self, text: str, kind: str = "message", logprobs: Sequence[Event] = ()) -> list[Event]:
+        """Add text to the answer, with its tokens' log-probabilities, or to the reasoning before it."""
         if not text:
             return []
         events = []
@@ -45,7 +46,8 @@ class ResponseOutput:
             events = self._begin(kind, {"role": "assistant"} if kind == "message" else {"summary": []})
         _, _, about = _PARTS[kind]
         self._parts.append(text)
-        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        self._logprobs += logprobs
+        more: dict[str, Any] = {"logprobs": list(logprobs)} if kind == "message" else {}
         return [*events, {"type": f"{about}.delta", **self._at, "content_index": 0, "delta": text, **more}]
 
     def call(self, call: dict[str, Any]) -> list[Event]:
@@ -71,8 +73,11 @@ class ResponseOutput:
         where = "content" if kind in _PARTS else _CALLS[kind][0]
         more = {key: value for key, value in item.items() if key not in ("id", "type", "status", where)}
         events = self._begin(kind, more, item["id"])
-        text = item[where][0]["text"] if kind in _PARTS else item[where]
-        events += self.write(text, kind) if kind in _PARTS else self._grow(text)
+        if kind in _PARTS:
+            part = item[where][0]
+            events += self.write(part["text"], kind, part.get("logprobs", ()))
+        else:
+            events += self._grow(item[where])
         return [*events, *self.close(item["status"])]
 
     def close(self, status: str = "completed") -> list[Event]:
@@ -81,17 +86,10 @@ class ResponseOutput:
             return []
         text, kind = self._text, self._open["type"]
         if kind in _PARTS:
-            part, more, about = _PARTS[kind]
-            content = {"content_index": 0}
-            extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            content, scored = {"content_index": 0}, self._scored
             events: list[Event] = [
-                {"type": f"{about}.done", **self._at, **content, "text": text, **extra},
-                {
-                    "type": "response.content_part.done",
-                    **self._at,
-                    **content,
-                    "part": {"type": part, "text": text, **more},
-                },
+                {"type": f"{_PARTS[kind][2]}.done", **self._at, **content, "text": text, **scored},
+                {"type": "response.content_part.done", **self._at, **content, "part": self._part},
             ]
         else:
             name, about = _CALLS[kind]
@@ -99,11 +97,16 @@ class ResponseOutput:
         item = self._shown(status)
         events.append({"type": "response.output_item.done", "output_index": len(self.items), "item": item})
         self.items.append(item)
-        self._open, self._parts = None, []
+        self._open, self._parts, self._logprobs = None, [], []
         return events
 
-    def end(self, status: str = "completed") -> list[Event]:
-        """End everything; an answer without any item is an empty message."""
+    def end(self, status: str = "completed", logprobs: Sequence[Event] = ()) -> list[Event]:
+        """End everything; an answer without any item is an empty message.
+
+        `logprobs` are of tokens after the message's text, such as those of a stop string.
+        """
+        if self._open is not None and self._open["type"] == "message":
+            self._logprobs += logprobs
         if self._open is None and not self.items:
             return [*self._begin("message", {"role": "assistant"}), *self.close(status)]
         return self.close(status)
@@ -111,6 +114,17 @@ class ResponseOutput:
     @property
     def _text(self) -> str:
         return "".join(self._parts)
+
+    @property
+    def _scored(self) -> dict[str, Any]:
+        assert self._open is not None
+        return {"logprobs": list(self._logprobs)} if self._open["type"] == "message" else {}
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        assert self._open is not None
+        part, more, _ = _PARTS[self._open["type"]]
+        return {"type": part, "text": self._text, **more, **self._scored}
 
     @property
     def _at(self) -> dict[str, Any]:
@@ -125,9 +139,8 @@ class ResponseOutput:
             item["content"] = []
         events.append({"type": "response.output_item.added", "output_index": len(self.items), "item": item})
         if kind in _PARTS:
-            part, with_it, _ = _PARTS[kind]
-            begun = {"type": part, "text": "", **with_it}
-            events.append({"type": "response.content_part.added", **self._at, "content_index": 0, "part": begun})
+            about = {"content_index": 0, "part": self._part}
+            events.append({"type": "response.content_part.added", **self._at, **about})
         return events
 
     def _shown(self, status: str) -> Item:
@@ -135,5 +148,4 @@ class ResponseOutput:
         shown = {**self._open, "status": status}
         if self._open["type"] not in _PARTS:
             return {**shown, _CALLS[self._open["type"]][0]: self._text}
-        part, more, _ = _PARTS[self._open["type"]]
-        return {**shown, "content": [{"type": part, "text": self._text, **more}]}
+        return {**shown, "content": [self._part]}
