@@ -391,8 +391,8 @@ def test_log_probabilities_are_those_of_chat_completions(client: openai.OpenAI, 
     assert made.top_logprobs == more.get("top_logprobs", 0)
     with client.responses.stream(**asked) as stream:
         events = list(stream)
-        streamed = stream.get_final_response()
-    for answer in (made, streamed, client.responses.retrieve(made.id)):
+    assert events[-1].type == "response.incomplete"
+    for answer in (made, events[-1].response, client.responses.retrieve(made.id)):
         (item,) = answer.output
         assert item.type == "message"
         (part,) = item.content
@@ -409,12 +409,14 @@ def test_log_probabilities_are_those_of_chat_completions(client: openai.OpenAI, 
 def test_log_probabilities_of_text_alone() -> None:
     scores = Scores()
     entries = [
-        {"token": token, "bytes": list(token.encode())} for token in ("Hm", ".", " So", " \u00e9", "t", "call")
+        {"token": token, "bytes": list(token.encode())} for token in ("Hm", ".", "So", " \u00e9", "t", "{", "}")
     ]
     scores.extend(entries[:1], 1)
-    scores.extend(entries[1:4], 2)
-    assert scores.take("") == []
-    assert scores.take("So \u00e9") == entries[2:4]
-    scores.extend(entries[4:], 2)
-    assert scores.take("t") == entries[4:5]
-    assert scores.left == entries[5:]
+    scores.extend(entries[1:3], 2)
+    assert scores.take("", calls=False) == []  # held back
+    scores.extend(entries[3:], 2)
+    assert scores.take("So \u00e9t", calls=True) == entries[2:5]
+    assert scores.left == []
+    scores.extend(entries[2:4], 2)
+    assert scores.take("So", calls=False) == entries[2:4]
+    assert scores.take("", calls=True) == []

@@ -211,7 +211,7 @@ def test_keys_that_nobody_knows() -> None:
         ({"n": 2}, "n", "a response is one answer; leave it at 1"),
         ({"background": True}, "background", "leave background out"),
         ({"truncation": "left"}, "truncation", "'disabled'"),
-        ({"top_logprobs": -3}, "top_logprobs", "between 0 and"),
+        ({"top_logprobs": -3}, "top_logprobs", "at least 0"),
         ({"conversation": "c"}, "conversation", "previous_response_id"),
         ({"prompt": {"id": "x"}}, "prompt", "give instructions and input"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options", "stream to true"),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 from uuid import uuid4
 
@@ -197,21 +197,21 @@ class Scores:
     def __init__(self) -> None:
         self.left: list[dict[str, Any]] = []
         self._tokens = 0  # of the answer so far
-        self._ahead = 0  # bytes by which tokens exceed the text so far
 
     def extend(self, entries: list[dict[str, Any]], reasoning: int) -> None:
         """Add entries in the form of chat completions; the first `reasoning` tokens of an answer are no text."""
         self.left += entries[max(reasoning - self._tokens, 0) :]
         self._tokens += len(entries)
 
-    def take(self, text: str) -> list[dict[str, Any]]:
-        """Return the entries of the next piece of the text."""
-        self._ahead -= len(text.encode())
-        taken = 0
-        while self._ahead < 0 and taken < len(self.left):
-            self._ahead += len(self.left[taken]["bytes"] or ())
-            taken += 1
-        found, self.left = self.left[:taken], self.left[taken:]
+    def take(self, text: str, *, calls: bool) -> list[dict[str, Any]]:
+        """Return the entries of the next piece of the text; `calls`: whether the tokens after it are of calls."""
+        if not text and not calls:
+            return []
+        taken = len(self.left)
+        if calls:
+            sizes = accumulate(len(entry["bytes"] or ()) for entry in self.left)
+            taken = sum(size < len(text.encode()) for size in sizes) + bool(text)
+        found, self.left = self.left[:taken], [] if calls else self.left[taken:]
         return found
 
 
@@ -317,7 +317,7 @@ class ResponseShape(AnswerShape):
         text = delta.get("content") or ""
         found = [
             self.output.write(delta.get("reasoning_content") or "", "reasoning"),
-            self.output.write(text, logprobs=self.scores.take(text)),
+            self.output.write(text, logprobs=self.scores.take(text, calls=bool(delta.get("tool_calls")))),
             *(self.output.call(call) for call in delta.get("tool_calls") or ()),
         ]
         if choice["finish_reason"] is not None:

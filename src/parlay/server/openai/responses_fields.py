@@ -108,6 +108,9 @@ def _check(asked: ResponseFields) -> None:
         "max_output_tokens": f"max_output_tokens must be at least 1, not {shown(asked.max_output_tokens)}"
         if asked.max_output_tokens is not None and asked.max_output_tokens < 1
         else None,
+        "top_logprobs": f"top_logprobs must be at least 0, not {shown(asked.top_logprobs)}"
+        if asked.top_logprobs < 0
+        else None,
         "background": "background responses are not supported; leave background out" if asked.background else None,
         "truncation": f"truncation is 'auto' or 'disabled', not {shown(asked.truncation)}"
         if asked.truncation not in ("auto", "disabled")
