@@ -68,6 +68,7 @@ class Parlay(PeerEngine):
             use_tqdm_on_load=False,
             kv_cache_dtype=method.get("kv_cache_dtype", "auto"),
         )
+        self._recorded = set[int]()  # numbers of rows of steps
         self._rows, self._states = import_module("parlay.runner.batch"), import_module("parlay.types.plan").StateUse
 
     def generate(self, prompt: Tokens, count: int, temperature: float, seed: int) -> tuple[Tokens, float]:  # noqa: D102
@@ -82,6 +83,10 @@ class Parlay(PeerEngine):
         return [list(one.outputs[0].token_ids) for one in self._llm.generate(prompts, params, use_tqdm=False)]
 
     def step(self, rows: int, context: int, logits: bool) -> float:  # noqa: D102
+        if context and rows not in self._recorded:  # a recording is checked with other tokens at other positions
+            self._recorded.add(rows)
+            for start in (context - 2, context - 1):
+                self._pass(_words(rows, start), start, keep=False)
         began = perf_counter()
         tokens = _words(rows, context)
         for first in range(0, rows, _CHUNK):
