@@ -15,7 +15,9 @@ from parlay.drafting.goodput import best_draft
 SHORT = 0.005
 WARM = 8  # short steps without drafts until the target's weights are in the processor's caches again
 _COLD = 0.2  # by which a short step takes longer right behind drafts of a device proposer, which evict weights
-_AHEAD = 1.03  # for which a device proposer begins; what it has drafted is verified if it gains anything
+# Factors in goodput for which a device proposer begins, and continues; what it has drafted is verified if it gains
+# anything. In the replays others lose more.
+_BEGIN, _GO_ON = 1.04, 1.01
 _BRANCHES = 0.05  # weight of a draft in how many nodes its levels have
 _OTHERS = 0.1  # weight of a step in what the proposers on the host gain
 _RUN = 6.0  # drafts of a device proposer that are saved up for: with fewer a trial tells little
@@ -63,7 +65,7 @@ class Ahead:
         if found is None:
             times = self.cost.by_length(most, count)
             nodes = [self._branching * length for length in range(most + 1)]
-            margin = self._others * (1.0 if self._pays else _AHEAD)
+            margin = self._others * (_GO_ON if self._pays else _BEGIN)
             step = self._table(requests), times, keys * self._steps.key, margin, nodes
             length, saving = best_draft(self.belief.levels(most), count, requests, *step)
             hoped = length or best_draft(self.belief.levels(most, 1.0), count, requests, *step)[0]
