@@ -56,7 +56,7 @@ def load_runner(config: ModelConfig, dtype: torch.dtype, rows: int, kernels: Ker
     kernels.set_threads(env.threads())
     tune(kernels, env.threads())
     loaded = load_model(config, dtype, config.max_position, kernels)
-    blocks = -(-rows // _BLOCK)
+    blocks = -(-(rows + 1) // _BLOCK)  # passes begin at the first or second position, see `timed_passes`
     return ModelRunner(loaded, kernels, blocks, _BLOCK, room=StateRoom(slots=2)), blocks
 
 
@@ -74,7 +74,7 @@ def time_passes(config: ModelConfig, dtype: torch.dtype, seconds: float) -> Pass
     """
     if not 0 < seconds < float("inf"):
         raise ConfigError(f"seconds must be a number above 0, not {seconds}")
-    rows = [count for count in ROWS if count <= config.max_position]
+    rows = [count for count in ROWS if count < config.max_position]
     runner, blocks = load_runner(config, dtype, rows[-1], select_kernels())
     measured = timed_passes(runner, blocks, seconds, rows, of=median)
     if len(measured) < 2:

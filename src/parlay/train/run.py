@@ -4,6 +4,7 @@ On the CPU, with the same number of threads, this holds bit for bit.
 """
 
 import math
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -104,6 +105,8 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
 
 def _multiplies_bfloat16() -> bool:
     """Whether the processor has instructions for it that torch uses; without, float32 is several times as fast."""
+    if platform.machine() in ("x86_64", "AMD64"):  # where oneDNN also emulates them, with AVX512
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
