@@ -91,7 +91,10 @@ def create_app(
 async def _error(request: Request, error: Exception) -> Response:
     answer = as_api_error(error)
     if answer.status == 405:  # a path may have a route for each of its methods
-        routes = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+        routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        routes = [
+            route for route in routes if route.path == request.url.path
+        ] or routes  # rather than with a name in it
         answer.headers["Allow"] = ", ".join(
             sorted({method for route in routes for method in route.methods} - {"HEAD"})
         )
