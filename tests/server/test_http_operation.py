@@ -182,6 +182,8 @@ def test_statuses(live: Live) -> None:
     error(live.http.get("/nowhere"), 404)
     assert "POST" in live.http.get("/v1/completions").headers["allow"]
     error(live.http.get("/v1/completions"), 405)
+    assert live.http.options("/v1/responses/input_tokens").headers["allow"] == "POST"
+    assert live.http.options("/v1/responses/resp_1").headers["allow"] == "DELETE, GET"
     form = live.http.post("/v1/completions", data={"prompt": "x"})
     error(form, 415)
     packed = {"Content-Encoding": "gzip", "Content-Type": "application/json"}

@@ -92,11 +92,9 @@ async def _error(request: Request, error: Exception) -> Response:
     answer = as_api_error(error)
     if answer.status == 405:  # a path may have a route for each of its methods
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-        routes = [
-            route for route in routes if route.path == request.url.path
-        ] or routes  # rather than with a name in it
+        exact = [route for route in routes if route.path == request.url.path]  # rather than those with a name in it
         answer.headers["Allow"] = ", ".join(
-            sorted({method for route in routes for method in route.methods} - {"HEAD"})
+            sorted({method for route in exact or routes for method in route.methods} - {"HEAD"})
         )
     request.scope["state"]["request"].facts["error"] = str(answer)
     return answer.response()
