@@ -15,8 +15,8 @@ from parlay.drafting.goodput import best_draft
 SHORT = 0.005
 WARM = 8  # short steps without drafts until the target's weights are in the processor's caches again
 _COLD = 0.2  # by which a short step takes longer right behind drafts of a device proposer, which evict weights
-# Factors in goodput for which a device proposer begins, and continues; what it has drafted is verified if it gains
-# anything. In the replays others lose more.
+# Factors in goodput for which a device proposer begins, and continues: larger and smaller ones did worse in the
+# replays. What it has drafted is verified if it gains anything.
 _BEGIN, _GO_ON = 1.04, 1.01
 _BRANCHES = 0.05  # weight of a draft in how many nodes its levels have
 _OTHERS = 0.1  # weight of a step in what the proposers on the host gain

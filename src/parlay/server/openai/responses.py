@@ -312,8 +312,9 @@ class ResponseShape(AnswerShape):
 
     def _take(self, choice: dict[str, Any]) -> list[Event]:
         """Take what is new of chat's one choice; return what it adds."""
-        delta, scored = choice["delta"], choice["logprobs"] or {}
-        self.scores.extend(scored.get("content", ()), self.reasoning_tokens)
+        delta, scored = choice["delta"], choice["logprobs"]
+        if scored is not None:
+            self.scores.extend(scored["content"], self.reasoning_tokens)
         text = delta.get("content") or ""
         found = [
             self.output.write(delta.get("reasoning_content") or "", "reasoning"),
