@@ -249,8 +249,8 @@ class Graphs:
     def _checked(self, key: tuple[int, int], graph: _Graph, batch: Batch, received: Tensor | None) -> Tensor:
         """Return the hidden states of a pass that was replayed, or of one that was not if they differ.
 
-        No check is needed while all inputs in doubt are those that it was made from. The same slots may have been filled
-        by another context, so a batch that is the same altogether is checked until slots are not in doubt.
+        No check is needed while all inputs in doubt are those that it was made from. The same slots may have been
+        filled by another context, so a batch that is the same altogether is checked until slots are not in doubt.
         """
         rows, doubts = key[0], self._doubts[key]
         others = doubts.differing(batch)
