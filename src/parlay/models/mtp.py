@@ -179,8 +179,8 @@ def find_mtp(config: ModelConfig, known: MTPNames) -> tuple[MTPLayer, ...]:
     return tuple(replace(layer, renamed=renamed) for layer in layers)
 
 
-def plan_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer:
-    """Return the MTP layer that a model may have, by the names that its family has for one.
+def plan_mtp(config: ModelConfig, known: MTPNames, place: int = 0) -> MTPLayer:
+    """Return an MTP layer that a model may have, by the names that its family has for it.
 
     Raises:
         ModelError: the model has no layer that it could be like.
@@ -193,7 +193,7 @@ def plan_mtp(config: ModelConfig, known: MTPNames) -> MTPLayer:
             f"the MTP layers of {config.path} read states before the norm of their output layers, for "
             "which none is trained; train a head of another kind"
         )
-    return _layer(config, known.of(config.num_layers))
+    return _layer(config, known.of(config.num_layers, place))
 
 
 def _layer(config: ModelConfig, names: MTPNames) -> MTPLayer:

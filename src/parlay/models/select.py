@@ -294,15 +294,19 @@ def mtp_layers(config: ModelConfig, path: Path | None = None) -> tuple[MTPLayer,
     return find_mtp(replace(config, path=path or config.path), _mtp_names(config))
 
 
-def possible_mtp_layer(config: ModelConfig) -> MTPLayer:
-    """Return the MTP layer that a model might have, whether or not its files have one.
+def possible_mtp_layer(config: ModelConfig, place: int = 0) -> MTPLayer:
+    """Return an MTP layer that a model might have, whether or not its files have one.
+
+    Args:
+        config: of the model.
+        place: which of several it is.
 
     Raises:
         ModelError: it cannot have one.
     """
     if not exposes_hidden_states(config):
         raise ModelError(f"the architecture of {config.path} has no MTP layer")
-    return plan_mtp(config, _mtp_names(config))
+    return plan_mtp(config, _mtp_names(config), place)
 
 
 def _mtp_names(config: ModelConfig) -> MTPNames:

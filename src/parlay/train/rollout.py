@@ -104,11 +104,16 @@ class Rollout:
 
 
 class RolloutTrainee(Trainee):
-    """A head of one decoder layer that reads tokens beside states.
+    """A head of decoder layers that read tokens beside states.
 
     A subclass says which of the target's states a pair has, and how a node is made from a state.
+
+    Attributes:
+        layers: of the head. Each makes one node of the pairs of all rows, from what the layer before it has made of
+            them; the last one then continues from its own states.
     """
 
+    layers: int = 1
     decay = 0.8  # a node counts for nothing where the one before it is rejected
 
     def __init__(self, options: RolloutOptions, teacher: Teacher, texts: Sequence[Text]) -> None:
@@ -128,8 +133,10 @@ class RolloutTrainee(Trainee):
     def next_states(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:
         """Return the predicted states `[texts, n, width]` of the rows that the rollout starts from.
 
+        Those of all rows if another layer follows.
+
         Args:
-            embedded: tokens, `[texts, n, width]`; for the first node of all rows of a text.
+            embedded: tokens, `[texts, n, width]`; for a layer's first node of all rows of a text.
             state: those before them, likewise.
             rollout: keeps the node's keys and values.
         """
@@ -153,14 +160,16 @@ class RolloutTrainee(Trainee):
         index = torch.zeros_like(batch.text)
         index[origins] = torch.arange(len(origins), device=origins.device)
 
-        rollout = Rollout(starts)
         tokens, state = batch.tokens[places], self.begin(batch)[places]
         for i, rows in enumerate(levels):
             next_tokens = tokens.roll(-1 - i, 1)
-            if i:
+            if i < self.layers:
+                rollout = Rollout(starts)
+            else:
                 next_tokens = next_tokens.gather(1, starts)
             state = self.next_states(embedding(next_tokens, self._embedding), state, rollout).float()
-            states, output = self.score(state[real][index[rows]])
+            learnt = rollout.chosen(state) if i < self.layers - 1 else state
+            states, output = self.score(learnt[real][index[rows]])
             yield DraftStep(states, output, rows + 1 + i)
 
 

@@ -1,8 +1,9 @@
-"""Training of a model's MTP layer: see the proposer of the same name.
+"""Training of a model's MTP layers: see the proposer of the same name.
 
-It begins as the model's own. Where the model has none it begins as the last of the model's layers that it is like,
-behind a projection that takes the mean of what it reads. Models come with it trained one token ahead; here it learns
-along its own drafts too, as it is used. Of several layers it is the first.
+They begin as the model's own. Where the model has none, one begins as the last of the model's layers that it is like,
+behind a projection that takes the mean of what it reads. Models come with a layer trained one token ahead; here it
+learns along its own drafts too, as it is used. Of several, each learns the token that it drafts, from what the layer
+before it predicts, and the last one also goes on with its own states.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
 from parlay.models.mtp import MTPLayer
 from parlay.models.rotary import layer_tables
@@ -31,15 +33,17 @@ _NOT_ITS = ("quantization", "quantization_config", "compression_config", "dtype"
 
 
 class Trainee(RolloutTrainee):
-    """The layer as it drafts, by kernels that have gradients."""
+    """The layers as they draft, by kernels that have gradients."""
 
     def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
-        self._layer, self._output = possible_mtp_layer(self.config), teacher.output()
-        if self._layer.names.unnormed:
+        found, self._output = mtp_layers(self.config), teacher.output()
+        self._layers = [possible_mtp_layer(self.config, place) for place in range(max(1, len(found)))]
+        self.layers = len(self._layers)
+        if self._layers[0].names.unnormed:
             teacher.tap((self.config.num_layers,))
-        self._tables = layer_tables(self._layer.config, teacher.longest)[0]
-        first = _first_weights(self.config, self._layer)
+        self._tables = layer_tables(self._layers[0].config, teacher.longest)[0]
+        first = _stored(found, self._layers) if found else _made(self.config, self._layers[0])
         self._names = tuple(first)
         self.weights = nn.ParameterList(first.values())
 
@@ -47,51 +51,62 @@ class Trainee(RolloutTrainee):
     def check(cls, options: Any, target: ModelConfig) -> None:  # noqa: D102
         super().check(options, target)
         possible_mtp_layer(target)
+        count = len(mtp_layers(target))
+        if options.rollout < count:
+            raise ConfigError(
+                f"rollout={options.rollout} leaves MTP layers of {target.path} untrained; give at least {count}, one "
+                "for each layer"
+            )
 
     def begin(self, batch: TeacherBatch) -> Tensor:  # noqa: D102
-        return batch.tapped[0] if self._layer.names.unnormed else batch.hidden
+        return batch.tapped[0] if self._layers[0].names.unnormed else batch.hidden
 
     def draft(self, batch: TeacherBatch) -> Iterator[DraftStep]:  # noqa: D102
+        self._tensors = Parameters(dict(zip(self._names, self.weights, strict=True)))
+        self._further: list[MTPDraftLayer] = []
         yield from super().draft(batch)
-        self._further: MTPDraftLayer | None = None  # and its gradients
+        del self._tensors, self._further  # with their gradients
 
     def next_states(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:  # noqa: D102
         texts, count, width = state.shape
         begins = not rollout.keys
-        context = rollout_context(self._layer.config, rollout, texts * count)
+        context = rollout_context(self._layers[0].config, rollout, texts * count)
         if begins:
-            parameters = Parameters(dict(zip(self._names, self.weights, strict=True)))
-            further = MTPDraftLayer(self._layer, parameters, torch.float32, self._tables, context.kernels)
-            self._further = further
-        assert self._further is not None
+            layer = self._layers[len(self._further)]
+            made = MTPDraftLayer(layer, self._tensors, torch.float32, self._tables, context.kernels)
+            self._further.append(made)
         pair = context.buffers("pair", 2 * width).view(2, texts * count, width)
         pair[0] = embedded.reshape(-1, width)
         rows = state.reshape(-1, width).clone()
-        self._further(pair, rows, context)
+        self._further[-1](pair, rows, context)
         after = rows.view(texts, count, width)
-        return rollout.chosen(after) if begins else after
+        return rollout.chosen(after) if begins and len(self._further) == self.layers else after
 
     def score(self, state: Tensor) -> tuple[Tensor, TargetOutput]:  # noqa: D102
         return state, self._output
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the layer as its model's files have it, without the rest; the config is the model's."""
+        """Return the layers as their model's files have them, without the rest; the config is the model's."""
         config = {key: value for key, value in self.config.raw.items() if key not in _NOT_ITS}
-        renamed = self._layer.renamed
+        renamed = {name: known for layer in self._layers for name, known in layer.renamed.items()}
         own = {name: known if isinstance(known, str) else known.alone for name, known in renamed.items()}
         found = zip(self._names, self.weights, strict=True)
         return config, {own.get(name) or name: parameter for name, parameter in found}
 
 
-def _first_weights(config: ModelConfig, layer: MTPLayer) -> dict[str, Tensor]:
-    """Return the tensors that training begins with, in float32, by the names of a layer that may not be there."""
-    found, names = mtp_layers(config), layer.names
-    if found:
-        with found[0].open("plain") as weights:
-            shapes = found[0].shapes()
-            weights.expect(shapes, further=("",))
-            own = zip(layer.shapes(), shapes, strict=True)
-            return {name: weights.read(stored, torch.float32) for name, stored in own}
+def _stored(found: Sequence[MTPLayer], layers: Sequence[MTPLayer]) -> dict[str, Tensor]:
+    """Return the tensors of the model's own layers, in float32, by the names of layers that it might have."""
+    with found[0].open("plain") as weights:
+        for layer in found:
+            weights.expect(layer.shapes(), further=("",))
+        pairs = zip(found, layers, strict=True)
+        named = [pair for own, layer in pairs for pair in zip(layer.shapes(), own.shapes(), strict=True)]
+        return {name: weights.read(own, torch.float32) for name, own in named}
+
+
+def _made(config: ModelConfig, layer: MTPLayer) -> dict[str, Tensor]:
+    """Return the tensors that training begins with where the model has no such layer, in float32."""
+    names = layer.names
     tensors: dict[str, Tensor] = {}
     with open_weights(config, storage="plain") as weights:
         known = set(weights.names)
