@@ -13,44 +13,25 @@ or logsumexp over a vocabulary, and any transcendental function, whose vector bo
 and log_softmax, whose bits depend on the instruction set that torch has chosen, which no numerics id names.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from torch import Tensor
 
 from parlay.kernels.drawing import Drawing
+from parlay.kernels.experts import ExpertKernels
 from parlay.kernels.linear import LinearWeight
+from parlay.kernels.memory import DeviceMemory, Staging
+from parlay.kernels.recurrent import Gate, RecurrentKernels
 from parlay.kernels.views import AttentionView, Filters, StateView
 from parlay.weights.weight import Weight
 
-__all__ = ["Activation", "AttentionView", "Filters", "Kernels", "Staging", "StateView"]
+__all__ = ["Activation", "AttentionView", "Filters", "Gate", "Kernels", "Staging", "StateView"]
 
-Gate = Literal["plain", "sigmoid", "softplus"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
 
 
-class Staging(Protocol):
-    """A host buffer and its copy where kernels read, filled by one copy that may end later.
-
-    Attributes:
-        host: uint8 `[size]`, in the machine's memory.
-        device: uint8 `[size]`, where kernels read.
-    """
-
-    host: Tensor
-    device: Tensor
-
-    def renew(self) -> None:
-        """Wait until `host` may be written: until the copy before has ended."""
-        ...
-
-    def send(self, size: int) -> None:
-        """Copy the first bytes."""
-        ...
-
-
-class Kernels(Drawing, Protocol):
+class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, Drawing, Protocol):
     """What a device offers. Shapes: T rows, H query heads, KV key heads, D head dimension.
 
     Attributes:
@@ -67,22 +48,6 @@ class Kernels(Drawing, Protocol):
 
     @property
     def host(self) -> "Kernels": ...  # noqa: D102
-
-    def device_context(self) -> AbstractContextManager[object]:
-        """Return a context in which new tensors lie in the memory that the kernels read."""
-        ...
-
-    def to_device(self, tensor: Tensor) -> Tensor:
-        """Return a tensor in that memory: itself if it is there already."""
-        ...
-
-    def is_on_device(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in that memory."""
-        ...
-
-    def staging(self, size: int) -> Staging:
-        """Return so many bytes in both memories."""
-        ...
 
     def fallback(self) -> "Kernels | None":
         """Return kernels that trust a library less and are slower, or None where there are none.
@@ -346,129 +311,6 @@ class Kernels(Drawing, Protocol):
         """
         ...
 
-    def causal_conv(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        silu: bool,
-        states: StateView,
-        tails: Tensor,
-        kept: Tensor,
-        out: Tensor,
-    ) -> None:
-        """`out[i] = rounded(f(sum of weight[j] * x[L - 1 - j rows before i] over j + bias))`, column by column.
-
-        Rows before are those of a row's path.
-
-        Args:
-            x: T `[rows, C]`.
-            weight: T `[L, C]`, 2 to 8 taps, the row's own last; they are added in order.
-            bias: T `[C]`; None for none.
-            silu: f is that instead of nothing.
-            states: what rows go on from.
-            tails: T `[slots, L - 1, C]`, the last rows of x, newest last.
-            kept: T `[places, C]`, rows of x.
-            out: T `[rows, C]`.
-        """
-        ...
-
-    def gated_delta(
-        self,
-        x: Tensor,
-        gates: Tensor,
-        rate: Tensor,
-        step_bias: Tensor,
-        groups: int,
-        tiled: bool,
-        states: StateView,
-        stored: Tensor,
-        kept: Tensor,
-        kept_gates: Tensor,
-        out: Tensor,
-        channels: Tensor | None = None,
-        write_scale: float = 1.0,
-    ) -> None:
-        """The gated delta rule, row by row in float32: `S = d S; S += k (b (v - S^T k))^T; out = rounded(S^T q)`.
-
-        `d = e^(rate softplus(gates[H + h] + step_bias))` and `b = write_scale sigmoid(gates[h])`; `k = l2(k)` and
-        `q = l2(q) / sqrt(K)` with `l2(x) = x / sqrt(sum(x^2) + 1e-6)`. With `channels` d is a diagonal matrix of K
-        such numbers instead: `S = d S` multiplies each row of S with its own.
-
-        Source: Yang et al. 2024 (arXiv 2412.06464), equation 10; with channels, Kimi Team 2025 (arXiv 2510.26692),
-        equation 1.
-
-        Args:
-            x: T `[rows, 2 G K + H V]`: queries, keys, values; V is a multiple of 16.
-            gates: T `[rows, 2 H]`; beside channels `[rows, H]`.
-            rate: float32 `[H]`, below 0.
-            step_bias: float32 `[H]`; beside channels `[H K]`.
-            groups: G, heads of queries and keys. H / G neighbouring heads of values read the same one,
-            tiled: or with this head h reads `h % G`.
-            states: what rows go on from.
-            stored: float32 `[slots, H, ceil(V / 32), K, 32]`, columns of S in pieces.
-            kept: T `[places, 2 G K + H V]`, rows of x.
-            kept_gates: T `[places, 2 H]`, rows of gates; beside channels `[places, H + H K]`, theirs behind.
-            out: T `[rows, H V]`.
-            channels: T `[rows, H K]`, in place of the last H gates.
-            write_scale: with 2 a write may turn what a key reads over. Source: Grazzi et al. 2024 (arXiv 2411.12537).
-        """
-        ...
-
-    def state_space(
-        self,
-        x: Tensor,
-        gates: Tensor,
-        rate: Tensor,
-        step_bias: Tensor,
-        skip: Tensor,
-        groups: int,
-        least_step: float,
-        most_step: float,
-        states: StateView,
-        stored: Tensor,
-        kept: Tensor,
-        kept_gates: Tensor,
-        out: Tensor,
-    ) -> None:
-        """Mamba-2's recurrence, row by row in float32: `S = e^(rate s) S + B (s x)^T; out = rounded(S^T C + skip x)`.
-
-        `s = clamp(softplus(gates + step_bias), least_step, most_step)`.
-
-        Source: Dao and Gu 2024 (arXiv 2405.21060), section 3.
-
-        Args:
-            x: T `[rows, H V + 2 G K]`: x, B, C; V is a multiple of 16. H / G neighbouring heads share B and C.
-            gates: T `[rows, H]`.
-            rate: float32 `[H]`, below 0.
-            step_bias: float32 `[H]`.
-            skip: float32 `[H]`.
-            groups: G.
-            least_step, most_step: bounds of s.
-            states: what rows go on from.
-            stored: float32 `[slots, H, ceil(V / 32), K, 32]`, columns of S in pieces.
-            kept: T `[places, H V + 2 G K]`, rows of x.
-            kept_gates: T `[places, H]`, rows of gates.
-            out: T `[rows, H V]`.
-        """
-        ...
-
-    def gated_norm(
-        self, x: Tensor, gate: Tensor, weight: Tensor, group: int, eps: float, gate_first: bool, out: Tensor
-    ) -> None:
-        """`rms_norm` of each `group` of columns, then times `silu(gate)`, rounded again; or of x times that.
-
-        Args:
-            x: T `[rows, N]`.
-            gate: T `[rows, N]`.
-            weight: T `[group]`, or `[N]`.
-            group: columns; it divides N.
-            eps: added to the mean.
-            gate_first: x is multiplied before it is normalised, without rounding.
-            out: T `[rows, N]`; it may be x.
-        """
-        ...
-
     def multiply(self, x: Tensor, other: Tensor, gate: Gate = "plain") -> None:
         """`x = rounded(x * other)`, or with `rounded(sigmoid(other))` or `rounded(ln(1 + e^other))` (softplus).
 
@@ -554,64 +396,6 @@ class Kernels(Drawing, Protocol):
         Args:
             x: T `[rows, I]`, read and written.
             numbers: float32 `[4]`: p, n, b and e, which is at most 0.
-        """
-        ...
-
-    def route(
-        self,
-        scores: Tensor,
-        experts: Tensor,
-        weights: Tensor,
-        normalise: bool,
-        sigmoid: bool = False,
-        bias: Tensor | None = None,
-        groups: int = 1,
-        kept_groups: int = 1,
-        factor: float = 1.0,
-        scales: Tensor | None = None,
-    ) -> None:
-        """Choose each row's experts: the highest scores, best first, ties to the lowest id.
-
-        An expert's share is its e^score over the sum of all of them, or the sigmoid of its score.
-
-        Source of sigmoids, bias and groups: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.1.2.
-
-        Args:
-            scores: float32 `[rows, E]`.
-            experts: int32 `[rows, chosen]`, written.
-            weights: float32 `[rows, chosen]`, written: the shares of the chosen ones.
-            normalise: over their own sum.
-            sigmoid: which of the two a share is.
-            bias: float32 `[E]`, added to shares where experts are chosen, but not in `weights`.
-            groups: neighbouring experts form so many groups, each worth the sum of its best two.
-            kept_groups: a row chooses among so many of them, which have at least `chosen` experts.
-            factor: on the weights.
-            scales: float32 `[E]`, further factors on the weights of the chosen ones.
-        """
-        ...
-
-    def expert_linear(self, x: Tensor, experts: Tensor, weights: Sequence[LinearWeight], out: Tensor) -> None:
-        """`out[i] = rounded(x[i // copies] weights[experts[i]]^T)` with `linear`'s bits; copies is `n / rows`.
-
-        Args:
-            x: T `[rows, K]`.
-            experts: int32 `[n]`, each an index of `weights`; n is a multiple of `rows`.
-            weights: from `pack_linear`, all of one shape and with parts of the same kinds.
-            out: T `[n, N]`.
-        """
-        ...
-
-    def mix_experts(
-        self, x: Tensor, weights: Tensor, out: Tensor, shared: Tensor | None = None, gate: Tensor | None = None
-    ) -> None:
-        """`out[i] = rounded(sum of weights[i, j] * x[i, j] over j + sigmoid(gate[i]) * shared[i])`, in this order.
-
-        Args:
-            x: T `[rows, chosen, H]`.
-            weights: float32 `[rows, chosen]`.
-            out: T `[rows, H]`; it may be `shared`.
-            shared: T `[rows, H]`; None is nothing.
-            gate: float32 `[rows, 1]`; with None `shared` is added as it is.
         """
         ...
 
