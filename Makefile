@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+# Of tests, for two cores: one more, since some wait for processes.
+WORKERS ?= 3
 CLIENTS := build/clients
 ARM := build/arm
 ARM_TOOLS := $(and $(shell command -v aarch64-linux-gnu-g++),$(shell command -v qemu-aarch64))
@@ -77,7 +78,8 @@ client-tools: $(CLIENTS)/.installed $(CLIENTS)/older/.installed $(CLIENTS)/load/
 clients: $(VENV)/.clients client-tools
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
 		{ echo 'no Chromium here; run: apt-get install chromium chromium-driver' >&2; exit 1; }
-	$(BIN)/python -m pytest -m clients tests/clients --numprocesses $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -m '(clients or processes) and not soak' tests/clients tests/processes \
+		--numprocesses $(WORKERS) --dist worksteal
 
 soak: $(VENV)/.clients
 	$(if $(ARM_TOOLS),-$(MAKE) arm)

@@ -496,10 +496,13 @@ def plant(fault: Fault, tree: Path, copy: Path) -> None:
     (copy / "sitecustomize.py").write_text(SITE)
 
 
+_MARKS = "not soak and not clients"  # what CI runs, but for what needs packages of clients
+
+
 def caught_by(copy: Path, arguments: list[str]) -> str | None:
     """Run tests; return the first that failed, or None."""
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", _MARKS, *arguments],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{copy / 'src'}"},
         capture_output=True,

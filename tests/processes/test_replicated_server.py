@@ -10,6 +10,8 @@ from serving import wait_for
 from parlay import LLM, ConfigError
 from parlay.cli.main import main
 
+pytestmark = pytest.mark.processes
+
 LONG = {"max_tokens": 300, "ignore_eos": True, "temperature": 0.8, "seed": 1, "n": 4}
 PLAIN = ("--speculative-config", "none")
 

@@ -11,6 +11,8 @@ from conftest import Pair
 
 from parlay import LLM, SamplingParams
 
+pytestmark = pytest.mark.processes
+
 PARAMS = {"temperature": 0.8, "seed": 3, "max_tokens": 12, "ignore_eos": True}
 # One cluster for all tests: it and its actors take long to start.
 SCRIPT = f"""

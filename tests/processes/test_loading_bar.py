@@ -20,7 +20,7 @@ from parlay import LLM
 from parlay.loading_bar import loading_bar
 from parlay.types.progress import Progress
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
 
 ERASE, SHOW_CURSOR = "\x1b[2K", "\x1b[?25h"
 PLAIN = ("--speculative-config", "none", "--num-blocks", "64")

@@ -27,7 +27,7 @@ from parlay.engine import joining as joining_module
 from parlay.engine.engine import Engine
 from parlay.engine.joining import Entrance, connect, listen, parse_address
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
 
 PROGRAM = ranks.COMMAND
 KEY = "a key for the ranks of these tests"

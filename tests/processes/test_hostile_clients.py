@@ -10,6 +10,8 @@ from checkpoints import write_llama
 from hostile import BODIES, COMPLETIONS, CONNECTIONS, Patrol, Watch, completion, longest
 from server_process import ServerProcess
 
+pytestmark = pytest.mark.processes
+
 STREAM = {"prompt": [1, 2, 3], "max_tokens": 1000, "ignore_eos": True, "temperature": 0.8, "seed": 1}
 HALT = 5.0  # seconds without an event that only a server which is held up needs
 

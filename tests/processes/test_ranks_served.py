@@ -14,7 +14,7 @@ from serving import Live, wait_for
 
 from parlay import AsyncLLM
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
 
 SHORT = {"prompt": [1, 2, 3], "max_tokens": 12, "temperature": 0.8, "seed": 5, "logprobs": 1}
 LONG = {"prompt": [1, 2, 3], "max_tokens": 480, "ignore_eos": True, "temperature": 0, "n": 4}

@@ -22,6 +22,8 @@ from server_process import ServerProcess, alive, children, descriptors, renderer
 from serving import wait_for
 from text.hostile_templates import HOSTILE
 
+pytestmark = pytest.mark.processes
+
 LONG = {"prompt": [1, 2, 3], "max_tokens": 480, "ignore_eos": True, "temperature": 0, "n": 4}
 SHORT = {"prompt": [1, 2, 3], "max_tokens": 2}
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
