@@ -35,6 +35,7 @@ def check_cell(
         answers = [answer for some in together for answer in run(llm, some, meddle)]
         compare(answers, expected[::order])
         runs.append(answers)
+    assert not llm.engine.snapshot().faults, "a proposer has failed requests, which went on without it: see the log"
     assert condition.arose(*runs)
     if None not in (how.right, condition.right):
         sources = {source for answers in runs for answer in answers for source in answer.sources}
