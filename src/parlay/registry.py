@@ -1,5 +1,6 @@
 """Finding plug-ins by name: one is imported when its name is first asked for."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -14,18 +15,22 @@ class Registry:
     A plug-in is a file `name.py`, or a folder `name` with several parts of which each registry reads one.
     """
 
-    def __init__(self, package: str, kind: str, part: str | None = None, *, files: bool = True) -> None:
+    def __init__(
+        self, package: str, kind: str, part: str | None = None, *, needs: Sequence[str] = (), files: bool = True
+    ) -> None:
         """Look for nothing yet.
 
         Args:
             package: that holds plug-ins and nothing else.
             kind: what errors call one.
             part: the file of a plug-in's folder that is read, such as "proposer"; None where all are single files.
+            needs: names that each defines.
             files: whether single files count; if not, they lack this part.
         """
         self._package = package
         self._kind = kind
         self._part = part
+        self._needs = needs
         self._files = files
 
     def names(self) -> tuple[str, ...]:
@@ -46,9 +51,17 @@ class Registry:
         """Import and return the plug-in called `name`, or this registry's part of it.
 
         Raises:
-            ConfigError: no such plug-in; the message suggests the nearest name.
+            ConfigError: no such plug-in; the message suggests the nearest name. Or it is none.
         """
         if name not in self.names():
             raise ConfigError(f"unknown {self._kind} {shown(name)}{nearest(name, self.names())}")
         module = import_module(f"{self._package}.{name}")
-        return import_module(f"{module.__name__}.{self._part}") if hasattr(module, "__path__") else module
+        if hasattr(module, "__path__"):
+            module = import_module(f"{module.__name__}.{self._part}")
+        for need in self._needs:
+            if not hasattr(module, need):
+                raise ConfigError(
+                    f"{module.__file__} is no {self._kind}: it does not define {need}; write it, or begin the file's "
+                    "name with an underscore"
+                )
+        return module

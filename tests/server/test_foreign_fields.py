@@ -13,10 +13,12 @@ from openai.types.responses import response_create_params
 from parlay import SamplingParams
 from parlay.config import ServerConfig
 from parlay.errors import ContextLengthError
+from parlay.server.anthropic.fields import MessagesFields
 from parlay.server.errors import ApiError, as_api_error
 from parlay.server.openai.fields import (
     BodyFields,
     ChatFields,
+    CommonFields,
     CompletionFields,
     DetokenizeFields,
     TokenizeFields,
@@ -264,6 +266,19 @@ def test_fields_of_another_endpoint_at_values_that_change_nothing(endpoint: str)
         made, sampling, _ = read(endpoint, **{name: value})
         assert not sampling
         assert made == plain or name == "response_format"
+
+
+@pytest.mark.parametrize("cls", [ResponseFields, MessagesFields])
+def test_what_both_completion_endpoints_answer_is_named_elsewhere(cls: type[BodyFields]) -> None:
+    """With the remedy: of a field whose default is null there is no value to leave it at."""
+    body = {"input": "x"} if cls is ResponseFields else {"messages": MESSAGES, "max_tokens": 1}
+    known = {f.name for f in fields(cls)} | cls.sampling | {"prediction"}
+    common = [f.name for f in fields(CommonFields) if f.name.startswith("return_") and f.name not in known]
+    assert len(common) > 3
+    for name in common:
+        with pytest.raises(ApiError, match=rf"{name}=.* it comes with chat completions only; leave it") as found:
+            parse(cls, {**body, name: "x"})
+        assert "None" not in str(found.value)
 
 
 def test_fields_of_another_endpoint_that_would_change_something() -> None:

@@ -20,7 +20,7 @@ _OTHERS = {
     "arcticlstm": "arctic",
     "mlpvariantspeculator": "arctic",
 }
-formats = Registry("parlay.proposers.methods", "format of draft heads", "format", files=False)
+formats = Registry("parlay.proposers.methods", "format of draft heads", "format", needs=("matches",), files=False)
 _LANGUAGE_MODEL = re.compile(r"\w+(ForCausalLM|LMHeadModel)")
 DRAFT_MODEL = "draft_model"  # the method that any language model is for
 

@@ -34,7 +34,7 @@ _SUFFIX = "ForCausalLM"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 # Family files are found by name: LlamaForCausalLM lives in llama.py.
-families = Registry("parlay.models.families", "model family")
+families = Registry("parlay.models.families", "model family", needs=("describe",))
 
 
 class CausalModel(Protocol):

@@ -17,7 +17,9 @@ from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, Target
 from parlay.proposers.heads import CheckpointOptions
 from parlay.registry import Registry
 
-proposers = Registry("parlay.proposers.methods", "speculative method", "proposer")
+proposers = Registry(
+    "parlay.proposers.methods", "speculative method", "proposer", needs=("Proposer", "Options", "EMBEDDED")
+)
 # The options of "auto" that are about the checkpoint, and decide which method it is for.
 _MODEL_KEYS = frozenset(option.name for option in fields(CheckpointOptions))
 

@@ -290,10 +290,12 @@ def _others(cls: type) -> Mapping[str, ForeignField]:
     if cls in (TokenizeFields, DetokenizeFields):
         return dict.fromkeys(KNOWN, COUNTED)
     found: dict[str, ForeignField] = {}
+    common = {f.name for f in fields(CommonFields)}
     for other in (SamplingParams, *_BODIES):
         for f in fields(other):
-            default = [f.default_factory()] if f.default_factory is not MISSING else [f.default]
-            found.setdefault(f.name, ForeignField("it is a field of another endpoint", tuple(default)))
+            default = f.default_factory() if f.default_factory is not MISSING else f.default
+            why = "it comes with chat completions only" if f.name in common else "it is a field of another endpoint"
+            found.setdefault(f.name, ForeignField(why, () if default is None else (default,)))
     return found
 
 
