@@ -164,7 +164,7 @@ ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gpt
 ONE_EACH += ("mistral4", "exaonemoe", "youtu")
 ONE_EACH += ("apertus", "hyv3", "cohere2moe", "llama4")
 ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads", "hunyuanmoe", "solaropen", "dots1")
-ONE_EACH += ("mimov2flash-wide", "step3p5")
+ONE_EACH += ("mimov2flash-wide", "step3p5", "hyperclovax")
 
 
 @in_turn(ONE_EACH, pairs=True)

@@ -220,6 +220,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Granite",
         {"head_dim": None, "attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.2},
     ),
+    "hyperclovax": (
+        "HyperCLOVAX",
+        {
+            "head_dim": None,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 0.4,
+        },
+    ),
+    "hyperclovax-plain": ("HyperCLOVAX", {"use_post_norm": False}),
     "granite4": (  # as granite-4.0-micro and granite-4.0-1b have it
         "GraniteMoeHybrid",
         {
