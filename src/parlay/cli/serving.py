@@ -255,12 +255,14 @@ EMPTY_ANSWER = "the model's answer is empty"
 
 
 def summary(output: RequestOutput) -> str:
-    """Return one line about the speed of a finished output."""
-    emitted = sum(o.metrics.emitted for o in output.outputs)
-    steps = sum(o.metrics.steps for o in output.outputs)
+    """Return one line about a finished output: its speed, and what became of drafts."""
+    emitted, steps, drafted, accepted = (
+        sum(getattr(o.metrics, name) for o in output.outputs) for name in ("emitted", "steps", "drafted", "accepted")
+    )
     seconds = max(o.metrics.finished for o in output.outputs) - output.metrics.arrival
     first = output.metrics.first_token - output.metrics.arrival
     return (
         f"{emitted} tokens in {seconds:.2f} s ({emitted / seconds:,.0f} tokens/s), first after {first * 1e3:.0f} ms, "
         f"{emitted / max(steps, 1):.2f} tokens a step"
+        + (f", {accepted} of {drafted} draft tokens accepted" if drafted else "")
     )
