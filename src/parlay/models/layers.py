@@ -10,6 +10,7 @@ Where values are rounded to the model's dtype (nowhere else; every kernel keeps 
 
 from collections.abc import Sequence
 from copy import copy
+from math import frexp
 
 import torch
 from torch import Tensor
@@ -291,7 +292,10 @@ class OutputLayer:
         if out is None:
             out = torch.empty((hidden.shape[0], self._vocab_size), dtype=torch.float32)
         self._multiply(hidden, out)
-        if self._divisor != 1:
+        if is_power_of_two(self._divisor):
+            if self._divisor != 1:
+                self._kernels.scale(out, 1 / self._divisor)
+        else:
             out.div_(self._divisor)
         if self._cap > 0:
             self._kernels.soft_cap(out, self._cap)
@@ -313,3 +317,8 @@ class OutputLayer:
         if weight:
             self._kernels.logits(hidden, weight, own)
         group.gather(own, out, self._bounds)
+
+
+def is_power_of_two(number: float) -> bool:
+    """Whether multiplying by its reciprocal gives the same bits as dividing by a number."""
+    return frexp(number)[0] == 0.5

@@ -19,6 +19,7 @@ from parlay.log import logger
 from parlay.models.config import ModelConfig, parse_config
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder
+from parlay.models.layers import is_power_of_two
 from parlay.models.mtp import QWEN, MTPLayer, MTPNames, find_mtp, plan_mtp
 from parlay.models.stages import own_layers, stage_starts
 from parlay.models.stored import as_saved, open_weights
@@ -99,7 +100,7 @@ class CausalModel(Protocol):
 
 def records_logits(model: CausalModel) -> TypeGuard[Decoder]:
     """Whether a model's logits are computed by kernels alone, so that they can be recorded."""
-    return isinstance(model, Decoder) and model.config.style.logit_divisor == 1
+    return isinstance(model, Decoder) and is_power_of_two(model.config.style.logit_divisor)
 
 
 def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:
