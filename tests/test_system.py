@@ -19,7 +19,7 @@ PORTABLE = (
     *("engine/test_tensor_parallel.py", "engine/test_random_requests.py", "kernels/test_huge.py", "cli"),
     *("kernels/test_threads.py", "runner/test_footprint.py", "server/test_http_endpoints.py", "test_llm.py"),
     *(
-        "server/test_replicas.py",
+        "processes/test_replicas.py",
         "processes/test_ranks_served.py",
         "text/test_template_process.py",
         "test_async_llm.py",

@@ -21,6 +21,8 @@ from parlay import ConfigError, EngineDeadError, ModelError, ParlayError, Reques
 from parlay.server.remote.client import EngineClient
 from parlay.types.stats import DraftStats
 
+pytestmark = pytest.mark.processes
+
 PROMPT = list(range(40, 52)) * 2
 PARAMS = SamplingParams(temperature=0.7, seed=3, max_tokens=12, logprobs=1)
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=480, ignore_eos=True)

@@ -24,6 +24,8 @@ from parlay.server.remote.client import EngineClient
 from parlay.server.remote.engine_link import EngineLink
 from parlay.system import allowed_processors
 
+pytestmark = pytest.mark.processes
+
 PROMPT = list(range(40, 52)) * 2
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=480, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=3)
