@@ -472,6 +472,27 @@ FAULTS = [
         'return found[0].replace("\\r", "\\\\r").replace("\\n", "\\\\n")',
         "return found[0]",
     ),
+    Fault(
+        "further MTP layers are trained on the keys of the first",
+        "tests/train/test_mtp_training.py",
+        "src/parlay/train/rollout.py",
+        "if i < self.layers:",
+        "if not i:",
+    ),
+    Fault(
+        "suffixes of one tenant are drafted for another",
+        "tests/conformance/test_proposer_contract.py",
+        "src/parlay/proposers/methods/suffix.py",
+        "return self._trees.get(tenant)",
+        "return next(iter(self._trees.values()), None)",
+    ),
+    Fault(
+        "activations of an MLP speculator are missing in recorded passes",
+        "tests/conformance/test_proposer_contract.py",
+        "src/parlay/proposers/methods/mlp_speculator/proposer.py",
+        'kernels.activate(state, "gelu")',
+        "state.copy_(torch.nn.functional.gelu(state))",
+    ),
 ]
 
 
