@@ -27,6 +27,7 @@ from hypothesis import HealthCheck, settings
 from parlay import LLM, CompletionOutput
 from parlay.cli import serve
 from parlay.engine import local_ranks, speculation
+from parlay.garbage_collection import raise_threshold
 from parlay.kernels import tuning
 from parlay.kernels.select import instruction_sets, select_kernels
 from parlay.numerics import digests
@@ -49,6 +50,9 @@ settings.load_profile("soak" if SOAK else "fixed")
 # Tests that are about threads set their number themselves.
 os.environ.setdefault("PARLAY_THREADS", "1")
 torch.set_num_threads(1)
+
+# Engines and tests make objects by the thousand, of which hardly any are garbage: a twentieth of the suite's time.
+raise_threshold()
 
 DTYPES = ("float32", "bfloat16")
 
