@@ -9,7 +9,7 @@ ARM := build/arm
 ARM_TOOLS := $(and $(shell command -v aarch64-linux-gnu-g++),$(shell command -v qemu-aarch64))
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test arm gpu clients client-tools soak check lint docs stub wheels clean
+.PHONY: demo test arm gpu clients client-tools processes soak check lint docs stub wheels clean
 
 # A stamp per set of tools, so that `make demo` installs no test tools. Native sources are part of the package: when
 # they change, it is built again, and nothing else builds it. pip knows dependency groups since 25.1.
@@ -80,6 +80,9 @@ clients: $(VENV)/.clients client-tools
 		{ echo 'no Chromium here; run: apt-get install chromium chromium-driver' >&2; exit 1; }
 	$(BIN)/python -m pytest -m '(clients or processes) and not soak' tests/clients tests/processes \
 		--numprocesses $(WORKERS) --dist worksteal
+
+processes: $(VENV)/.tools
+	$(BIN)/python -m pytest -m processes tests/processes --numprocesses $(WORKERS) --dist worksteal
 
 soak: $(VENV)/.clients
 	$(if $(ARM_TOOLS),-$(MAKE) arm)

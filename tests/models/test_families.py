@@ -66,6 +66,18 @@ def test_the_twins_equal_transformers(
     assert not [record for record in caplog.records if record.name.startswith("parlay")]
 
 
+@pytest.mark.parametrize("null", [False, True], ids=["missing", "null"])
+def test_factors_of_hyperclovax_that_are_not_given(tmp_path: Path, null: bool) -> None:
+    """They have defaults; transformers' class, which writes all, takes null for one of them alone."""
+    path = write_family(tmp_path / "model", "hyperclovax-plain")
+    raw = json.loads((path / "config.json").read_text())
+    expected = reference(path, random_tokens())
+    names = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+    rest = {key: value for key, value in raw.items() if key not in names}
+    (path / "config.json").write_text(json.dumps({**rest, **dict.fromkeys(names)} if null else rest))
+    assert_near(make_runner(path), expected)
+
+
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,

@@ -194,6 +194,17 @@ def test_draft_models_of_which_not_all_can_be_recorded(make_llm: MakeLLM, tmp_pa
     drafts_for_itself(make_llm, str(write_family(tmp_path / "target", family)), dtype="float32")
 
 
+@pytest.mark.parametrize(("divisor", "recorded"), [(4.0, True), (0.25, True), (3.0, False)])
+def test_logits_divided_by_a_power_of_two_are_recorded(
+    make_llm: MakeLLM, tmp_path: Path, divisor: float, recorded: bool
+) -> None:
+    """Multiplying by its reciprocal, which a kernel does, gives the same bits."""
+    model = str(write_family(tmp_path / "target", "granite", logits_scaling=divisor))
+    llm = make_llm(model=model, speculative_config={"model": model, "num_speculative_tokens": 4}, dtype="float32")
+    assert head_of(llm).recordable is recorded
+    drafts_for_itself(make_llm, model, dtype="float32")
+
+
 def test_more_requests_than_a_turn_takes(
     make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:

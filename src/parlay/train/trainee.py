@@ -25,7 +25,9 @@ from parlay.train.teacher import TargetOutput, Teacher, TeacherBatch
 _LOSS_LOGITS = 1 << 21  # at a time on the CPU, whose caches they are to fit
 _WIDE = 32  # times as many on an accelerator, which small products leave idle
 
-methods = Registry("parlay.proposers.methods", "method to train", "training", files=False)
+methods = Registry(
+    "parlay.proposers.methods", "method to train", "training", needs=("Options", "Trainee"), files=False
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,9 +14,9 @@ _NAMES = {
 
 def describe(config: ModelConfig) -> ModelConfig:
     """Return the config with the family's style."""
-    raw = {key: value for key, value in config.raw.items() if (key, value) != ("attention_multiplier", None)}
+    raw = {key: value for key, value in config.raw.items() if value is not None}  # which means a default
     style = granite.describe(replace(config, raw=raw)).style
-    post = config.flag("use_post_norm", True)
+    post = replace(config, raw=raw).flag("use_post_norm", True)
     style = replace(
         style,
         score_scale=style.score_scale if "attention_multiplier" in raw else None,

@@ -284,6 +284,9 @@ _BODIES = (CompletionFields, ChatFields, TokenizeFields, DetokenizeFields)
 KNOWN = SAMPLING | {f.name for cls in _BODIES for f in fields(cls)}
 
 
+_COMPLETIONS = "it comes with completions and chat completions only"
+
+
 @cache
 def _others(cls: type) -> Mapping[str, ForeignField]:
     """Return the fields of other endpoints that a class lacks: their defaults change nothing."""
@@ -294,8 +297,8 @@ def _others(cls: type) -> Mapping[str, ForeignField]:
     for other in (SamplingParams, *_BODIES):
         for f in fields(other):
             default = f.default_factory() if f.default_factory is not MISSING else f.default
-            why = "it comes with chat completions only" if f.name in common else "it is a field of another endpoint"
-            found.setdefault(f.name, ForeignField(why, () if default is None else (default,)))
+            why = _COMPLETIONS if f.name in common else "it is a field of another endpoint"
+            found.setdefault(f.name, ForeignField(why, () if default in (None, MISSING) else (default,)))
     return found
 
 

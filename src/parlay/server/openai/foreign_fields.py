@@ -334,7 +334,7 @@ ELSEWHERE: dict[str, Mapping[str, ForeignField]] = {
     "messages": {
         **_all("n best_of", "a message is one answer", [1]),
         **_all("logprobs top_logprobs prompt_logprobs", "log-probabilities come with chat completions only", [0]),
-        **_all("return_rejected", "it comes with chat completions only", []),
+        **_all("return_rejected", "it comes with completions and chat completions only", []),
         **_all("input prompt", "it is called messages here", []),
         **_all("instructions", "it is called system here", []),
         **_all("compaction", "conversations are not summarised; ask for a summary in a message", []),
@@ -344,7 +344,7 @@ ELSEWHERE: dict[str, Mapping[str, ForeignField]] = {
         **_all("n best_of", "a response is one answer", [1]),
         **_all("logprobs", "top_logprobs returns them", [0]),
         **_all("prompt_logprobs", "they come with chat completions only", [0]),
-        **_all("return_rejected", "it comes with chat completions only", []),
+        **_all("return_rejected", "it comes with completions and chat completions only", []),
         **_all("messages", "it is called input here", []),
         **_all("prompt", "prompt templates are not stored; give instructions and input", []),
         **_all("conversation", "conversations are not stored; give previous_response_id, or all items as input", []),
