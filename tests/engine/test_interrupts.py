@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
@@ -73,6 +74,17 @@ class Lines:
         return self._line
 
 
+def limit_steps(monkeypatch: pytest.MonkeyPatch, llm: LLM, most: int = 20_000) -> None:
+    """Have an engine that gets nowhere fail instead of going on for ever."""
+    steps, step = count(), llm.engine.step
+
+    def limited() -> Any:
+        assert next(steps) < most
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", limited)
+
+
 def answers(llm: LLM) -> list[Any]:
     return [essence(output.outputs[0]) for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
 
@@ -88,13 +100,14 @@ CONFIGS: dict[str, Any] = {
 
 
 @crossed(name=list(CONFIGS), formed=[False, True])
-def test_at_any_line(make_llm: MakeLLM, name: str, formed: bool) -> None:
+def test_at_any_line(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, name: str, formed: bool) -> None:
     """A stream that was open meanwhile goes on and is right, or ends with an error that says why."""
     config, other = CONFIGS[name], FORMED if formed else OTHER
     options: dict[str, Any] = {"num_blocks": 48, "max_num_batched_tokens": 48}
     llm = (
         make_llm(config, 4, **options) if isinstance(config, str) else make_llm(speculative_config=config, **options)
     )
+    limit_steps(monkeypatch, llm)
     *_, last = llm.stream([5, 6, 7], other)
     expected, whole = answers(llm), essence(last.outputs[0])
     with Lines() as lines:
