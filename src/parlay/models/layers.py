@@ -292,11 +292,10 @@ class OutputLayer:
         if out is None:
             out = torch.empty((hidden.shape[0], self._vocab_size), dtype=torch.float32)
         self._multiply(hidden, out)
-        if is_power_of_two(self._divisor):
-            if self._divisor != 1:
-                self._kernels.scale(out, 1 / self._divisor)
-        else:
+        if not is_power_of_two(self._divisor):
             out.div_(self._divisor)
+        elif self._divisor != 1:
+            self._kernels.scale(out, 1 / self._divisor)
         if self._cap > 0:
             self._kernels.soft_cap(out, self._cap)
         return out
@@ -320,5 +319,5 @@ class OutputLayer:
 
 
 def is_power_of_two(number: float) -> bool:
-    """Whether multiplying by its reciprocal gives the same bits as dividing by a number."""
+    """Whether a number is one: then multiplying by its reciprocal gives the same bits as dividing by it."""
     return frexp(number)[0] == 0.5

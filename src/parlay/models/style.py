@@ -196,7 +196,7 @@ class Style:
         embedding_norm: embeddings are normalised, without a weight.
         embedding_scale: factor on embeddings.
         residual_scale: factor on what is added to the residual stream.
-        logit_divisor: of logits. Passes with another one than a power of two are not recorded.
+        logit_divisor: of logits. Passes are recorded only if it is a power of two.
         logit_cap: soft cap of logits; 0 is none.
         latent: of latent attention, in place of heads of keys and values; None is grouped-query attention.
         heads: of each layer, where they differ from layer to layer.

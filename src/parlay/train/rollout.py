@@ -109,8 +109,8 @@ class RolloutTrainee(Trainee):
     A subclass says which of the target's states a pair has, and how a node is made from a state.
 
     Attributes:
-        layers: of the head. Each makes one node of the pairs of all rows, from what the layer before it has made of
-            them; the last one then continues from its own states.
+        layers: how many it has. The first predicts the first draft token, the next one the second, from the states
+            that the layer before it predicts; the last one also predicts all further ones, from its own states.
     """
 
     layers: int = 1

@@ -14,13 +14,13 @@ _NAMES = {
 
 def describe(config: ModelConfig) -> ModelConfig:
     """Return the config with the family's style."""
-    raw = {key: value for key, value in config.raw.items() if value is not None}  # which means a default
-    style = granite.describe(replace(config, raw=raw)).style
-    post = replace(config, raw=raw).flag("use_post_norm", True)
+    # Null means the default.
+    given = replace(config, raw={key: value for key, value in config.raw.items() if value is not None})
+    style, post = granite.describe(given).style, given.flag("use_post_norm", True)
     style = replace(
         style,
-        score_scale=style.score_scale if "attention_multiplier" in raw else None,
-        logit_divisor=1 / style.logit_divisor,  # what divides there is a factor here
+        score_scale=style.score_scale if "attention_multiplier" in given.raw else None,
+        logit_divisor=1 / style.logit_divisor,  # Granite's `logits_scaling` divides, this one multiplies
         post_norms=post,
     )
     return replace(config, style=style, renamed=config.in_layers(_NAMES) if post else {})
