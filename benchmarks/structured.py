@@ -186,7 +186,7 @@ def _row(outputs: list[CompletionOutput]) -> dict[str, Any]:
 def _grammar_costs(llm: LLM, outputs: list[CompletionOutput]) -> list[float]:
     """Return the seconds that the grammar took for each token of some answers."""
     config = describe_model(llm.engine.config.model)
-    grammars = Grammars(llm.engine.codec.to_str, config.vocab_size, config.eos_token_ids)
+    grammars = Grammars(llm.engine.codec.tokenizer, config.vocab_size, config.eos_token_ids)
     costs = []
     for number, output in enumerate(outputs):
         constraint = grammars.start(_form(number))

@@ -1,7 +1,6 @@
 """What OpenAI's Python client makes of refusals, and of a server that is slow, full or gone."""
 
 import threading
-import time
 from typing import Any
 
 import openai
@@ -55,9 +54,7 @@ def test_a_full_server(keyed: Served) -> None:
 
 
 def test_a_client_that_gives_up(server: Served) -> None:
-    began = time.monotonic()
     with make(server, timeout=0.2) as client, pytest.raises(openai.APITimeoutError):
         client.completions.create(**LONG, n=8)
-    assert time.monotonic() - began < 5
     with make(server) as client:
         assert client.completions.create(**ASKED).choices

@@ -21,7 +21,7 @@ def codec() -> TextCodec:
 
 @pytest.fixture(scope="module")
 def grammars(codec: TextCodec) -> Grammars:
-    return Grammars(codec.tokenizer.to_str, 4096, [0])
+    return Grammars(codec.tokenizer, 4096, [0])
 
 
 def start(grammars: Grammars, **form: Any) -> Constraint:

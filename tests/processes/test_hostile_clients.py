@@ -2,18 +2,19 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 from checkpoints import write_llama
 from hostile import BODIES, COMPLETIONS, CONNECTIONS, Patrol, Watch, completion, longest
-from server_process import ServerProcess
+from server_process import ServerProcess, processor_seconds
 
 pytestmark = pytest.mark.processes
 
 STREAM = {"prompt": [1, 2, 3], "max_tokens": 1000, "ignore_eos": True, "temperature": 0.8, "seed": 1}
-HALT = 5.0  # seconds without an event that only a server which is held up needs
+HALT = 5.0  # seconds that a server computes without an event only if it is held up; other processes do not count
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +25,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(model, "--num-blocks", "2048", "--body-timeout", "2") as server:
         expected = Watch(server.url, STREAM).join()
         assert expected.complete
-        patrol = Patrol(server.url, STREAM, rest=2.0)  # the soak asks without a pause
         engine = server.engine
+        assert engine is not None
+        clock = partial(processor_seconds, (server.pid, engine))
+        patrol = Patrol(server.url, STREAM, rest=2.0, clock=clock)  # the soak asks without a pause
         yield server
         streams = patrol.end()
         assert (server.engine, server.process.poll()) == (engine, None)

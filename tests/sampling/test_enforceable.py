@@ -187,7 +187,7 @@ def test_every_type_of_zod_is_served(target: str) -> None:
 
 
 def test_answers_satisfy_what_is_served() -> None:
-    grammars = Grammars(CODEC.tokenizer.to_str, VOCAB, [EOS])
+    grammars = Grammars(CODEC.tokenizer, VOCAB, [EOS])
     generator = torch.Generator().manual_seed(5)
     closing = [*CODEC.encode('"'), *CODEC.encode("}"), *CODEC.encode("]"), *CODEC.encode('"}')]
     schemas = [model(name).model_json_schema() for name in TYPES] + list(ZOD["draft-2020-12"].values())
@@ -292,7 +292,7 @@ def test_what_is_lost_is_named(schema: dict[str, Any], told: str, good: Any) -> 
     (first, *_) = dropped(schema)
     assert first.startswith(told)
     assert accepts(schema, good)
-    offline = Grammars(CODEC.tokenizer.to_str, VOCAB, [EOS])
+    offline = Grammars(CODEC.tokenizer, VOCAB, [EOS])
     with pytest.raises(RequestError):
         offline.start(StructuredOutputsParams(json=schema))
 
@@ -311,7 +311,7 @@ def test_assertions_are_left_out(pattern: str, bare: str) -> None:
 
 
 def test_the_space_between_parts_is_bounded() -> None:
-    grammars = Grammars(CODEC.tokenizer.to_str, VOCAB, [EOS])
+    grammars = Grammars(CODEC.tokenizer, VOCAB, [EOS])
     form = StructuredOutputsParams(json={"type": "array", "items": {"const": 1}}, whitespace_pattern=" ")
     constraint, two = grammars.start(form), CODEC.encode("[ 1, 1 ]")
     assert all(constraint.permits(two[:i], token) for i, token in enumerate([*two, EOS][:-1]))

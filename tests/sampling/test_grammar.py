@@ -4,6 +4,8 @@ import _thread
 import json
 import random
 import re
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 import torch
 from jsonschema import validate
 from schemas import random_schema
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from parlay import RequestError, SamplingParams, StructuredOutputsParams
 from parlay.checkpoints.find import find_model
@@ -29,7 +33,7 @@ def codec() -> TextCodec:
 
 @pytest.fixture(scope="module")
 def grammars(codec: TextCodec) -> Grammars:
-    return Grammars(codec.tokenizer.to_str, VOCAB, [EOS])
+    return Grammars(codec.tokenizer, VOCAB, [EOS])
 
 
 def allowed(constraint: Constraint, known: list[int], path: list[int]) -> set[int]:
@@ -293,13 +297,35 @@ def test_the_compiled_are_kept_within_a_bound(grammars: Grammars) -> None:
 
 def test_without_an_end_of_sequence(codec: TextCodec) -> None:
     with pytest.raises(RequestError, match="end-of-sequence"):
-        Grammars(codec.tokenizer.to_str, VOCAB, []).start(StructuredOutputsParams(regex="a"))
+        Grammars(codec.tokenizer, VOCAB, []).start(StructuredOutputsParams(regex="a"))
 
 
 def test_a_tokenizer_of_another_kind() -> None:
-    file = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}})
+    words = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
     with pytest.raises(RequestError, match="does not support this tokenizer"):
-        Grammars(lambda: file, 1, [0]).start(StructuredOutputsParams(regex="a"))
+        Grammars(words, 1, [0]).start(StructuredOutputsParams(regex="a"))
+
+
+def test_other_threads_run_while_a_grammar_is_compiled(grammars: Grammars) -> None:
+    """Compiling this takes a second, in which others stand still for a part only."""
+    gaps, over = [0.0], threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not over.wait(0.001):
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    began = time.perf_counter()
+    with pytest.raises(RequestError, match="too many expressions"):
+        grammars.start(StructuredOutputsParams(regex="((a{999}){999}){999}"))
+    took = time.perf_counter() - began
+    over.set()
+    ticking.join()
+    assert max(gaps) < took / 2
 
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "required": ["next"]}

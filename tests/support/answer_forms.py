@@ -13,7 +13,7 @@ from parlay.types.structured import StructuredOutputsParams
 @cache
 def grammars_of(tokenizer: Tokenizer) -> Grammars:
     """Return the grammars of a tokenizer, whose vocabulary takes a while to read."""
-    return Grammars(tokenizer.to_str, tokenizer.get_vocab_size(), [0])
+    return Grammars(tokenizer, tokenizer.get_vocab_size(), [0])
 
 
 def permitted_as(parser: str, tokenizer: Tokenizer, made: AnswerForm, text: str) -> bool:

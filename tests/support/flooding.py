@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
-from pathlib import Path
 from queue import Empty
 from threading import Thread
 from typing import Any
 
+from server_process import processor_ticks
 from serving import wait_for
 
 SECONDS = 60.0
@@ -142,10 +142,6 @@ def settle(pid: int) -> None:
 
 
 def _ticks_while(pid: int, seconds: float) -> int:
-    def ticks() -> int:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])
-
-    before = ticks()
+    before = processor_ticks(pid)
     time.sleep(seconds)
-    return ticks() - before
+    return processor_ticks(pid) - before

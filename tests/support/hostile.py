@@ -21,15 +21,16 @@ class Watch:
 
     Attributes:
         text: of the answer.
-        times: when each event came, `time.perf_counter`.
+        times: when each event came, by the clock.
         complete: whether the answer ended as it should.
         error: what the server said went wrong.
         cut: whether the connection ended in the middle.
         status: of the answer; 0 before there is one.
     """
 
-    def __init__(self, url: str, body: dict[str, Any]) -> None:
+    def __init__(self, url: str, body: dict[str, Any], clock: Callable[[], float] = time.perf_counter) -> None:
         """Begin."""
+        self._clock = clock
         self.text = ""
         self.times: list[float] = []
         self.complete = self.cut = False
@@ -55,7 +56,7 @@ class Watch:
         if line == "data: [DONE]":
             self.complete = True
         elif line.startswith("data: "):
-            self.times.append(time.perf_counter())
+            self.times.append(self._clock())
             chunk = json.loads(line[6:])
             self.error = chunk.get("error")
             self.text += "".join(choice["text"] for choice in chunk.get("choices", ()))
@@ -128,12 +129,14 @@ def status(head: bytes) -> int:
 class Patrol:
     """Asks for the same stream over and over from a process of its own, and takes the times of all events."""
 
-    def __init__(self, url: str, body: dict[str, Any], rest: float = 0.0) -> None:
+    def __init__(
+        self, url: str, body: dict[str, Any], rest: float = 0.0, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         """Begin; between two streams wait for `rest` seconds."""
         context = get_context("spawn")
         self._over = context.Event()
         self._results, far = context.Pipe(duplex=False)
-        self._process = context.Process(target=_patrol, args=(url, body, rest, self._over, far), daemon=True)
+        self._process = context.Process(target=_patrol, args=(url, body, rest, clock, self._over, far), daemon=True)
         self._process.start()
         self._results.recv()  # the first stream has begun
 
@@ -145,10 +148,10 @@ class Patrol:
         return found
 
 
-def _patrol(url: str, body: dict[str, Any], rest: float, over: Any, results: Any) -> None:
+def _patrol(url: str, body: dict[str, Any], rest: float, clock: Callable[[], float], over: Any, results: Any) -> None:
     streams: list[tuple[list[float], str, Any]] = []
     while not over.is_set():
-        watch = Watch(url, body)
+        watch = Watch(url, body, clock)
         while not streams and not watch.running:
             time.sleep(0.01)
         if not streams:

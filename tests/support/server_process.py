@@ -151,6 +151,17 @@ def resident(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
+def processor_ticks(pid: int) -> int:
+    """Return how long a process has computed, in the system's ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def processor_seconds(pids: Sequence[int]) -> float:
+    """Return how long processes have computed together."""
+    return sum(map(processor_ticks, pids)) / os.sysconf("SC_CLK_TCK")
+
+
 def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()

@@ -76,7 +76,7 @@ def test_what_is_open_on_purpose_stays_so(schema: Any, good: Any) -> None:
     ],
 )
 def test_listed_names_come_once(schema: Any, text: str, permitted: bool, codec: TextCodec) -> None:
-    grammars = Grammars(codec.tokenizer.to_str, codec.tokenizer.get_vocab_size(), [0])
+    grammars = Grammars(codec.tokenizer, codec.tokenizer.get_vocab_size(), [0])
     form = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
     *before, last = codec.encode(text)
     constraint = grammars.start(form)

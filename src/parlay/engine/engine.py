@@ -87,7 +87,7 @@ class Engine:
         self.memory = Memory(here.weights, *sizes, states, resolved.room)
         self.vocab_size = model.vocab_size
         self._eos = end_tokens(model, self.codec)
-        self._grammars = Grammars(self.codec.to_str, self.vocab_size, sorted(self._eos))
+        self._grammars = Grammars(self.codec.tokenizer, self.vocab_size, sorted(self._eos))
         self._worker = Worker(
             loaded.kernels,
             loaded.runner,

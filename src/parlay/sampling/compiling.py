@@ -90,6 +90,7 @@ def _literal(text: str) -> str:
 
 def dead_end(matcher: "LLMatcher") -> str:
     """Return why no text matches the grammar, as far as its beginning shows; otherwise an empty text."""
+    matcher.compute_bitmask()  # finds what is forced, which takes seconds at worst, while other threads run
     if forced := matcher.compute_ff_tokens():
         matcher.consume_tokens(forced)
     if not matcher.is_error():

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from parlay.errors import RequestError
 from parlay.sampling.compiling import COMPILING, dead_end, limits, notation, on_a_deep_stack, one_line
 from parlay.sampling.processors import Processor
+from parlay.text.grammar_tokenizer import GrammarTokenizer
 from parlay.types.structured import StructuredOutputsParams
 
 if TYPE_CHECKING:  # most engines never need it
@@ -29,18 +31,17 @@ _MOST_FORCED = 64  # tokens drafted at once because nothing else is permitted
 class Grammars:
     """The compiled grammars of one tokenizer; the most recently used are kept."""
 
-    def __init__(self, tokenizer: Callable[[], str], vocab_size: int, ends: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
         """Build nothing before the first grammar.
 
         Args:
-            tokenizer: gives the contents of its `tokenizer.json`.
+            tokenizer: the tokenizer.
             vocab_size: of the model; ids beyond the tokenizer's are never permitted.
             ends: end-of-sequence tokens, one of which ends every answer.
         """
-        self._file = tokenizer
-        self._vocab_size = vocab_size
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._ends = tuple(sorted(ends))
-        self._tokenizer: LLTokenizer | None = None
+        self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[tuple[str, StructuredOutputsParams], Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -67,7 +68,7 @@ class Grammars:
             if compiled is not None:
                 self._compiled.move_to_end((tenant, form))
         if compiled is None:
-            compiled = Compiled(self._tokens(), form)
+            compiled = Compiled(self._prepared(), form)
             with self._lock:
                 self._compiled[tenant, form] = compiled
                 if len(self._compiled) > _KEPT:
@@ -75,20 +76,23 @@ class Grammars:
         compiled.prebuild()
         return compiled
 
-    def _tokens(self) -> "LLTokenizer":
+    def _prepared(self) -> "LLTokenizer":
         if not self._ends:
             raise RequestError(
                 "structured_outputs needs a model with an end-of-sequence token, and this one has none"
             )
-        if self._tokenizer is None:
-            from llguidance import LLTokenizer
+        if self._vocabulary is None:
+            from llguidance import LLTokenizer, TokenizerWrapper
 
             try:
                 with COMPILING:
-                    self._tokenizer = LLTokenizer(self._file(), n_vocab=self._vocab_size, eos_token=list(self._ends))
+                    tokenizer = TokenizerWrapper(GrammarTokenizer(self._tokenizer, self._vocab_size, self._ends[0]))
+                    # In two steps, since each holds the interpreter's lock: half a second for a large vocabulary.
+                    plain = LLTokenizer(tokenizer, n_vocab=self._vocab_size, eos_token=list(self._ends), slices=[])
+                    self._vocabulary = plain.with_slices(LLTokenizer.general_slices())
             except ValueError as error:
                 raise RequestError(f"structured_outputs does not support this tokenizer: {error}") from None
-        return self._tokenizer
+        return self._vocabulary
 
 
 class Compiled:

@@ -43,6 +43,11 @@ def all_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
     return found
 
 
+def spells_bytes(tokenizer: Tokenizer) -> bool:
+    """Return whether a text is made up of its tokens' bytes, as they are."""
+    return bool(_kinds(tokenizer) & {"ByteLevel", "ByteFallback", "Metaspace"})
+
+
 def _raw_bytes(spelled: str, kinds: set[str]) -> bytes | None:
     if "ByteLevel" in kinds:
         if all(letter in LETTERS for letter in spelled):

@@ -9,16 +9,13 @@ from operator import index
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tokenizers import Tokenizer
-
 from parlay.checkpoints.chat_templates import DEFAULT, choose
 from parlay.errors import ContextLengthError, RequestError, about, brief
 from parlay.rust_panics import Contained
 from parlay.text.chat import ChatOptions, pieces, render, shows_tools
-from parlay.text.sentence_piece import spaced
 from parlay.text.special_tokens import token_text
 from parlay.text.template_process import TemplateProcess
-from parlay.text.token_bytes import DECODING, parts, raw_bytes, text_within
+from parlay.text.token_bytes import DECODING, raw_bytes, text_within
 from parlay.text.tokenizer_files import read_texts
 
 _LONG = 1024  # characters or tokens
@@ -138,14 +135,6 @@ class TextCodec:
             raw = raw_bytes(self.tokenizer, token)
             found = self._bytes[token] = self.token_text(token).encode() if raw is None else raw
         return found
-
-    def to_str(self) -> str:
-        """Return the tokenizer as a `tokenizer.json` in which spaces are spelled as llguidance knows it."""
-        if [part["type"] for part in parts(self.tokenizer.decoder)] != ["Metaspace"]:
-            return str(self.tokenizer.to_str())
-        same = Tokenizer.from_str(self.tokenizer.to_str())
-        same.decoder = spaced(False)
-        return str(same.to_str())
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
