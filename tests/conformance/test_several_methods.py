@@ -8,7 +8,7 @@ from conftest import MakeLLM, Pair, Plain, proposer_options
 from switching import every_method
 
 from parlay import ConfigError, RequestError, SamplingParams
-from parlay.drafting import drafting
+from parlay.drafting import candidates as drafting
 from parlay.engine.scheduler import Scheduler
 from parlay.proposers.select import automatic
 from parlay.types.plan import Plan, Span

@@ -15,27 +15,25 @@ eight such errors nothing is drafted.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from math import expm1, log1p
+from math import log1p
 from time import perf_counter
 
 from parlay.acceptance.tree import height, levels, walk
-from parlay.config.speculative import PLAIN as NO_METHOD
-from parlay.drafting.belief import Belief, survivals
+from parlay.drafting.belief import Belief
+from parlay.drafting.candidates import Candidates, hosted
 from parlay.drafting.device import Device
-from parlay.drafting.hosts import Faults, Host, Method, Predictions
+from parlay.drafting.hosts import Faults, Host, Method
+from parlay.drafting.limits import own_bound, permitted, within
 from parlay.drafting.policy import Policy
 from parlay.drafting.prediction import DEFAULT_LENGTH
-from parlay.drafting.shape import shape
 from parlay.drafting.state import PLAIN, Candidate, Drafted, HostSource, Outcome, Rows, StepDrafts, StepPart, Why
-from parlay.drafting.union import best_of, union
+from parlay.drafting.timing import learn_times
 from parlay.log import logger
 from parlay.proposers.base import DeviceProposer, HostProposer
-from parlay.types.draft import NO_DRAFT, Draft
-from parlay.types.params import SpeculationOverride
+from parlay.types.draft import NO_DRAFT
 from parlay.types.plan import Plan, ProposerState, StepOutput, Verdict
 
 _TIMED = 8  # a few plain steps tell enough of their cost: one in so many is timed
-_LEAST = 0.25  # of the price of a row: a host proposer's chain ends where it promises less
 _MOST_ERRORS = 8  # after which there are no more drafts
 _FORGIVEN = 10_000  # steps without an error after which those before do not count
 
@@ -79,9 +77,8 @@ class Drafting:
         """
         self.faults, self.seconds = Faults(), 0.0
         self.policy, self._first = policy, deepcopy(policy)  # as it was at the start
-        self._belief = policy.belief if policy else Belief()
+        self._candidates = Candidates(policy.belief if policy else Belief(), self.faults)
         self._tree = tree
-        self._predictions = Predictions()
         hosts = (one for one in methods if isinstance(one.proposer, HostProposer))
         self._hosts = [Host(one, vocab_size, self.faults) for one in hosts]
         device = next((one for one in methods if isinstance(one.proposer, DeviceProposer)), None)
@@ -101,12 +98,12 @@ class Drafting:
 
     def add(self, request: Drafted) -> None:
         """Register a waiting request and the proposers that may draft for it."""
-        state, names = request.drafting, _permitted(request, tuple(self._lengths))
+        state, names = request.drafting, permitted(request, tuple(self._lengths))
         if names is None:
             state.prediction, names = None, ()
-        state.longest = _within(request, max((self._lengths[name] for name in names), default=0))
+        state.longest = within(request, max((self._lengths[name] for name in names), default=0))
         hosts: list[HostSource] = [host for host in self._hosts if host.name in names]
-        state.hosts = tuple([self._predictions, *hosts] if state.prediction is not None else hosts)
+        state.hosts = tuple([self._candidates.predictions, *hosts] if state.prediction is not None else hosts)
         state.device = self._device is not None and self._device.name in names
         if state.prediction is not None or state.constraint is not None:
             self._eager.add(request.request_id)
@@ -161,8 +158,8 @@ class Drafting:
         if self._errors >= _MOST_ERRORS:
             return 0
         state, bound = request.drafting, self._bound
-        longest = state.longest if state.prediction is None else _within(request, self._longest)
-        if bound is not None and _own_bound(request) is None:
+        longest = state.longest if state.prediction is None else within(request, self._longest)
+        if bound is not None and own_bound(request) is None:
             longest = min(longest, bound)
         return min(longest, request.remaining - 1, self._longest_text - len(request.tokens))
 
@@ -219,7 +216,8 @@ class Drafting:
         try:
             if step.active:
                 judged = [self._judge(step, one) for one in outcomes]
-            self._time(step, plan, output, elapsed())
+            if self.policy is not None:
+                learn_times(self.policy, step, plan, output, elapsed())
         except Exception as error:
             self._recover(error, [one.request for one in outcomes if not one.ended])
         return judged
@@ -309,9 +307,9 @@ class Drafting:
                 () if not ask else state.hosts if rich or state.hit else state.hosts[:1] if state.prediction else ()
             )
             step.active = True
-            candidates = state.candidates = self._candidates(request, room, hosts, policy.price, branch=branches)
+            candidates = state.candidates = self._gather(request, room, hosts, policy.price, branch=branches)
             if candidates and policy.may_draft:
-                state.best, state.why = self._best(request, room, branches), Why.UNLIKELY
+                state.best, state.why = self._best(request, room, branches=branches), Why.UNLIKELY
                 some.append(request)
             elif state.layers.speculated:
                 state.layers = replace(state.layers, speculated=0)
@@ -320,7 +318,7 @@ class Drafting:
             self.seconds += step.asking
             policy.asking.spend(step.asking, asked)
         if policy.ahead is not None and self._hosts and not self._steps % _TIMED:
-            policy.ahead.observe_hosts(policy.gain(_hosted(some), step.emitting, rows, keys))
+            policy.ahead.observe_hosts(policy.gain(hosted(some), step.emitting, rows, keys))
         drafts = [request.drafting.best for request in some]
         best = [one for one in drafts if one is not None]
         made = any(one.speculated for one in best)
@@ -337,10 +335,10 @@ class Drafting:
     def _take_all(self, step: StepDrafts, request: Drafted, room: int) -> int:
         """Draft as much as possible, at most `room` nodes; return how many nodes that is."""
         state, began, step.active = request.drafting, self._clock(), True
-        state.candidates = self._candidates(request, room, state.hosts, 0.0, branch=self._tree)
+        state.candidates = self._gather(request, room, state.hosts, 0.0, branch=self._tree)
         state.why = Why.NO_PROPOSAL
         if state.candidates:
-            best = state.best = self._best(request, room, self._tree)
+            best = state.best = self._best(request, room, branches=self._tree)
             state.take(range(len(best.draft)))
         elif state.layers.speculated:
             state.layers = replace(state.layers, speculated=0)
@@ -393,7 +391,7 @@ class Drafting:
         judged: list[tuple[int, bool]] = []
         for candidate in state.candidates:
             draft, path = candidate.draft, walk(candidate.draft, verdict.tokens)
-            found = self._belief.judge(draft, Verdict(verdict.tokens, path), span.params)
+            found = self._candidates.belief.judge(draft, Verdict(verdict.tokens, path), span.params)
             if candidate is best:
                 judged = found
             if candidate.pending and policy is not None and policy.ahead is not None:
@@ -402,38 +400,10 @@ class Drafting:
                 policy.ahead.judged(right, height(draft), own)
         if best is not None and best.joined:
             whole = Verdict(verdict.tokens, walk(best.draft, verdict.tokens))
-            judged = self._belief.judge(best.draft, whole, span.params, joined=True)
+            judged = self._candidates.belief.judge(best.draft, whole, span.params, joined=True)
         state.clear()
         probs = best.draft.probs if best is not None else None
         return [(probs[node], right) for node, right in judged if node in taken] if probs is not None else []
-
-    def _time(self, step: StepDrafts, plan: Plan, output: StepOutput, seconds: float) -> None:
-        """Learn how long a step took, `seconds` in all, and what drafts of host proposers have saved."""
-        policy = self.policy
-        if policy is None:
-            return
-        if step.gained:  # by the mean of all requests that `goodput.choose` uses
-            mean = step.gained / step.emitting
-            policy.asking.gain(step.plain * (expm1(mean) if step.fair else mean))
-        if not step.timed:
-            return
-        rows = keys = behind = count = length = again = 0
-        alone = True  # where the target ran a prompt, or rows once more, a device proposer did more than draft
-        for span, proposal in zip(plan.spans, output.proposals, strict=True):
-            ask = span.catch_up
-            rows += len(span.tokens) + len(span.draft.tokens) + len(ask.rerun)
-            keys += span.end
-            again += len(ask.rerun)
-            alone = alone and len(span.tokens) == 1
-            if ask.follow:
-                behind += max(span.start - ask.state.computed - ask.state.speculated - 1, 0) + len(span.tokens) - 1
-            if proposal.draft.tokens:
-                # Its time depends on levels: of a tree these are its passes, for any number of nodes.
-                count, length = count + 1, max(length, ask.budget)
-        own, settled = output.times.propose, output.times.settled
-        policy.timed(rows, keys, seconds - own - step.asking, output.times, drafted=step.drafted)
-        if policy.ahead is not None and not again and (behind or (count and alone)):
-            policy.ahead.timed(length, count, own, behind, settled=settled)
 
     def _forgotten(self) -> tuple[int, ...]:
         return self._device.forgotten() if self._device is not None else ()
@@ -464,92 +434,17 @@ class Drafting:
 
     def _reset_policy(self) -> None:
         self.policy = deepcopy(self._first)
-        self._belief = self.policy.belief if self.policy else Belief()
+        self._candidates.belief = self.policy.belief if self.policy else Belief()
         if self._device is not None:
             self._device.restart(self.policy)
 
     # ---------------------------------------------------------------------------------------------- one draft
 
-    def _candidates(
+    def _gather(
         self, request: Drafted, room: int, hosts: Iterable[HostSource], price: float, *, branch: bool
     ) -> list[Candidate]:
-        """Return all drafts of a request that have a node: a device proposer's, and those of some on the host.
+        return self._candidates.gather(request, min(self.limit(request), room), room, hosts, price, branch=branch)
 
-        Args:
-            request: the one to draft for.
-            room: most nodes, with those that a grammar forces.
-            hosts: the proposers to ask. After a prediction that has a node, the others are not.
-            price: of a row, in tokens.
-            branch: whether host proposers' drafts may have branches.
-        """
-        state, limit = request.drafting, min(self.limit(request), room)
-        if limit < 1:
-            return []
-        try:
-            found: list[Candidate] = []
-            for host in hosts:
-                if draft := host.ask(request, limit, branch=branch):
-                    found.append(self._candidate(request, draft, room, _LEAST * price, hosted=True))
-                    if host is self._predictions:
-                        break
-            else:
-                if state.pending.tokens:
-                    found.append(self._candidate(request, state.pending.cut(limit), room))
-            if not found and state.constraint is not None:  # which may force some
-                found.append(self._candidate(request, NO_DRAFT, room))
-            return [candidate for candidate in found if candidate.draft.tokens]
-        except Exception as error:
-            self.faults.add("drafting", request.request_id, error)
-            state.longest, state.prediction, state.device = 0, None, False
-            return []
-
-    def _candidate(
-        self, request: Drafted, draft: Draft, room: int, least: float = 0.0, *, hosted: bool = False
-    ) -> Candidate:
-        constraint, intact, own = request.drafting.constraint, len(draft), True
-        if constraint is not None:
-            draft, intact = shape(draft, constraint, request.output_tokens, min(request.remaining - 1, room))
-            own = intact == len(draft)
-        draft = self._belief.apply(draft, request.params, least)
-        if hosted:
-            return Candidate(draft, survivals(draft), frozenset(range(len(draft))))
-        return Candidate(draft, survivals(draft), speculated=intact, pending=own)
-
-    def _best(self, request: Drafted, room: int, branches: bool) -> Candidate:
-        """Return one draft: a tree of all candidates, or the one that promises most."""
-        candidates, params = request.drafting.candidates, request.params
-        if not branches:
-            return best_of(candidates, self.policy.price if self.policy is not None else 0.0)
-        # A grammar may have added tokens that cost nothing to draft.
-        most = max(min(self.limit(request), room), *(len(one.draft) for one in candidates), 0)
-        return union(candidates, most, lambda draft: self._belief.estimate(draft, params))
-
-
-def _hosted(requests: Iterable[Drafted]) -> list[Sequence[float]]:
-    """Return the chances of the likeliest draft of each request that proposers on the host have one for."""
-    own = ([one.chances for one in request.drafting.candidates if not one.speculated] for request in requests)
-    return [max(drafts, key=sum) for drafts in own if drafts]
-
-
-def _permitted(request: Drafted, loaded: Sequence[str]) -> Sequence[str] | None:
-    """Return which of the loaded methods may draft for a request; None if nothing may, not even its prediction."""
-    params, own = request.params, request.params.speculative
-    if params.logits_processors and params.stop:
-        return None  # a step does not know stop strings, and must not call processors for tokens beyond one
-    if own is None:
-        return loaded
-    assert isinstance(own, SpeculationOverride)
-    if not own.enabled or own.method == NO_METHOD:
-        return None
-    return loaded if own.method is None else [name for name in loaded if name == own.method]
-
-
-def _within(request: Drafted, longest: int) -> int:
-    """Return how many nodes, at most `longest`, a request's parameters permit in a draft."""
-    return min(longest, _own_bound(request) or longest)
-
-
-def _own_bound(request: Drafted) -> int | None:
-    """Return the limit on a draft's nodes that the request itself asks for."""
-    own = request.params.speculative
-    return own.num_speculative_tokens if isinstance(own, SpeculationOverride) else None
+    def _best(self, request: Drafted, room: int, *, branches: bool) -> Candidate:
+        price = self.policy.price if self.policy is not None else 0.0
+        return self._candidates.best(request, min(self.limit(request), room), price, branches=branches)
