@@ -33,8 +33,8 @@ void log_softmax(const LogSoftmaxArgs& a, int64_t begin, int64_t end) {
     log_softmax_row(a.scores + row * a.vocab, a.out + row * a.vocab, a.vocab);
 }
 
-// The law that a row's token is drawn from: what `process` leaves, as log-probabilities.
-void law(const LawArgs& a, int64_t begin, int64_t end) {
+// The distribution that a row's token is drawn from: what `process` leaves, as log-probabilities.
+void log_probs(const LogProbsArgs& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     float* out = a.out + row * a.vocab;
     memcpy(out, a.scores + row * a.vocab, a.vocab * sizeof(float));
@@ -51,7 +51,7 @@ PARLAY_INLINE Vec probabilities(const Vec& logs) {
   return r;
 }
 
-// What is left of one law, scaled, where another was tried in vain.
+// What is left of one distribution, scaled, where another was tried in vain.
 void excess(const ExcessArgs& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const float* target = a.target + row * a.vocab;

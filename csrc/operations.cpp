@@ -52,26 +52,17 @@ void embed_packed(const PackedWeight& weight, const Tensor& tokens, const Tensor
           rows, rows * inputs * 4);
 }
 
-void normalise(const Tensor& x, const Tensor* residual, const Tensor& weight, float eps, const Tensor& out,
-               bool plus_one) {
+void rms_norm(const Tensor& x, const Tensor& weight, float eps, const Tensor& out, bool plus_one,
+              const std::optional<Tensor>& delta) {
   const int64_t rows = x.size(0), width = x.size(1);
-  const bool bf16 = all_bf16({&x, residual ? residual : &x, &weight, &out});
+  const bool bf16 = all_bf16({&x, delta ? &*delta : &x, &weight, &out});
   weight.expect({width});
   out.expect({rows, width});
-  if (residual) residual->expect({rows, width});
+  if (delta) delta->expect({rows, width});
   by_rows(&Table::norm,
-          NormArgs{x.memory(), residual ? residual->memory() : nullptr, weight.memory(), out.memory(), width, eps,
-                   plus_one, bf16},
+          NormArgs{delta ? delta->memory() : x.memory(), delta ? x.memory() : nullptr, weight.memory(), out.memory(),
+                   width, eps, plus_one, bf16},
           rows, rows * width / 2);
-}
-
-void rms_norm(const Tensor& x, const Tensor& weight, float eps, const Tensor& out, bool plus_one) {
-  normalise(x, nullptr, weight, eps, out, plus_one);
-}
-
-void add_rms_norm(const Tensor& residual, const Tensor& delta, const Tensor& weight, float eps, const Tensor& out,
-                  bool plus_one) {
-  normalise(delta, &residual, weight, eps, out, plus_one);
 }
 
 void head_norm(const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, int64_t heads, float eps,
@@ -114,27 +105,18 @@ void joint_norm(const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weigh
           rows, rows * (heads + kv_heads) * head_dim / 4);
 }
 
-void normalise_layer(const Tensor& x, const Tensor* residual, const Tensor& weight, const Tensor& bias, float eps,
-                     const Tensor& out) {
+void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps, const Tensor& out,
+                const std::optional<Tensor>& delta) {
   const int64_t rows = x.size(0), width = x.size(1);
-  const bool bf16 = all_bf16({&x, residual ? residual : &x, &weight, &bias, &out});
+  const bool bf16 = all_bf16({&x, delta ? &*delta : &x, &weight, &bias, &out});
   weight.expect({width});
   bias.expect({width});
   out.expect({rows, width});
-  if (residual) residual->expect({rows, width});
+  if (delta) delta->expect({rows, width});
   by_rows(&Table::layer_norm,
-          LayerNormArgs{x.memory(), residual ? residual->memory() : nullptr, weight.memory(), bias.memory(),
-                        out.memory(), width, eps, bf16},
+          LayerNormArgs{delta ? delta->memory() : x.memory(), delta ? x.memory() : nullptr, weight.memory(),
+                        bias.memory(), out.memory(), width, eps, bf16},
           rows, rows * width);
-}
-
-void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps, const Tensor& out) {
-  normalise_layer(x, nullptr, weight, bias, eps, out);
-}
-
-void add_layer_norm(const Tensor& residual, const Tensor& delta, const Tensor& weight, const Tensor& bias, float eps,
-                    const Tensor& out) {
-  normalise_layer(delta, &residual, weight, bias, eps, out);
 }
 
 constexpr int64_t kNumbers = 32, kBytes = 34;  // of a row in bytes: so many numbers take so many
@@ -633,10 +615,10 @@ void log_softmax(const Tensor& scores, const Tensor& out) {
           rows * vocab);
 }
 
-void law(const Tensor& scores, const Tensor& temperatures, const Tensor& out, const std::optional<Kept>& filters) {
+void log_probs(const Tensor& scores, const Tensor& temperatures, const Tensor& out, const std::optional<Kept>& filters) {
   const int64_t rows = scores.size(0), vocab = scores.size(1);
-  by_rows(&Table::law,
-          LawArgs{scores.as<float>(), temperatures.as<float>({rows}), filter(filters, rows),
+  by_rows(&Table::log_probs,
+          LogProbsArgs{scores.as<float>(), temperatures.as<float>({rows}), filter(filters, rows),
                   out.as<float>({rows, vocab}), vocab},
           rows, rows * vocab * 2);
 }
@@ -740,17 +722,15 @@ void bind_operations(nb::module_& m) {
       .def(nb::init<>())
       .def_static("embed", &embed, arg("weight"), arg("tokens"), arg("out"))
       .def_static("embed_packed", &embed_packed, arg("weight"), arg("tokens"), arg("out"))
-      .def_static("rms_norm", &rms_norm, arg("x"), arg("weight"), arg("eps"), arg("out"), arg("plus_one") = false)
-      .def_static("add_rms_norm", &add_rms_norm, arg("residual"), arg("delta"), arg("weight"), arg("eps"), arg("out"),
-                  arg("plus_one") = false)
+      .def_static("rms_norm", &rms_norm, arg("x"), arg("weight"), arg("eps"), arg("out"), arg("plus_one") = false,
+                  arg("delta") = none)
       .def_static("head_norm", &head_norm, arg("qkv"), arg("q_weight"), arg("k_weight"), arg("heads"), arg("eps"),
                   arg("plus_one") = false, arg("v_weight") = none)
       .def_static("head_squares", &head_squares, arg("qkv"), arg("q_squares"), arg("k_squares"))
       .def_static("joint_norm", &joint_norm, arg("qkv"), arg("q_weight"), arg("k_weight"), arg("q_squares"),
                   arg("k_squares"), arg("heads"), arg("eps"))
-      .def_static("layer_norm", &layer_norm, arg("x"), arg("weight"), arg("bias"), arg("eps"), arg("out"))
-      .def_static("add_layer_norm", &add_layer_norm, arg("residual"), arg("delta"), arg("weight"), arg("bias"),
-                  arg("eps"), arg("out"))
+      .def_static("layer_norm", &layer_norm, arg("x"), arg("weight"), arg("bias"), arg("eps"), arg("out"),
+                  arg("delta") = none)
       .def_static("latent_store", &latent_store, arg("query"), arg("latent"), arg("norm"), arg("eps"),
                   arg("positions"), arg("slots"), arg("cos_sin"), arg("cache"))
       .def_static("rotary_store", &rotary_store, arg("qkv"), arg("positions"), arg("slots"), arg("cos_sin"),
@@ -791,7 +771,7 @@ void bind_operations(nb::module_& m) {
       .def_static("branch", &branch, arg("scores"), arg("temperatures"), arg("seeds"), arg("positions"), arg("out"),
                   arg("probs"), arg("filters") = none, arg("ids") = none)
       .def_static("log_softmax", &log_softmax, arg("scores"), arg("out"))
-      .def_static("law", &law, arg("scores"), arg("temperatures"), arg("out"), arg("filters") = none)
+      .def_static("log_probs", &log_probs, arg("scores"), arg("temperatures"), arg("out"), arg("filters") = none)
       .def_static("excess", &excess, arg("target"), arg("draft"), arg("scales"), arg("mass"), arg("out") = none,
                   arg("ids") = none)
       .def_static("grow", &grow, arg("tokens"), arg("probs"), arg("worth"), arg("out"), arg("out_worth"),

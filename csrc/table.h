@@ -318,7 +318,7 @@ struct LogSoftmaxArgs {
   int64_t vocab;
 };
 
-struct LawArgs {
+struct LogProbsArgs {
   const float* scores;  // [rows, vocab]
   const float* temperatures;
   FilterArgs filters;
@@ -386,7 +386,7 @@ struct BranchArgs {
   KERNEL(draw, DrawArgs)                                                                                               \
   KERNEL(branch, BranchArgs)                                                                                           \
   KERNEL(log_softmax, LogSoftmaxArgs)                                                                                  \
-  KERNEL(law, LawArgs)                                                                                                 \
+  KERNEL(log_probs, LogProbsArgs)                                                                                      \
   KERNEL(excess, ExcessArgs)
 
 // One compiled variant. Attention does adjacent rows of one request against adjacent kv heads; linear does the tasks

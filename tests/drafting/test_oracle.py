@@ -18,13 +18,13 @@ COSTS = {"fast": PRESETS["smollm2-135m-bf16"], "slow": PRESETS["smollm2-135m-fp3
 METHOD = "draft_model"
 
 
-def answers(count: int, tokens: int, law: Callable[[int], float], seed: int = 0) -> list[Recorded]:
+def answers(count: int, tokens: int, chance: Callable[[int], float], seed: int = 0) -> list[Recorded]:
     """Return answers beside guesses of which each is right with a known probability, if the one before it was.
 
     Args:
         count: of answers.
         tokens: of each.
-        law: by the place in an answer, how likely a guess there is right.
+        chance: by the place in an answer, how likely a guess there is right.
         seed: of what is right.
     """
     rng, found = random.Random(seed), []
@@ -34,7 +34,7 @@ def answers(count: int, tokens: int, law: Callable[[int], float], seed: int = 0)
         for first in range(1, tokens):
             guesses = output[first : first + LENGTH]
             right = 0
-            while right < len(guesses) and rng.random() < law(first):
+            while right < len(guesses) and rng.random() < chance(first):
                 right += 1
             chains.append(Draft.chain([*guesses[:right], *[NEVER] * (len(guesses) - right)], METHOD))
         found.append(Recorded((1,), tuple(output), {METHOD: tuple(chains)}))
@@ -75,10 +75,10 @@ def test_chosen_lengths_come_within_two_per_cent_of_the_oracle(alpha: float, bat
 
 @crossed(turn=1, costs=tuple(COSTS), batch=(1, 8))
 def test_a_jump_of_acceptance_is_followed_within_200_steps(costs: str, batch: int) -> None:
-    def law(place: int) -> float:
+    def chance(place: int) -> float:
         return 0.2 if 2000 <= place < 4000 else 0.9
 
-    run = Replay(answers(batch, 8000, law), Setting(method=METHOD, chosen=True), batch, COSTS[costs])
+    run = Replay(answers(batch, 8000, chance), Setting(method=METHOD, chosen=True), batch, COSTS[costs])
     seen, place = 0, 0
     for until, alpha in ((2000, 0.9), (4000, 0.2), (8000, 0.9)):
         rate_of(run, 200)

@@ -1,4 +1,4 @@
-"""Keyed noise and draws: known answers, exact agreement of the twins, and the law of the tokens."""
+"""Keyed noise and draws: known answers, exact agreement of the twins, and the distribution of the tokens."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -241,7 +241,7 @@ def test_named_scores_share_the_noise_of_the_whole_vocabulary(
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 def test_draw_follows_softmax(kernels: Kernels, temperature: float) -> None:
-    """Chi-square over seeds: the tokens' law is softmax(scores / temperature)."""
+    """Chi-square over seeds: the tokens' distribution is softmax(scores / temperature)."""
     count = 2000 if isinstance(kernels, ReferenceKernels) else 20_000
     scores = torch.tensor([1.0, 0.0, -1.0, 2.0, 0.5, -INF, 1.0, -2.0, 0.3, NAN, 1.5])
     tokens = draw(
@@ -251,11 +251,11 @@ def test_draw_follows_softmax(kernels: Kernels, temperature: float) -> None:
         torch.arange(count) * 7919,
         torch.full((count,), 11),
     )
-    law = (scores.nan_to_num(-INF, neginf=-INF) / temperature).softmax(0).double()
-    possible = law > 0
+    probs = (scores.nan_to_num(-INF, neginf=-INF) / temperature).softmax(0).double()
+    possible = probs > 0
     seen = torch.bincount(tokens, minlength=len(scores))
     assert (seen[~possible] == 0).all()
-    expected = law[possible] / law[possible].sum() * count
+    expected = probs[possible] / probs[possible].sum() * count
     assert chisquare(seen[possible].numpy(), expected.numpy()).pvalue > 1e-3
 
 

@@ -16,7 +16,7 @@ def rows(vocab: int, scale: float, seed: int, count: int = 3) -> Tensor:
 
 def law_of(kernels: Kernels, scores: Tensor, temperatures: Tensor, filters: Filters | None = None) -> Tensor:
     out = torch.empty_like(scores)
-    kernels.law(scores, temperatures, out, filters)
+    kernels.log_probs(scores, temperatures, out, filters)
     return out
 
 
@@ -74,8 +74,8 @@ def test_excess_is_near_the_exact_one(kernels: Kernels) -> None:
 
 
 def test_nothing_is_left_of_equal_laws(kernels: Kernels) -> None:
-    law = rows(100, 1.0, 3).log_softmax(1)
-    out, mass = excess_of(kernels, law, law, torch.ones(3, dtype=torch.float64))
+    logs = rows(100, 1.0, 3).log_softmax(1)
+    out, mass = excess_of(kernels, logs, logs, torch.ones(3, dtype=torch.float64))
     assert not mass.any()
     assert np.isneginf(out.numpy()).all()
 

@@ -1,4 +1,4 @@
-"""Filters: bit-exact agreement of the twins on every kind of row, their law, and draws over what they keep."""
+"""Filters: bit-exact agreement of the twins on rows of all kinds, their distribution, and draws of what they keep."""
 
 import math
 from functools import cache

@@ -96,7 +96,7 @@ class Walk:
 
     def _process(self, logits: Tensor, out: Tensor) -> None:
         params = [self._span.params] * len(logits)
-        self._kernels.law(logits.contiguous(), temperature_tensor(params), out, filter_tensors(params))
+        self._kernels.log_probs(logits.contiguous(), temperature_tensor(params), out, filter_tensors(params))
 
     def _emit(self, token: int) -> bool:
         top = self._span.params.scored

@@ -91,33 +91,27 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, Drawing, Protocol):
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False) -> None:
-        """`out = rounded(rounded(x * rsqrt(mean(x^2) + eps)) * weight)`; `out` may be `x`.
+    def rms_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+        plus_one: bool = False,
+        delta: Tensor | None = None,
+    ) -> None:
+        """`out = rounded(rounded(x * rsqrt(mean(x^2) + eps)) * weight)`; `out` may be `x` or `delta`.
 
         Source: Zhang and Sennrich 2019 (arXiv 1910.07467); rounding as in transformers' LlamaRMSNorm.
 
         Args:
-            x: T `[rows, H]`.
+            x: T `[rows, H]`; written where there is a `delta`.
             weight: T `[H]`.
             eps: added to the mean.
             out: T `[rows, H]`.
             plus_one: `weight` is stored less one: `out = rounded(x * rsqrt(mean(x^2) + eps) * (1 + weight))`, as in
                 transformers' GemmaRMSNorm.
-        """
-        ...
-
-    def add_rms_norm(
-        self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
-    ) -> None:
-        """`residual = rounded(residual + delta)`, then `out = rms_norm(residual)`; `out` may be `delta`.
-
-        Args:
-            residual: T `[rows, H]`, read and written.
-            delta: T `[rows, H]`.
-            weight: T `[H]`.
-            eps: added to the mean.
-            out: T `[rows, H]`.
-            plus_one: as in `rms_norm`.
+            delta: T `[rows, H]`: first `x = rounded(x + delta)`.
         """
         ...
 
@@ -179,32 +173,20 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, Drawing, Protocol):
         """
         ...
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:
-        """`out = rounded((x - mean(x)) * rsqrt(mean((x - mean(x))^2) + eps) * weight + bias)`; `out` may be `x`.
-
-        Source: Ba, Kiros and Hinton 2016 (arXiv 1607.06450).
-
-        Args:
-            x: T `[rows, H]`.
-            weight: T `[H]`.
-            bias: T `[H]`.
-            eps: added to the variance.
-            out: T `[rows, H]`.
-        """
-        ...
-
-    def add_layer_norm(
-        self, residual: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor
+    def layer_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, delta: Tensor | None = None
     ) -> None:
-        """`residual = rounded(residual + delta)`, then `out = layer_norm(residual)`; `out` may be `delta`.
+        """`out = rounded((x - mean(x)) * rsqrt(mean((x - mean(x))^2) + eps) * weight + bias)`.
+
+        `out` may be `x` or `delta`. Source: Ba, Kiros and Hinton 2016 (arXiv 1607.06450).
 
         Args:
-            residual: T `[rows, H]`, read and written.
-            delta: T `[rows, H]`.
+            x: T `[rows, H]`; written where there is a `delta`.
             weight: T `[H]`.
             bias: T `[H]`.
             eps: added to the variance.
             out: T `[rows, H]`.
+            delta: T `[rows, H]`: first `x = rounded(x + delta)`.
         """
         ...
 

@@ -72,7 +72,7 @@ class Drawing(Protocol):
         """
         ...
 
-    def law(self, scores: Tensor, temperatures: Tensor, out: Tensor, filters: Filters | None = None) -> None:
+    def log_probs(self, scores: Tensor, temperatures: Tensor, out: Tensor, filters: Filters | None = None) -> None:
         """Write the distribution that `draw` samples, as log-probabilities: `log_softmax` of `process`.
 
         The same bits in all implementations; at temperature 0 one token has everything.

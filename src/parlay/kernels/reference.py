@@ -112,15 +112,17 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
         out.copy_(linear.rows_of(weight, tokens))
 
     def rms_norm(  # noqa: D102
-        self, x: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+        plus_one: bool = False,
+        delta: Tensor | None = None,
     ) -> None:
+        if delta is not None:
+            x.add_(delta)
         out.copy_(_weighted(torch.from_numpy(_rms(x.float().numpy(), eps)), weight, plus_one))
-
-    def add_rms_norm(  # noqa: D102
-        self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
-    ) -> None:
-        residual.add_(delta)
-        self.rms_norm(residual, weight, eps, out, plus_one)
 
     def head_norm(  # noqa: D102
         self,
@@ -168,17 +170,15 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
             scale = torch.from_numpy(np.float32(1) / np.sqrt(mean + np.float32(eps)))
             part.copy_(_weighted(part.float() * scale, weight, plus_one=False))
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
+    def layer_norm(  # noqa: D102
+        self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, delta: Tensor | None = None
+    ) -> None:
+        if delta is not None:
+            x.add_(delta)
         values = x.float().numpy()
         distances = values - values.sum(axis=1, keepdims=True) / np.float32(x.shape[1])
         normal = torch.from_numpy(_rms(distances, eps))
         out.copy_(normal * weight.float() + bias.float())
-
-    def add_layer_norm(  # noqa: D102
-        self, residual: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor
-    ) -> None:
-        residual.add_(delta)
-        self.layer_norm(residual, weight, bias, eps, out)
 
     def rotary_store(  # noqa: D102
         self,

@@ -165,7 +165,7 @@ class ReferenceDrawing:
             with np.errstate(over="ignore"):
                 out[row] = torch.from_numpy(logs.astype(np.float32))
 
-    def law(  # noqa: D102
+    def log_probs(  # noqa: D102
         self, scores: Tensor, temperatures: Tensor, out: Tensor, filters: Filters | None = None
     ) -> None:
         out.copy_(scores)

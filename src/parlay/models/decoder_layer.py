@@ -150,16 +150,9 @@ def norm_of(config: ModelConfig, *, eps: float | None = None, final: bool = Fals
     nothing = torch.zeros(config.hidden_size if config.style.layer_norms else 0)
 
     def rms(kernels: Kernels, x: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor) -> None:
-        if delta is None:
-            kernels.rms_norm(x, weight, eps, out, plus_one)
-        else:
-            kernels.add_rms_norm(x, delta, weight, eps, out, plus_one)
+        kernels.rms_norm(x, weight, eps, out, plus_one, delta)
 
     def layer(kernels: Kernels, x: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor) -> None:
-        bias = nothing.to(weight.dtype)
-        if delta is None:
-            kernels.layer_norm(x, weight, bias, eps, out)
-        else:
-            kernels.add_layer_norm(x, delta, weight, bias, eps, out)
+        kernels.layer_norm(x, weight, nothing.to(weight.dtype), eps, out, delta)
 
     return layer if config.style.layer_norms else rms

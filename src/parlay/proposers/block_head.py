@@ -286,7 +286,7 @@ class BlockHead(FeatureHead):
         for i, (layer, kind) in enumerate(zip(self._layers, self._kind_of, strict=True)):
             delta = layer(residual, delta, contexts[kind], first.keys(i))
         assert delta is not None
-        kernels.add_rms_norm(residual, delta, self._norm, eps, self._block_states[:rows])
+        kernels.rms_norm(residual, self._norm, eps, self._block_states[:rows], delta=delta)
 
     def rows_at(self, places: Tensor) -> Tensor:
         """Return which rows of the blocks predict tokens, given as `DraftHead.score_at` gives them."""

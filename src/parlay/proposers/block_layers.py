@@ -187,13 +187,10 @@ class BlockLayer:
         """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
         kernels, x = context.kernels, context.buffers("normed", residual.shape[1])
         attention, network = self._wrappers
-        if delta is None:
-            kernels.rms_norm(residual, self._before, self._eps, x)
-        else:
-            kernels.add_rms_norm(residual, delta, self._before, self._eps, x)
+        kernels.rms_norm(residual, self._before, self._eps, x, delta=delta)
         read, needed = attention.before(x)
         mixed = self._finish(0, attention.after(self._attention(read, context, cache), needed), kernels)
-        kernels.add_rms_norm(residual, mixed, self._between, self._eps, x)
+        kernels.rms_norm(residual, self._between, self._eps, x, delta=mixed)
         read, needed = network.before(x)
         out = self._finish(1, network.after(self._mlp(read, context), needed), kernels)
         if self._scalar != 1:

@@ -78,7 +78,7 @@ class Draws:
         filters = self._filters.first(rows) if self.filtered else None
         noise = self._temperatures[:rows], self._seeds[:rows], self._positions[step, :rows]
         if self.private:
-            kernels.law(logits, noise[0], self._kept(logits.shape[1])[step, :rows], filters)
+            kernels.log_probs(logits, noise[0], self._kept(logits.shape[1])[step, :rows], filters)
         _choose(kernels, logits, noise, tokens, probs, filters, ids)
 
     def draw_at(
@@ -103,7 +103,7 @@ class Draws:
             filters = Filters(own.min_p[rows], own.top_k[rows], own.top_p[rows])
         if self.private:
             distributions = torch.empty_like(logits)
-            kernels.law(logits, noise[0], distributions, filters)
+            kernels.log_probs(logits, noise[0], distributions, filters)
             self._kept(logits.shape[1])[places // self._rows, rows] = distributions
         shape = len(places), *children
         tokens, probs = torch.empty(shape, dtype=torch.int64), torch.empty(shape)

@@ -44,7 +44,7 @@ class HeadLayers:
         kernels = context.kernels
         normed = context.buffers("normed", state.shape[1])
         mixed = self._attention(x, context, context.keys(0))
-        kernels.add_rms_norm(state, mixed, self._norm, self._eps, normed)
+        kernels.rms_norm(state, self._norm, self._eps, normed, delta=mixed)
         delta = self._mlp(normed, context)
         for layer, cache in zip(self._others, context.cache[1:], strict=True):
             delta = layer(state, delta, context, cache)

@@ -99,8 +99,16 @@ class DifferentiableKernels(ReferenceKernels):
         self._rollout, self._origins = rollout, origins
 
     def rms_norm(  # noqa: D102
-        self, x: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+        plus_one: bool = False,
+        delta: Tensor | None = None,
     ) -> None:
+        if delta is not None:
+            x.add_(delta)
         out.copy_(_rms(x.clone(), weight, eps, plus_one))
 
     def head_norm(  # noqa: D102
@@ -144,7 +152,11 @@ class DifferentiableKernels(ReferenceKernels):
         ]
         qkv.copy_(torch.cat((q * scales[0] * q_weight, k * scales[1] * k_weight, v), dim=1))
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
+    def layer_norm(  # noqa: D102
+        self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, delta: Tensor | None = None
+    ) -> None:
+        if delta is not None:
+            x.add_(delta)
         out.copy_(F.layer_norm(x.clone(), weight.shape, weight, bias.to(weight), eps))
 
     def rotary_store(  # noqa: D102

@@ -1,4 +1,4 @@
-"""Attention against the reference, and its one law: bits follow from the logical order of the keys alone."""
+"""Attention against the reference, and its contract: bits follow from the logical order of the keys alone."""
 
 import pytest
 import torch

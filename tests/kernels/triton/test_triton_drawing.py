@@ -236,8 +236,8 @@ def test_laws(
 ) -> None:
     scores, temperatures = rows_of(77)[[2, 3]], torch.tensor([0.7, 0.0 if filters is None else 1.3])
     expected, found = torch.empty_like(scores), torch.empty_like(scores, device=device)
-    reference.law(scores, temperatures, expected, filters)
-    triton.law(scores.to(device), temperatures.to(device), found, filters_to(device, filters))
+    reference.log_probs(scores, temperatures, expected, filters)
+    triton.log_probs(scores.to(device), temperatures.to(device), found, filters_to(device, filters))
     assert same_bits(found.cpu(), expected)
 
 
@@ -321,7 +321,7 @@ def test_no_rows(triton: TritonDrawing, device: torch.device) -> None:
     scores, noise = none(0, 9), (none(0), whole(0), whole(0))
     triton.draw(scores, *noise, whole(0), None, None, none(0))
     triton.branch(scores, *noise, whole(0, 2), none(0, 2))
-    triton.law(scores, none(0), none(0, 9))
+    triton.log_probs(scores, none(0), none(0, 9))
     triton.excess(scores, scores, none(0, dtype=torch.float64), none(0, dtype=torch.float64))
     triton.grow(whole(0, 2), none(0, 2), none(0), whole(0), none(0), whole(0), whole(0), 0)
     assert math.prod(scores.shape) == 0

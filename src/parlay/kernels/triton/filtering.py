@@ -288,7 +288,7 @@ class TritonFiltering:
         _count[grid](scores, tops, sums, vocab, pieces, PIECE, width, num_warps=4, **EXACT)
         _logs[grid](scores, tops, sums, out, vocab, pieces, PIECE, width, num_warps=4, **EXACT)
 
-    def law(  # noqa: D102
+    def log_probs(  # noqa: D102
         self, scores: Tensor, temperatures: Tensor, out: Tensor, filters: Filters | None = None
     ) -> None:
         out.copy_(scores)

@@ -181,16 +181,16 @@ class TritonNorms:
     """Norms; see `Kernels` for what each method does."""
 
     def rms_norm(  # noqa: D102
-        self, x: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+        plus_one: bool = False,
+        delta: Tensor | None = None,
     ) -> None:
         rows, width = x.shape
-        _by_parts(_norm, rows, 1, width, x, None, weight, None, out, float(eps), width, plus_one)
-
-    def add_rms_norm(  # noqa: D102
-        self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
-    ) -> None:
-        rows, width = residual.shape
-        _by_parts(_norm, rows, 1, width, residual, delta, weight, None, out, float(eps), width, plus_one)
+        _by_parts(_norm, rows, 1, width, x, delta, weight, None, out, float(eps), width, plus_one)
 
     def head_norm(  # noqa: D102
         self,
@@ -229,15 +229,11 @@ class TritonNorms:
         tensors = qkv, q_weight, k_weight, q_squares, k_squares
         _by_parts(_joint_norm, len(qkv), heads + kv_heads, dim, *tensors, float(eps), *counts)
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
-        rows, width = x.shape
-        _by_parts(_norm, rows, 1, width, x, None, weight, bias, out, float(eps), width, False)
-
-    def add_layer_norm(  # noqa: D102
-        self, residual: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor
+    def layer_norm(  # noqa: D102
+        self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, delta: Tensor | None = None
     ) -> None:
-        rows, width = residual.shape
-        _by_parts(_norm, rows, 1, width, residual, delta, weight, bias, out, float(eps), width, False)
+        rows, width = x.shape
+        _by_parts(_norm, rows, 1, width, x, delta, weight, bias, out, float(eps), width, False)
 
     def gated_norm(  # noqa: D102
         self, x: Tensor, gate: Tensor, weight: Tensor, group: int, eps: float, gate_first: bool, out: Tensor

@@ -105,12 +105,9 @@ class _OptLayer:
         """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
         kernels, buffers = context.kernels, context.buffers
         x = buffers("normed", residual.shape[1])
-        if delta is None:
-            kernels.layer_norm(residual, *self._attention_norm, _EPS, x)
-        else:
-            kernels.add_layer_norm(residual, delta, *self._attention_norm, _EPS, x)
+        kernels.layer_norm(residual, *self._attention_norm, _EPS, x, delta)
         mixed = self._attention(x, context, cache)
-        kernels.add_layer_norm(residual, mixed, *self._mlp_norm, _EPS, x)
+        kernels.layer_norm(residual, *self._mlp_norm, _EPS, x, mixed)
         inner = self._up(x, buffers, "up")
         if inner.shape[1]:
             kernels.activate(inner, "relu")
@@ -178,7 +175,7 @@ class Model:
             delta = layer(residual, delta, context, context.keys(index))
         assert delta is not None
         hidden = context.buffers("hidden", width)
-        kernels.add_layer_norm(residual, delta, *self._norm, _EPS, hidden)
+        kernels.layer_norm(residual, *self._norm, _EPS, hidden, delta)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
