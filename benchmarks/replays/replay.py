@@ -22,9 +22,9 @@ from benchmarks.replays.traces import Recorded
 from parlay.acceptance.tree import children
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import AUTO
-from parlay.drafting.ahead import Ahead
 from parlay.drafting.belief import Belief
 from parlay.drafting.cost import StepCost
+from parlay.drafting.device_length import DeviceLength
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.hosts import Method
 from parlay.drafting.policy import Policy
@@ -338,7 +338,7 @@ def _policy(costs: Costs, device: str, learn: bool) -> Policy:
     cost, belief = StepCost(_ROWS, costs.key_share), Belief()
     if learn:
         cost.learn([(rows, costs.seconds(rows)) for rows in TIMED])
-    return Policy(cost, belief, Ahead(device, cost, belief) if device else None)
+    return Policy(cost, belief, DeviceLength(device, cost, belief) if device else None)
 
 
 def _methods(setting: Setting, requests: Sequence[Recorded], costs: Costs) -> list[Method]:

@@ -10,10 +10,10 @@ from asking import Ask, assert_same, half_repeating, meddle_at_random, run, with
 from conftest import MakeLLM, Pair, Plain, proposer_options
 from torch import Tensor
 
-from parlay.drafting.ahead import Ahead
 from parlay.drafting.belief import Belief
 from parlay.drafting.cost import StepCost
 from parlay.drafting.device import Device
+from parlay.drafting.device_length import DeviceLength
 from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.goodput import best_draft
 from parlay.drafting.hosts import Faults, Method
@@ -51,7 +51,7 @@ def taught(drafting: float) -> Policy:
     """Return a policy that knows what steps and drafts of one token cost, of which 40 % are right."""
     cost, belief = StepCost(512), Belief()
     cost.learn([(rows, 0.010 + 0.0001 * rows) for rows in (1, 16, 32, 64, 256)])
-    ahead = Ahead("pairs", cost, belief)
+    ahead = DeviceLength("pairs", cost, belief)
     for _ in range(40):
         ahead.timed(1, BATCH, drafting, 0, settled=True)
         for right in (True, False, False, True, False):
@@ -75,7 +75,11 @@ def rerun(policy: Policy, left: int = LEFT) -> int:
 def test_what_saves_little_is_not_worth_the_rows() -> None:
     """A hundred rows take as long as 24 tokens, of 250 that are left."""
     much, little = taught(0.0001), taught(0.0013)
-    savings = [policy.ahead.best(1, BATCH, BATCH, 0)[1] for policy in (much, little) if policy.ahead is not None]
+    savings = [
+        policy.device_length.best(1, BATCH, BATCH, 0)[1]
+        for policy in (much, little)
+        if policy.device_length is not None
+    ]
     assert 0 < savings[1] < 0.06 < savings[0]
     assert rerun(much) == LACKING
     assert rerun(much, left=20) == 0
@@ -119,7 +123,7 @@ def follows(policy: Policy, left: int) -> bool:
 def test_a_prompt_is_processed_if_the_answer_is_long_enough() -> None:
     """All requests wait while the head processes a prompt; what it saves grows with the answer."""
     policy = taught(0.0001)
-    ahead = policy.ahead
+    ahead = policy.device_length
     assert ahead is not None
     assert follows(policy, 10), "what it takes is not known"
     for _ in range(2):  # the first time may be that of compiling
@@ -131,17 +135,17 @@ def test_a_prompt_is_processed_if_the_answer_is_long_enough() -> None:
 def test_a_prompt_counts_at_most_as_much_as_it_takes_the_target() -> None:
     """Its process was stopped for a while; otherwise no prompt might ever be processed again, and none be timed."""
     policy = taught(0.0001)
-    assert policy.ahead is not None
+    assert policy.device_length is not None
     for _ in range(2):
-        policy.ahead.timed(0, 0, 9.0, LACKING, settled=True)
-    assert policy.ahead.cost.following(LACKING) <= policy.cost.table[LACKING]
+        policy.device_length.timed(0, 0, 9.0, LACKING, settled=True)
+    assert policy.device_length.cost.following(LACKING) <= policy.cost.table[LACKING]
 
 
 @pytest.mark.parametrize("each", [0.00002, 0.005])
 def test_prompts_that_are_processed_for_a_trial_are_paid(each: float) -> None:
     """Also those that take longer than the trial."""
     policy = taught(0.1)  # drafts take ten times as long as steps
-    ahead = policy.ahead
+    ahead = policy.device_length
     assert ahead is not None
     for _ in range(2):
         ahead.cost.observe_following(1000, 1000 * each)
@@ -158,7 +162,7 @@ def test_prompts_that_are_processed_for_a_trial_are_paid(each: float) -> None:
 def test_what_is_not_worth_it_is_tried_again_some_day() -> None:
     """Drafts pay, but no answer is long enough for what processing its prompt is thought to take."""
     policy = taught(0.0001)
-    ahead = policy.ahead
+    ahead = policy.device_length
     assert ahead is not None
     assert ahead.choose(1, BATCH, BATCH, 0) == 1
     assert not ahead.scouts(0.5)
@@ -179,12 +183,12 @@ def asks(count: int = 16, **more: Any) -> list[Ask]:
 def switched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The length of a device proposer's next drafts, as a list with one number that tests change."""
     length = [0]
-    monkeypatch.setattr(Ahead, "choose", lambda self, most, *of, **more: min(most, length[0]))
-    monkeypatch.setattr(Ahead, "best", lambda self, *of: (0, 1e9, 0, []))
+    monkeypatch.setattr(DeviceLength, "choose", lambda self, most, *of, **more: min(most, length[0]))
+    monkeypatch.setattr(DeviceLength, "best", lambda self, *of: (0, 1e9, 0, []))
     monkeypatch.setattr(DraftCost, "timed", True)
     monkeypatch.setattr(DraftCost, "by_length", lambda self, most, count: [0.0] * (most + 1))
-    monkeypatch.setattr(Ahead, "affords", False)
-    monkeypatch.setattr(Ahead, "gain", 9.0)
+    monkeypatch.setattr(DeviceLength, "affords", False)
+    monkeypatch.setattr(DeviceLength, "gain", 9.0)
     monkeypatch.setattr(Policy, "may_draft", True)
     monkeypatch.setattr(
         Policy, "choose", lambda self, chances, *of, **more: [list(range(len(own))) for own in chances]
@@ -230,7 +234,7 @@ def test_nothing_runs_while_it_is_off(
 def test_what_a_prompt_takes_is_measured(make_llm: MakeLLM, models: dict[str, Pair], switched: list[int]) -> None:
     switched[0] = 2
     llm = make_llm(speculative_config=config("eagle3", models))
-    ahead = llm.engine._scheduler.drafting.policy.ahead
+    ahead = llm.engine._scheduler.drafting.policy.device_length
     run(llm, asks(3, max_tokens=1))
     assert ahead.cost.following(100) == 0, "a request that emits one token has no drafts"
     for first in (3, 8):  # the first time is not counted

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parlay import SamplingParams
-from parlay.drafting.ahead import Ahead
-from parlay.drafting.asking import Asking
 from parlay.drafting.belief import Belief
 from parlay.drafting.budget import SHARE, Budget
 from parlay.drafting.cost import StepCost
+from parlay.drafting.device_length import DeviceLength
 from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.goodput import choose
+from parlay.drafting.host_budget import HostBudget
 from parlay.drafting.hosts import Method
 from parlay.drafting.policy import Measuring, Policy
 from parlay.drafting.state import DraftState, Outcome, Rows
@@ -180,7 +180,7 @@ def test_a_batch_comes_back_whose_requests_pay_only_together() -> None:
     """A step that is longer for one request's draft slows down all others; the drafts of all make up for it."""
     run = Simulation(8, seconds_of=lambda rows: 0.01 + 0.001 * rows)
     run.rate(0.02, 300, 100e-6)
-    assert not run.policy.asking.affords(8)
+    assert not run.policy.host_budget.affords(8)
     back = next((step for step in range(1000) if sum(run.step(0.9, asking=100e-6)) >= 8), 1000)
     assert back < 200
     assert run.rate(0.9, 200, 100e-6) > 1.35 * 8 / run.seconds_of(8)
@@ -235,7 +235,7 @@ def test_what_drafts_gain_is_counted_as_lengths_are_chosen(waiting: bool, latenc
     """Tokens for one of two requests: by the geometric mean while none waits, and with `latency` always."""
     run = Simulation(2, fair=latency)
     found: list[float] = []
-    run.policy.asking.gain = found.append  # type: ignore[method-assign]
+    run.policy.host_budget.gain = found.append  # type: ignore[method-assign]
     drafts = run.drafting.plan([(r, Rows(1, 0)) for r in run.requests], 100, 512, waiting=waiting)
     outcomes = []
     for request, part, right in zip(run.requests, drafts.parts, (1, 0), strict=True):
@@ -257,7 +257,7 @@ def test_what_drafts_gain_is_counted_as_lengths_are_chosen(waiting: bool, latenc
 STEP, ASK = 1e-3, 20e-6
 
 
-def asked(asking: Asking, count: int, gain: float, requests: int = 1) -> int:
+def asked(asking: HostBudget, count: int, gain: float, requests: int = 1) -> int:
     """Run steps in each of which some requests may be asked for; a draft saves `gain`. Return how often they were."""
     found = 0
     for _ in range(count):
@@ -270,7 +270,7 @@ def asked(asking: Asking, count: int, gain: float, requests: int = 1) -> int:
 
 
 def test_what_pays_is_always_asked_and_an_end_of_it_is_noticed() -> None:
-    asking = Asking()
+    asking = HostBudget()
     assert asked(asking, 5000, 2 * ASK) == 5000
     asked(asking, 3000, 0.0)
     assert asked(asking, 1000, 0.0) < 300
@@ -279,7 +279,7 @@ def test_what_pays_is_always_asked_and_an_end_of_it_is_noticed() -> None:
 @pytest.mark.parametrize("requests", [1, 32])
 @pytest.mark.parametrize("gain", [0.0, -2 * ASK])
 def test_what_never_pays_is_asked_as_the_budget_allows_and_comes_back(requests: int, gain: float) -> None:
-    asking = Asking()
+    asking = HostBudget()
     asked(asking, 1000, gain, requests)
     assert asked(asking, 20_000, gain, requests) * requests * ASK < 1.05 * SHARE * 20_000 * STEP
     asked(asking, 1000, 50 * ASK, requests)
@@ -287,7 +287,7 @@ def test_what_never_pays_is_asked_as_the_budget_allows_and_comes_back(requests: 
 
 
 def test_a_process_that_was_stopped_changes_little() -> None:
-    asking = Asking()
+    asking = HostBudget()
     asked(asking, 1000, 1.5 * ASK)
     asking.spend(3600.0, 1)
     assert asked(asking, 2000, 1.5 * ASK) > 1900
@@ -305,8 +305,8 @@ def test_a_budget_never_holds_or_owes_more_than_it_may(changes: list[tuple[float
 # ---------------------------------------------------------------------------------------------- device proposers
 
 
-def ahead_of(cost: StepCost, belief: Belief | None = None, drafting: DraftCost | None = None) -> Ahead:
-    return Ahead("head", cost, belief or Belief(), drafting)
+def ahead_of(cost: StepCost, belief: Belief | None = None, drafting: DraftCost | None = None) -> DeviceLength:
+    return DeviceLength("head", cost, belief or Belief(), drafting)
 
 
 @pytest.mark.parametrize("branches", [1, 3])
@@ -387,7 +387,9 @@ def test_the_next_run_knows_that_a_proposer_does_not_pay() -> None:
     saved: list[Any] = []
     cost = steps(lambda rows: 0.010 * rows)
     ahead, at = ahead_of(cost), []
-    policy = Policy(cost, ahead=ahead, keep=lambda own: saved.append(own.ahead and own.ahead.belief.known))
+    policy = Policy(
+        cost, device_length=ahead, keep=lambda own: saved.append(own.device_length and own.device_length.belief.known)
+    )
     for _ in range(3):
         ahead.timed(1, 1, 0.01, 0, settled=True)
     for step in range(1, 300):

@@ -19,8 +19,8 @@ from crossing import crossed
 
 import parlay
 from parlay import LLM, EngineFaultError, RankError, SamplingParams
-from parlay.drafting.ahead import Ahead
 from parlay.drafting.belief import Belief
+from parlay.drafting.device_length import DeviceLength
 from parlay.drafting.policy import Policy
 from parlay.engine import exclusive
 from parlay.engine.scheduler import Scheduler
@@ -259,8 +259,8 @@ def test_signals_that_nobody_handles_in_python_and_other_threads() -> None:
         (Policy, "begin"),
         (Policy, "choose"),
         (Policy, "timed"),
-        (Ahead, "choose"),
-        (Ahead, "judged"),
+        (DeviceLength, "choose"),
+        (DeviceLength, "judged"),
     ],
     times=[1, 3, 1000],
 )
@@ -275,7 +275,7 @@ def test_an_error_in_what_drafting_learns_costs_no_request(
     cls, method = place
     expected = answers(make_llm())
     config = CONFIGS["auto"]
-    if cls is Ahead:
+    if cls is DeviceLength:
         config = {"method": "draft_model", "lengths": "goodput", **proposer_options("draft_model", models["float32"])}
     llm = make_llm(speculative_config=config)
     real, calls = getattr(cls, method), iter(range(times))

@@ -8,7 +8,7 @@ from asking import Ask, run
 from conftest import MakeLLM, Pair, proposer_options
 
 from parlay.drafting import device
-from parlay.drafting.ahead import Ahead
+from parlay.drafting.device_length import DeviceLength
 from parlay.drafting.policy import Measuring, Policy
 from parlay.types.params import SamplingParams
 
@@ -19,11 +19,11 @@ def test_steps_know_how_long_ago_the_proposer_ran(
 ) -> None:
     steps = [0]
 
-    def sometimes(self: Ahead, most: int, *of: Any, **more: Any) -> int:
+    def sometimes(self: DeviceLength, most: int, *of: Any, **more: Any) -> int:
         steps[0] += 1
         return min(most, int(steps[0] % 4 == 0))
 
-    monkeypatch.setattr(Ahead, "choose", sometimes)
+    monkeypatch.setattr(DeviceLength, "choose", sometimes)
     monkeypatch.setattr(device, "TRIAL_INTERVAL", 1)  # so that lengths are chosen in every step
     monkeypatch.setattr(Measuring, "step", lambda self, **of: None)
     monkeypatch.setattr(Policy, "may_draft", True)

@@ -3,9 +3,9 @@
 import pytest
 
 from parlay import LLM, SamplingParams
-from parlay.proposers.select import proposers
+from parlay.proposers.select import embedded_options, proposers
 
-HEADS = [name for name in proposers.names() if "model" in (proposers.load(name).EMBEDDED or {})]
+HEADS = [name for name in proposers.names() if "model" in (embedded_options(name) or {})]
 PARAMS = SamplingParams(temperature=0, max_tokens=12)
 
 

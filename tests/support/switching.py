@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from conftest import Pair, proposer_options
 
-from parlay.drafting.ahead import Ahead
-from parlay.drafting.asking import Asking
 from parlay.drafting.cost import StepCost
+from parlay.drafting.device_length import DeviceLength
 from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.drafting import Drafting
+from parlay.drafting.host_budget import HostBudget
 from parlay.drafting.policy import Policy
 from parlay.drafting.state import Drafted
 from parlay.engine.scheduler import Scheduler
@@ -39,21 +39,21 @@ def choose_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Non
             for own, bound in zip(chances, least, strict=True)
         ]
 
-    def length(self: Ahead, most: int, *of: Any, **more: bool) -> int:
+    def length(self: DeviceLength, most: int, *of: Any, **more: bool) -> int:
         self.trial = rng.random() < 0.3
         return rng.randint(0, most)
 
-    def best(self: Ahead, *of: int) -> tuple[int, float, int, list[float]]:
+    def best(self: DeviceLength, *of: int) -> tuple[int, float, int, list[float]]:
         return 0, rng.choice([0.0, 0.5, 1e9]), 0, []
 
     monkeypatch.setattr(Policy, "choose", choose)
     monkeypatch.setattr(Policy, "may_draft", property(lambda self: rng.random() < 0.8))
     monkeypatch.setattr(Policy, "branches", property(lambda self: rng.random() < 0.7))
-    monkeypatch.setattr(Asking, "affords", lambda self, count: rng.random() < 0.8)
-    monkeypatch.setattr(Ahead, "choose", length)
-    monkeypatch.setattr(Ahead, "best", best)
-    monkeypatch.setattr(Ahead, "affords", property(lambda self: rng.random() < 0.5))
-    monkeypatch.setattr(Ahead, "gain", property(lambda self: rng.random() * 4))
+    monkeypatch.setattr(HostBudget, "affords", lambda self, count: rng.random() < 0.8)
+    monkeypatch.setattr(DeviceLength, "choose", length)
+    monkeypatch.setattr(DeviceLength, "best", best)
+    monkeypatch.setattr(DeviceLength, "affords", property(lambda self: rng.random() < 0.5))
+    monkeypatch.setattr(DeviceLength, "gain", property(lambda self: rng.random() * 4))
 
 
 def any_choices(monkeypatch: pytest.MonkeyPatch) -> None:

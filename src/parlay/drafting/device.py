@@ -76,7 +76,7 @@ class Device:
 
         That is for a trial, or because drafts pay, and only those requests that run already lack too much.
         """
-        ahead = self._policy.ahead if self._policy is not None else None
+        ahead = self._policy.device_length if self._policy is not None else None
         if ahead is None or not self._pairs or self._length or not request.drafting.device:
             return
         pays = self._saving is not None and self._saving > 0 and self._worth(request, self._saving)
@@ -128,7 +128,7 @@ class Device:
     def choose(self, requests: Sequence[Drafted], limits: Sequence[int], emitting: int, keys: int) -> None:
         """Choose the next length from the cost and gain of drafting for requests with these limits."""
         assert self._policy is not None
-        ahead = self._policy.ahead
+        ahead = self._policy.device_length
         assert ahead is not None
         if self._policy.measuring.left > 1:
             self.next_length = 0
@@ -261,9 +261,9 @@ class Device:
         """Return the seconds that catching up takes before it can draft for a request."""
         policy = self._policy
         assert policy is not None
-        assert policy.ahead is not None
+        assert policy.device_length is not None
         lacking = max(self._lacking(request), 0)
-        return policy.extra(policy.rows, lacking) + policy.ahead.cost.following(self._behind(request))
+        return policy.extra(policy.rows, lacking) + policy.device_length.cost.following(self._behind(request))
 
     def _behind(self, request: Drafted) -> int:
         """How many known tokens the proposer has not processed."""
@@ -298,9 +298,9 @@ class Device:
         state = request.drafting
         if not state.device or state.predicted:
             return False
-        if self._policy is None or self._policy.ahead is None:
+        if self._policy is None or self._policy.device_length is None:
             return True
         best = state.best
         if best is None or best.speculated > 0 or not state.chosen.tokens:
             return True
-        return sum(best.chances) < self._policy.ahead.gain
+        return sum(best.chances) < self._policy.device_length.gain

@@ -233,9 +233,9 @@ class Drafting:
             return not self._hosts
         if not policy.plain or policy.measuring.left:
             return False
-        if policy.asking.affords(len(rows)):
+        if policy.host_budget.affords(len(rows)):
             return False
-        policy.asking.save(policy.plain)
+        policy.host_budget.save(policy.plain)
         return True
 
     def _plan(self, rows: Collection[tuple[Drafted, Rows]], left: int, most: int, *, waiting: bool) -> StepDrafts:
@@ -286,8 +286,8 @@ class Drafting:
         step.fair, step.plain = policy.fair(waiting=waiting), policy.plain
         rich, asked, began = True, 0, 0.0
         if self._hosts:
-            policy.asking.save(policy.plain)
-            rich = policy.asking.affords(len(requests))
+            policy.host_budget.save(policy.plain)
+            rich = policy.host_budget.affords(len(requests))
         why = Why.EXPENSIVE if not policy.may_draft else Why.NO_PROPOSAL if rich else Why.PAUSED
         some: list[Drafted] = []
         branches = self._tree and policy.branches
@@ -316,9 +316,9 @@ class Drafting:
         if asked:
             step.asking = self._clock() - began
             self.seconds += step.asking
-            policy.asking.spend(step.asking, asked)
-        if policy.ahead is not None and self._hosts and not self._steps % _TIMED:
-            policy.ahead.observe_hosts(policy.gain(hosted(some), step.emitting, rows, keys))
+            policy.host_budget.spend(step.asking, asked)
+        if policy.device_length is not None and self._hosts and not self._steps % _TIMED:
+            policy.device_length.observe_hosts(policy.gain(hosted(some), step.emitting, rows, keys))
         drafts = [request.drafting.best for request in some]
         best = [one for one in drafts if one is not None]
         made = any(one.speculated for one in best)
@@ -329,7 +329,7 @@ class Drafting:
             request.drafting.take(nodes)
             count += one.count_hosted(nodes)
         if count:
-            policy.asking.gain(-policy.price_of(rows, count))
+            policy.host_budget.gain(-policy.price_of(rows, count))
         step.drafted = any(chosen)
 
     def _take_all(self, step: StepDrafts, request: Drafted, room: int) -> int:
@@ -394,10 +394,10 @@ class Drafting:
             found = self._candidates.belief.judge(draft, Verdict(verdict.tokens, path), span.params)
             if candidate is best:
                 judged = found
-            if candidate.pending and policy is not None and policy.ahead is not None:
+            if candidate.pending and policy is not None and policy.device_length is not None:
                 right = levels(draft, path, len(verdict.tokens))
                 own = len(taken) - best.count_hosted(taken) if best is not None else 0
-                policy.ahead.judged(right, height(draft), own)
+                policy.device_length.judged(right, height(draft), own)
         if best is not None and best.joined:
             whole = Verdict(verdict.tokens, walk(best.draft, verdict.tokens))
             judged = self._candidates.belief.judge(best.draft, whole, span.params, joined=True)

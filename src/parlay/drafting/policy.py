@@ -7,12 +7,12 @@ All of it follows from the measured cost of steps and of drafting (`cost`), how 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from parlay.drafting.ahead import SHORT, WARM, Ahead
-from parlay.drafting.asking import Asking
 from parlay.drafting.belief import Belief
 from parlay.drafting.budget import Budget
 from parlay.drafting.cost import Behind, StepCost
+from parlay.drafting.device_length import SHORT, WARM, DeviceLength
 from parlay.drafting.goodput import choose
+from parlay.drafting.host_budget import HostBudget
 from parlay.types.plan import SETTLED, StepTimes
 
 # Factors in goodput for which drafting is begun, and continued: a smaller expected gain may as well be a loss, since
@@ -57,8 +57,8 @@ class Policy:
     Attributes:
         cost: of steps.
         belief: how likely draft tokens are to be accepted.
-        asking: whether host proposers are asked.
-        ahead: the length of a device proposer's drafts; None if there is none.
+        host_budget: whether host proposers are asked.
+        device_length: the length of a device proposer's drafts; None if there is none.
         price: tokens that a plain step emits in the time that one more row takes, at least.
         plain: seconds of the latest step that had room for drafts, without drafts and prompts.
         requests: that emit in the step.
@@ -70,7 +70,7 @@ class Policy:
         self,
         cost: StepCost,
         belief: Belief | None = None,
-        ahead: Ahead | None = None,
+        device_length: DeviceLength | None = None,
         *,
         fair: bool = False,
         keep: Callable[["Policy"], None] | None = None,
@@ -80,11 +80,16 @@ class Policy:
         Args:
             cost: of steps.
             belief: of acceptance.
-            ahead: of a device proposer.
+            device_length: of a device proposer.
             fair: see `goodput.choose`; otherwise choices are fair only while no request waits.
             keep: is called now and then, to save for the next run what is known.
         """
-        self.cost, self.belief, self.asking, self.ahead = cost, belief or Belief(), Asking(), ahead
+        self.cost, self.belief, self.host_budget, self.device_length = (
+            cost,
+            belief or Belief(),
+            HostBudget(),
+            device_length,
+        )
         self.price = self.plain = 0.0
         self.requests = self.rows = 0
         self.measuring = Measuring(1)
@@ -121,7 +126,7 @@ class Policy:
         self._doubts.hold(self.price_of(rows, _NODES[-1]), 0.0)
         self._doubts.save(self.plain)
         self._trial = self._tries(rows, 0) is not None
-        self.measuring.length = 1 if self.ahead is None else _PAUSE + self._cold
+        self.measuring.length = 1 if self.device_length is None else _PAUSE + self._cold
 
     @property
     def _cold(self) -> int:
@@ -244,13 +249,13 @@ class Policy:
         """
         if times.settled and drafted and self.plain < SHORT:
             self.cost.bound(rows, keys, seconds)
-            if self.ahead is not None and not times.idle_steps:
-                self.ahead.verified(rows, keys, seconds)
+            if self.device_length is not None and not times.idle_steps:
+                self.device_length.verified(rows, keys, seconds)
             else:
                 self._verifying = self._verifying or self.cost.derive()
                 self._verifying.observe(rows, keys, seconds)
         elif times.settled and (drafted or times.idle_steps >= self._cold):
-            measured = self.measuring.left > 0 and self.ahead is not None
+            measured = self.measuring.left > 0 and self.device_length is not None
             if self.cost.observe(rows, keys, seconds, measured=measured) < _SURPRISE and self.measuring.left:
                 self.measuring.reset()
         elif times.settled:

@@ -11,7 +11,7 @@ def learn_times(policy: Policy, step: StepDrafts, plan: Plan, output: StepOutput
     """Learn how long a step took, `seconds` in all, and what drafts of host proposers have saved."""
     if step.gained:  # by the mean of all requests that `goodput.choose` uses
         mean = step.gained / step.emitting
-        policy.asking.gain(step.plain * (expm1(mean) if step.fair else mean))
+        policy.host_budget.gain(step.plain * (expm1(mean) if step.fair else mean))
     if not step.timed:
         return
     rows = keys = behind = count = length = again = 0
@@ -29,5 +29,5 @@ def learn_times(policy: Policy, step: StepDrafts, plan: Plan, output: StepOutput
             count, length = count + 1, max(length, ask.budget)
     own, settled = output.times.propose, output.times.settled
     policy.timed(rows, keys, seconds - own - step.asking, output.times, drafted=step.drafted)
-    if policy.ahead is not None and not again and (behind or (count and alone)):
-        policy.ahead.timed(length, count, own, behind, settled=settled)
+    if policy.device_length is not None and not again and (behind or (count and alone)):
+        policy.device_length.timed(length, count, own, behind, settled=settled)

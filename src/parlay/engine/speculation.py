@@ -9,9 +9,9 @@ from typing import Any
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import AUTO, PLAIN, TreeShape
 from parlay.config.verification import BLOCK, DRAWN
-from parlay.drafting.ahead import Ahead
 from parlay.drafting.belief import Belief
 from parlay.drafting.cost import StepCost
+from parlay.drafting.device_length import DeviceLength
 from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.hosts import Method
@@ -224,12 +224,15 @@ def _policy(
     models = [one.options["model"] for one in (config, *config.several) if "model" in one.options]
     model = f"{name} {_identity(next(iter(models), None))}"  # in the file, where a name may have several models
     belief = Belief({name: known.acceptance[model]} if model in known.acceptance else {})
-    ahead = Ahead(name, cost, belief, DraftCost(known.drafting.get(model))) if name else None
+    ahead = DeviceLength(name, cost, belief, DraftCost(known.drafting.get(model))) if name else None
 
     def keep(policy: Policy) -> None:
         saved = Costs(policy.cost.known)
-        if policy.ahead is not None and policy.ahead.cost.timed:
-            saved.drafting[model], saved.acceptance[model] = policy.ahead.cost.known, policy.ahead.belief.known
+        if policy.device_length is not None and policy.device_length.cost.timed:
+            saved.drafting[model], saved.acceptance[model] = (
+                policy.device_length.cost.known,
+                policy.device_length.belief.known,
+            )
         file.write(saved)
 
     return Policy(cost, belief, ahead, fair=config.lengths == "latency", keep=keep)

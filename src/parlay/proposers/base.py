@@ -2,9 +2,8 @@
 
 A module of this folder is a proposer when it has
     Options     a frozen dataclass of its own keys in `speculative_config`;
-    EMBEDDED    values of those keys under which it serves the embedded target, for the demo and the benchmarks, or
-                None as long as there are no weights for that;
-    Proposer    a subclass of `HostProposer` or `DeviceProposer`.
+    Proposer    a subclass of `HostProposer` or `DeviceProposer`;
+    EMBEDDED    if it has a checkpoint for the embedded target: values of those keys that name it.
 Nothing outside this folder refers to a proposer by name: what it needs it declares as data.
 """
 

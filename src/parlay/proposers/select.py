@@ -17,9 +17,7 @@ from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, Target
 from parlay.proposers.heads import CheckpointOptions
 from parlay.registry import Registry
 
-proposers = Registry(
-    "parlay.proposers.methods", "speculative method", "proposer", needs=("Proposer", "Options", "EMBEDDED")
-)
+proposers = Registry("parlay.proposers.methods", "speculative method", "proposer", needs=("Proposer", "Options"))
 # The options of "auto" that are about the checkpoint, and decide which method it is for.
 _MODEL_KEYS = frozenset(option.name for option in fields(CheckpointOptions))
 
@@ -34,7 +32,7 @@ def embedded_configs(length: int | None = None, heads: Path | None = None) -> di
     configs = {}
     for name in sorted(proposers.names(), key=lambda name: name != PLAIN):
         module = proposers.load(name)
-        options = module.EMBEDDED
+        options = embedded_options(name)
         if heads is not None and _reads_checkpoint(name) and (heads / name).is_dir():
             options = {**(options or {}), "model": str(heads / name)}
         if options is None:
@@ -42,6 +40,13 @@ def embedded_configs(length: int | None = None, heads: Path | None = None) -> di
         own = length if module.Proposer.default_length else None
         configs[name] = SpeculativeConfig(method=name, num_speculative_tokens=own, options=options)
     return configs
+
+
+def embedded_options(method: str) -> dict[str, Any] | None:
+    """Return options with which a method serves the embedded target; None while it has no checkpoint for that."""
+    usual: dict[str, Any] | None = None if _reads_checkpoint(method) else {}
+    found: dict[str, Any] | None = getattr(proposers.load(method), "EMBEDDED", usual)
+    return found
 
 
 def with_bundled(config: SpeculativeConfig, target: TargetInfo) -> SpeculativeConfig:
@@ -73,7 +78,7 @@ def with_embedded(config: SpeculativeConfig, target: Path) -> SpeculativeConfig:
     def fill(one: SpeculativeConfig) -> SpeculativeConfig:
         if one.method in (None, AUTO) or one.method not in proposers.names() or "model" in one.options:
             return one
-        own = proposers.load(one.method).EMBEDDED or {}
+        own = embedded_options(one.method) or {}
         fits = "model" in own and target.parent == ASSETS and target_of(own["model"]) == target.name
         return replace(one, options={**own, **one.options}) if fits else one
 

@@ -9,9 +9,9 @@ match there is no draft. Each request has its own tree, the one of `suffix` and 
 2 us a request and step; 60 to 80 bytes a token at depth 4, and never more than 60 for each token and n.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from parlay.errors import ConfigError
 from parlay.proposers.base import HostProposer, TargetInfo
@@ -19,7 +19,6 @@ from parlay.proposers.suffix_tree import SuffixTree, make_tree
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 
 SOURCE = "ngram"
-EMBEDDED: Mapping[str, Any] = {}
 _OTHERS = 2  # continuations beside the first one
 _SHARE = 4  # each of them has 1 / _SHARE of the budget
 

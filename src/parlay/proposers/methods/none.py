@@ -1,13 +1,10 @@
 """No speculation: every step verifies nothing and emits the target's own token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from parlay.proposers.base import HostProposer, TargetInfo
 from parlay.types.draft import NO_DRAFT, Draft
-
-EMBEDDED: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)

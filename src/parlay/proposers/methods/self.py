@@ -13,9 +13,8 @@ Related: QuantSpec (Tiwari et al. 2025, arXiv 2502.10424) and ML-SpecQD (Georgan
 draft with a quantised target too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -30,9 +29,8 @@ from parlay.runner.footprint import weight_bytes
 from parlay.types.cache import StateRoom
 from parlay.types.plan import NO_PROPOSAL, Proposal, Span, StateUse, Verdict
 
-__all__ = ["EMBEDDED", "Options", "Proposer"]
+__all__ = ["Options", "Proposer"]
 
-EMBEDDED: Mapping[str, Any] = {}
 
 _MOST = 0.8  # of the target's bytes that the copy may take
 

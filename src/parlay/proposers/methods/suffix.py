@@ -11,9 +11,8 @@ responses in memory; the oldest are dropped when there are more, or when they ta
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from parlay.errors import ConfigError
 from parlay.proposers.base import HostProposer, TargetInfo
@@ -21,7 +20,6 @@ from parlay.proposers.suffix_tree import Branches, Continuation, SuffixTree, mak
 from parlay.types.draft import NO_DRAFT, Draft
 
 SOURCE = "suffix"
-EMBEDDED: Mapping[str, Any] = {}
 _SLICE = 16  # places whose strings are uncounted for each step of a response, or twice its new tokens if that is more
 _LEAST = 2  # tokens of a response; a single one teaches nothing
 _OBJECTS = 120  # bytes of a remembered response beside the tree: a `_Response`, its number, its place in the queue

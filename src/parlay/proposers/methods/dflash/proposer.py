@@ -9,9 +9,6 @@ Reads its authors' layout, that of the `speculators` library, and transformers' 
 depends on the one before it, since the two are drafted apart.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -19,9 +16,7 @@ from parlay.proposers.block_head import BlockHead
 from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.runner.graphs import MOST_ROWS
 
-__all__ = ["EMBEDDED", "Options", "Proposer"]
-
-EMBEDDED: Mapping[str, Any] | None = None
+__all__ = ["Options", "Proposer"]
 
 
 class Proposer(BlockHead):

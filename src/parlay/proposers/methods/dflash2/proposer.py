@@ -7,9 +7,6 @@ are candidates; which of them follows the token before is scored by a product of
 Loses where the right token is not among the candidates.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -23,9 +20,7 @@ from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.dflash2 import format as form
 from parlay.proposers.methods.dflash2.convolution import Convolution
 
-__all__ = ["EMBEDDED", "Options", "Proposer"]
-
-EMBEDDED: Mapping[str, Any] | None = None
+__all__ = ["Options", "Proposer"]
 
 
 class Proposer(BlockWalk):

@@ -8,9 +8,6 @@ the next token; belief, budgets and lengths go by that instead of the draft's ow
 Loses where the target's output layer is most of a draft's cost, as in small models with large vocabularies.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -25,9 +22,7 @@ from parlay.proposers.methods.dspark.markov import KINDS, Inner, Markov
 from parlay.proposers.vocabulary import fitted
 from parlay.runner.graphs import MOST_ROWS
 
-__all__ = ["EMBEDDED", "Options", "Proposer"]
-
-EMBEDDED: Mapping[str, Any] | None = None
+__all__ = ["Options", "Proposer"]
 
 
 class Proposer(BlockWalk):

@@ -11,9 +11,8 @@ Loses further along a draft, since every node sees the same keys, and where the 
 Source: Gemma team 2026; transformers' `Gemma4AssistantForCausalLM` and `SinglePositionMultiTokenCandidateGenerator`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,9 +42,8 @@ from parlay.proposers.vocabulary import ids_of
 from parlay.runner.batch import Batch, trimmed
 from parlay.runner.graphs import MOST_ROWS
 
-__all__ = ["EMBEDDED", "Options", "Proposer"]
+__all__ = ["Options", "Proposer"]
 
-EMBEDDED: Mapping[str, Any] | None = None
 _CENTROIDS, _CHOSEN = 2048, 32  # where the config does not say
 
 

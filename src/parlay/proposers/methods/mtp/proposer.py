@@ -10,9 +10,8 @@ A node costs a layer and the target's output layer. Loses where that is most of 
 large vocabularies, and further along a draft: it was trained on true states and is fed its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,9 +34,7 @@ from parlay.proposers.target_layers import TargetEmbedding
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.progress import OnRead, ignore
 
-__all__ = ["EMBEDDED", "Options", "Proposer"]
-
-EMBEDDED: Mapping[str, Any] | None = None
+__all__ = ["Options", "Proposer"]
 
 
 @dataclass(frozen=True, slots=True)

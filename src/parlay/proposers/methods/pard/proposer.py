@@ -10,9 +10,8 @@ What the layers keep of masks lies where the next step's tokens go, and is never
 Loses where a token depends on the one before it, since the two are drafted apart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,9 +33,7 @@ from parlay.runner.graphs import MOST_ROWS
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, ProposerState
 
-__all__ = ["EMBEDDED", "Options", "Proposer"]
-
-EMBEDDED: Mapping[str, Any] | None = None
+__all__ = ["Options", "Proposer"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ learnt in place of the target's; each sees all pairs before it and predicts the 
 Loses where a token depends on the one before it, and further along than it was trained.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +26,8 @@ from parlay.proposers.shared_passes import shared
 from parlay.runner.batch import Batch, trimmed
 from parlay.runner.graphs import MOST_ROWS
 
-__all__ = ["EMBEDDED", "Options", "Proposer"]
+__all__ = ["Options", "Proposer"]
 
-EMBEDDED: Mapping[str, Any] | None = None
 _DEPTHS = 8  # that the library trains by default
 _PATTERN = AttentionPattern(causal=True)
 

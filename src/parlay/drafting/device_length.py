@@ -25,7 +25,7 @@ _LOST = 0.1  # least share of a trial's seconds that is counted as lost, however
 _EPOCH = 8  # steps after which a device proposer's length is chosen anew, though nothing else has changed
 
 
-class Ahead:
+class DeviceLength:
     """How long a device proposer's next drafts are: these are made before anything can say what they are worth.
 
     Attributes:

@@ -9,7 +9,7 @@ _NEWS = 0.05  # weight of a new time in the moving average of asking
 _MOST = 4.0  # longest time that counts, as a factor of the usual one: processes are stopped now and then
 
 
-class Asking:
+class HostBudget:
     """Whether host proposers are asked: while what they save covers the time it takes, and as the budget allows.
 
     Attributes:
