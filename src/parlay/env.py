@@ -14,6 +14,7 @@ Variables:
     OPENAI_API_KEY   key that `parlay verify --url` sends.
     PARLAY_API_KEY   keys of `parlay serve`, separated by commas.
     PARLAY_FLAG_     what variables for flags begin with, such as PARLAY_FLAG_MAX_MODEL_LEN for `--max-model-len`.
+    OLLAMA_MODELS    where Ollama keeps its models (default: ~/.ollama/models, and where its service does).
     XDG_CACHE_HOME   in its folder `parlay`, results of the self-check are kept (default: ~/.cache).
     XDG_CONFIG_HOME  in its folder `parlay`, `models.toml` holds the user's short names (default: ~/.config).
 
@@ -44,6 +45,13 @@ ARITHMETIC = (
 MOST_THREADS = 1024
 FLAG = "PARLAY_FLAG_"
 _WAITING = "OMP_WAIT_POLICY"
+
+
+def ollama_models() -> list[Path]:
+    """Return the folders in which Ollama may keep models."""
+    given = os.environ.get("OLLAMA_MODELS")
+    usual = Path.home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")
+    return [Path(given)] if given else [*usual]
 
 
 def prepare_process() -> None:

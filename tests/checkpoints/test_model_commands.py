@@ -85,7 +85,7 @@ def test_heads_and_what_cannot_be_read(run: Run, standing: StandInHub, hub: Hub)
     assert (found["owner/eagle"]["role"], found["owner/medusa"]["role"]) == ("head", "head")
     status, _, err = run("list")
     assert status == 0
-    assert err == "1 more in the hub's cache cannot be read; --json says why\n"
+    assert err == "1 more cannot be read; --json says why\n"
     assert "owner/words" in json.loads(run("list", "--json")[1])["unreadable"]
 
 

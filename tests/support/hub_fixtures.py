@@ -51,9 +51,10 @@ def hub(tmp_path: Path) -> Hub:
 
 @pytest.fixture
 def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing from wheels, and no short names but the package's."""
+    """Nothing from wheels or Ollama, and no short names but the package's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg-cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg-config"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from parlay.checkpoints import ollama
 from parlay.checkpoints.chat_templates import gguf_templates, read_templates
 from parlay.checkpoints.config import architecture_of, read_raw
 from parlay.checkpoints.files import read_json, tokenizer_file
@@ -61,6 +62,8 @@ def read_details(name: str, hub: Hub = DEFAULT) -> Details:
     local = _local(name, hub)
     raw, tensors = read_raw(local.path), read_tensors(local.path)
     own = _of_file(local.path) if local.path.is_file() else _of_directory(local.path)
+    if local.place == "ollama":
+        own["generation"] = own["generation"] | ollama.sampling(name)
     packed = quantization_of(raw) and local.path.is_dir()
     return Details(
         local=local,
@@ -77,6 +80,8 @@ def _local(name: str, hub: Hub) -> LocalCheckpoint:
     path = here(name)
     if path is not None:
         return describe(path, "embedded" if path.parent == ASSETS else "disk", path.name)
+    if name.startswith(ollama.PREFIX):
+        return describe(ollama.find(name), "ollama", name)
     found = on_this_machine(name, hub)
     if found:
         return max(found, key=lambda one: one.changed)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from parlay.checkpoints import package_index
+from parlay.checkpoints import ollama, package_index
 from parlay.checkpoints.gguf.parts import first_part, model_file
 from parlay.checkpoints.hub import DEFAULT, Hub, fetch, is_hub_id
 from parlay.checkpoints.short_names import Named, resolve, similar
@@ -37,7 +37,8 @@ def find_model(name: str, hub: Hub = DEFAULT, weights: bool = True) -> Path:
     """Return the directory or GGUF file of a model: embedded, on disk (`./name` means only that), or from the hub.
 
     Args:
-        name: of an embedded model, a directory, a GGUF file or any of its parts, a short name, or one on the hub.
+        name: of an embedded model, a directory, a GGUF file or any of its parts, a model of Ollama's, a short name,
+            or one on the hub.
         hub: how to fetch the last two.
         weights: False if only the tokenizer is needed.
 
@@ -61,6 +62,8 @@ def locate(name: str, hub: Hub, fetch: Fetch) -> Path:
         ConfigError: a revision of what is not on the hub, or the user's table of short names is malformed.
     """
     path = here(name)
+    if path is None and name.startswith(ollama.PREFIX):
+        path = ollama.find(name)
     if path is not None:
         if hub.revision is not None:
             raise _one_version(name, hub)
@@ -74,7 +77,9 @@ def locate(name: str, hub: Hub, fetch: Fetch) -> Path:
 
 
 def recommended(name: str) -> dict[str, float]:
-    """Return the sampling parameters that the table of short names has for a model; none for other names."""
+    """Return the sampling parameters that the table of short names, or Ollama, has for a model; none for others."""
+    if here(name) is None and name.startswith(ollama.PREFIX):
+        return ollama.sampling(name)
     named = None if here(name) is not None or is_hub_id(name) else resolve(name)
     return {} if named is None else dict(named.sampling)
 
@@ -138,7 +143,7 @@ def _one_version(name: str, hub: Hub) -> ConfigError:
 
 def unknown(name: str) -> ModelError:
     """Return what to say of a name that means nothing, with those that are like it."""
-    close = similar(name, embedded())
+    close = similar(name, [*embedded(), *ollama.names()])
     near = " or ".join(repr(other) for other in close)
     hint = f" (did you mean {near}?)" if close else "; `parlay list --names` shows the short names"
     return ModelError(

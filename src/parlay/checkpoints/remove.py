@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from parlay.checkpoints import ollama
 from parlay.checkpoints.download import cache_of, cut_off, drop
 from parlay.checkpoints.find import here, unknown
 from parlay.checkpoints.hub import DEFAULT, Hub, is_hub_id, parse_hub_name
@@ -37,6 +38,8 @@ def removable(name: str, hub: Hub = DEFAULT) -> Removable:
         ModelError: there is nothing of that name here.
     """
     path = here(name)
+    if path is None and name.startswith(ollama.PREFIX):
+        raise ConfigError(f"{shown(name)} is Ollama's, and parlay does not remove it; `ollama rm` does")
     if path is None:
         found = on_this_machine(name, hub)
         named = None if "/" in name else resolve(name)

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     _table("model", models)
     _table("draft head or model", [one for one in found.checkpoints if one.role != "model"])
     if found.unreadable:
-        print(f"{len(found.unreadable)} more in the hub's cache cannot be read; --json says why", file=sys.stderr)
+        print(f"{len(found.unreadable)} more cannot be read; --json says why", file=sys.stderr)
     return 0
 
 
