@@ -330,7 +330,7 @@ def test_the_workloads_of_a_model(models: tuple[str, str], options: MethodsOptio
     assert counted == [["completion"], ["agent", "random"] * 2]
     own, random = gather(replace(options, workloads=("random",)), models[0])[::-1]
     assert (own.name, own.max_tokens, own.ignore_eos) == ("own", 6, False)
-    assert (random.name, random.max_tokens, random.ignore_eos) == ("random", 32, True)
+    assert (random.name, random.max_tokens, random.ignore_eos) == ("random", 6, True)
     copy = tmp_path / "agent.jsonl"
     copy.write_text('{"prompt": "a"}')
     for paths, name in ((options.prompts * 2, "own"), ((copy,), "agent")):

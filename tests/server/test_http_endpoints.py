@@ -347,3 +347,24 @@ def test_streamed_chats_have_every_token_id_once(client: openai.OpenAI, more: An
     streamed = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
     assert [t for choice in streamed for t in choice.token_ids] == whole.token_ids  # type: ignore[attr-defined]
     assert "".join(choice.delta.content or "" for choice in streamed) == whole.message.content
+
+
+def test_the_form_of_a_completion(live: Live) -> None:
+    """As of a chat's answer: what cannot be enforced is a warning, and with `strict` an error."""
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    body = {"prompt": "x", "max_tokens": 40, "response_format": form}
+    answer = live.post("/v1/completions", body)
+    assert answer.status_code == 200, answer.text
+    assert any("#/uniqueItems is not enforced" in one for one in answer.json()["warnings"])
+    assert isinstance(json.loads(answer.json()["choices"][0]["text"]), list)
+    form["json_schema"]["strict"] = True  # type: ignore[index]
+    for wrong in (form, {"type": "foo"}, {"type": "json_schema"}):
+        refusal = live.post("/v1/completions", {**body, "response_format": wrong})
+        assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "response_format")
+    for kind in ("text", "json_object"):
+        assert live.post("/v1/completions", {**body, "response_format": {"type": kind}}).status_code == 200
+
+
+def test_a_model_without_a_name(live: Live) -> None:
+    assert live.http.get("/v1/models/").status_code == 404

@@ -199,19 +199,24 @@ def test_ends() -> None:
     metrics.observe_end(PATH, 499, ended(nothing, reason=None))  # the client left
     metrics.observe_end(PATH, 503, ended(nothing, reason=None))  # the engine died
     metrics.observe_end(PATH, 503)
+    metrics.observe_end(PATH, 503, asked=2)  # before anything was known of either
+    metrics.observe_end(PATH, 499, asked=3)  # the client of an answer that was to come whole
+    metrics.observe_end(PATH, 200, ended(nothing, reason=None), asked=2, failed=True)  # in the middle of a stream
+    metrics.observe_end(PATH, 200, ended(nothing, reason="stop"), asked=1, failed=True)  # it was complete
+    metrics.observe_end(PATH, 400, asked=1)
     metrics.observe_end("/ready", 503)  # a probe, every second until it is back
     metrics.observe_end(PATH, 400)
     metrics.observe_end("/wp-admin/setup.php", 404)
     metrics.observe_end("/wp-admin/login.php", 404)
     found = read(metrics)
     reasons = {key[1][0]: value for key, value in found.items() if key[0] == "vllm:request_success_total"}
-    assert reasons == {"stop": 2, "length": 1, "abort": 1, "error": 2}
+    assert reasons == {"stop": 3, "length": 1, "abort": 4, "error": 6}
     http = {key[1]: value for key, value in found.items() if key[0] == "parlay:http_requests_total"}
     assert http == {
-        (PATH, "200"): 2,
-        (PATH, "499"): 1,
-        (PATH, "503"): 2,
-        (PATH, "400"): 1,
+        (PATH, "200"): 4,
+        (PATH, "499"): 2,
+        (PATH, "503"): 3,
+        (PATH, "400"): 2,
         ("/ready", "503"): 1,
         ("other", "404"): 2,
     }

@@ -20,7 +20,16 @@ from parlay.bench.prompts import name_of, read_prompts
 from parlay.bench.record import METHODS, Record
 from parlay.bench.repetitions import Repetitions, StopRule, estimate
 from parlay.bench.tally import Tally
-from parlay.bench.workloads import REMEMBERED, WORKLOADS, Prefix, Workload, usual_workloads, workload
+from parlay.bench.workloads import (
+    REMEMBERED,
+    TOKENS,
+    TOKENS_OF_FILES,
+    WORKLOADS,
+    Prefix,
+    Workload,
+    usual_workloads,
+    workload,
+)
 from parlay.checkpoints.find import find_model
 from parlay.config import SpeculativeConfig
 from parlay.config.verification import COUPLED
@@ -120,19 +129,20 @@ def gather(options: MethodsOptions, model: str) -> list[Workload]:
     for name in options.workloads:
         if name not in WORKLOADS:
             raise ConfigError(f"unknown workload {shown(name)}{nearest(name, WORKLOADS)}")
-        found[name] = Workload(name, tuple(workload(name, options.prefixes, codec)), in_order=name in REMEMBERED)
-    longest = config.max_position - options.max_tokens
+        prompts, tokens = tuple(workload(name, options.prefixes, codec)), options.max_tokens or TOKENS
+        found[name] = Workload(name, prompts, tokens, in_order=name in REMEMBERED)
+    most = options.max_tokens or TOKENS_OF_FILES
     for path in options.prompts:
         name = name_of(path)
         if name in found or name in WORKLOADS:
             raise ConfigError(f"{path} would be called {name!r} like another workload; rename the file")
-        prompts = tuple(read_prompts(path, codec, longest, options.prefixes))
-        found[name] = Workload(name, prompts, options.max_tokens, ignore_eos=False)
+        prompts = tuple(read_prompts(path, codec, config.max_position - most, options.prefixes))
+        found[name] = Workload(name, prompts, most, ignore_eos=False)
     for one in found.values():
         if one.longest > config.max_position:
             raise ConfigError(
                 f"{one.name} needs {one.longest} tokens, {model} has room for {config.max_position}; "
-                "leave it out, or lower --max-tokens for a file"
+                "leave it out, or lower --max-tokens"
             )
         if len(one.prompts) < max(options.batch_sizes):
             raise ConfigError(

@@ -33,7 +33,8 @@ class MethodsOptions:
         dequantize: see `EngineConfig`.
         batch_sizes: numbers of prompts that run at once.
         temperatures: temperatures of sampling.
-        max_tokens: most tokens after each prompt of a file; an end-of-sequence ends them earlier.
+        max_tokens: most tokens after each prompt, by default 32 of a workload and 128 of a file; after those of a
+            file an end-of-sequence ends them earlier.
         prefixes: use only this many prompts of each workload and file.
         precision: go on with a case until every interval is within this share of its ratio, to each side.
         repetitions: most repetitions of a case.
@@ -54,7 +55,7 @@ class MethodsOptions:
     dequantize: bool = False
     batch_sizes: tuple[int, ...] = field(default=(1, 8), metadata=_SEVERAL)
     temperatures: tuple[float, ...] = field(default=(0.0, 0.8), metadata=_SEVERAL)
-    max_tokens: int = 128
+    max_tokens: int | None = None
     prefixes: int | None = None
     precision: float = 0.02
     repetitions: int = 200
@@ -72,7 +73,8 @@ class MethodsOptions:
                 raise ConfigError(
                     f"a budget must be at least 1 draft token, not {budget}; plain decoding is measured too"
                 )
-        _at_least_1(self, "max_tokens", "repetitions", *(("prefixes",) if self.prefixes is not None else ()))
+        given = (name for name in ("max_tokens", "prefixes") if getattr(self, name) is not None)
+        _at_least_1(self, "repetitions", *given)
         if min(self.batch_sizes) < 1:
             raise ConfigError(f"a batch size must be at least 1, not {min(self.batch_sizes)}")
         for name in ("precision", "minutes"):

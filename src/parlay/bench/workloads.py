@@ -27,7 +27,7 @@ from parlay.errors import ConfigError
 from parlay.text.tokenizer import TextCodec
 from parlay.types.params import SamplingParams
 
-_TOKENS = 32  # after each prefix
+TOKENS, TOKENS_OF_FILES = 32, 128  # after each prompt
 _PROMPTS = 512
 _ATTEMPTS = 16  # at each of an agent's tasks
 _SHOWN = 80  # tokens of the code that is to be edited
@@ -57,7 +57,7 @@ class Workload:
 
     name: str
     prompts: tuple[Prefix, ...]
-    max_tokens: int = _TOKENS
+    max_tokens: int = TOKENS
     ignore_eos: bool = True
     in_order: bool = False
 

@@ -113,6 +113,8 @@ async def one_model(context: Context) -> Response:
         ApiError: it has another.
     """
     name = context.request.path_params["name"]
+    if not name:  # which counts as left out in a body
+        raise ApiError(404, "there is no model without a name; GET /v1/models lists those there are")
     check_model(name, context.engine.model_names)
     return json_response(_described(context, name))
 

@@ -31,6 +31,8 @@ class RequestState:
         body: the share of `resources` that its body takes, which may be given back earlier.
         began: whether its answer has begun, so that the status is out.
         admitted: its open completions, if it was admitted.
+        asked: how many completions the engine was asked for.
+        failed: whether the answer ended with an error of the server's after it had begun.
     """
 
     def __init__(self) -> None:
@@ -43,6 +45,7 @@ class RequestState:
         self.resources = ExitStack()
         self.body = self.resources.enter_context(ExitStack())
         self.admitted: Admitted | None = None
+        self.asked, self.failed = 0, False
 
     @property
     def newest(self) -> list[RequestOutput]:

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from parlay.config.verification import LOSSY, verification_of
 from parlay.metrics import COUNTERS, GAUGES
+from parlay.server.errors import CLIENT_LEFT
 from parlay.types.output import RequestMetrics, RequestOutput
 from parlay.types.stats import Stats, StatsSnapshot
 
@@ -170,25 +171,39 @@ class PrometheusMetrics:
         for _ in range(tokens):
             histogram.observe(seconds / tokens)
 
-    def observe_end(self, path: str, status: int, outputs: Sequence[RequestOutput] = ()) -> None:
+    def observe_end(
+        self,
+        path: str,
+        status: int,
+        outputs: Sequence[RequestOutput] = (),
+        *,
+        asked: int = 0,
+        failed: bool = False,
+    ) -> None:
         """Note a request's end: each completion the engine knew, or one error where the server is to blame.
 
         Args:
             path: of the request.
             status: of the answer; 499 if the client left before it.
             outputs: the newest of each prompt, of a stream the last delta; none for one that did not get so far.
+            asked: completions that the engine was asked for.
+            failed: an answer that had begun ended with an error of the server's.
         """
         for engine in self._engines:
             engine.refresh()
         endpoint = path if path in ENDPOINTS else "other"
         self._http.labels(*self._engines[0].labels, endpoint, str(status)).inc()
         completions = [(output.replica, one) for output in outputs for one in output.outputs]
+        failed = failed or status >= 500
         for replica, one in completions:
             # A client that left has its request aborted without another output.
-            reason = "error" if status >= 500 else one.finish_reason or "abort"
+            reason = "error" if status >= 500 else one.finish_reason or ("error" if failed else "abort")
             self._engines[replica].observe_request(reason, one.metrics)
-        if status >= 500 and not completions and endpoint in _COMPLETIONS:  # of a probe it is the answer
-            self._engines[0].end("error")
+        if failed or status == CLIENT_LEFT:
+            # A probe's 503 is its answer. A request that failed before it was read is one.
+            asked = max(asked, failed and endpoint in _COMPLETIONS)
+            for _ in range(asked - len(completions)):
+                self._engines[0].end("error" if failed else "abort")
 
     def expose(self) -> tuple[bytes, str]:
         """Return the page that a scraper reads, and its content type."""

@@ -104,7 +104,7 @@ class AccessLayer:
         seconds = time.perf_counter() - state.arrival
         path = scope["path"]
         if self._metrics is not None:
-            self._metrics.observe_end(path, state.status, state.newest)
+            self._metrics.observe_end(path, state.status, state.newest, asked=state.asked, failed=state.failed)
         if path in OPEN and state.status < 400:
             return  # probes come every second
         self._log(

@@ -16,7 +16,8 @@ from parlay.server.anthropic.fields import MessagesFields
 from parlay.server.context import Context
 from parlay.server.errors import CONTEXT_LENGTH, ApiError, as_api_error, json_response
 from parlay.server.openai.answer import Answer, AnswerShape, warned
-from parlay.server.openai.chat import ChatShape, read_chat, read_conversation
+from parlay.server.openai.bodies import read_body
+from parlay.server.openai.chat import ChatShape, read_chat
 from parlay.server.openai.fields import parse
 from parlay.server.openai.prompts import chat_prompt
 from parlay.server.openai.response_format import Names
@@ -56,7 +57,7 @@ async def count_tokens(context: Context) -> Response:
 
 async def _read(context: Context, *, completes: bool) -> tuple["MessageShape", Prompt]:
     try:
-        shape, conversation, options = await read_conversation(context, _shape_of, completes=completes)
+        shape, conversation, options = await read_body(context, _shape_of, completes=completes)
         return shape, await chat_prompt(context, conversation, options)
     except (ApiError, ParlayError) as error:
         raise _named(as_api_error(error)) from None

@@ -129,6 +129,7 @@ class Answer(Response):
             context.check_ready()
             assert state.admitted is not None
             context.admission.widen(state.admitted, len(self._prompts) * self._params.candidates)
+            state.asked = len(self._prompts) * self._params.n
             state.body.close()  # it has become prompts and parameters
             work = self._events(state, send) if self._fields.stream else self._whole(state, scope, receive, send)
             async with asyncio.timeout(context.config.request_timeout + _GRACE):
@@ -142,6 +143,7 @@ class Answer(Response):
                 await refusal.response()(scope, receive, send)
                 return
             # The status is out: the error can only be an event.
+            state.failed = refusal.status >= 500
             await send({"type": "http.response.body", "body": self._shape.failure(refusal)})
         finally:
             self._record(state)
@@ -220,12 +222,14 @@ class Answer(Response):
 
     def _record(self, state: RequestState) -> None:
         took = self._usage(state.newest)
+        # Of an answer that was to come whole, nothing is known before its end.
+        known = len(state.outputs) == len(self._prompts) or self._fields.stream
         state.facts |= {
             "stream": self._fields.stream,
             "prompts": len(self._prompts),
             "n": self._params.n,
-            "prompt_tokens": took["prompt_tokens"],
-            "completion_tokens": took["completion_tokens"],
+            "prompt_tokens": took["prompt_tokens"] if known else None,
+            "completion_tokens": took["completion_tokens"] if known else None,
         }
         if self._shape.warnings:
             state.facts["warnings"] = list(self._shape.warnings)

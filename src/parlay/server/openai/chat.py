@@ -1,16 +1,14 @@
 """`/v1/chat/completions`: a conversation, and the answer to it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from parlay.errors import shown
-from parlay.server.body import read_json
 from parlay.server.context import Context
 from parlay.server.errors import ApiError
-from parlay.server.fair_queue import LONG
 from parlay.server.openai.answer import Answer
+from parlay.server.openai.bodies import read_body
 from parlay.server.openai.choice import ChoicesShape, News
 from parlay.server.openai.completions import check_stream
 from parlay.server.openai.fields import ChatFields, check_model, make_params, parse
@@ -18,7 +16,7 @@ from parlay.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from parlay.server.openai.messages import MessageReader
 from parlay.server.openai.prompts import chat_prompt, predicted
 from parlay.server.openai.reasoning import Marks, ReasoningReader, marks_of, reasoning_grammar, thoughts_reader
-from parlay.server.openai.response_format import CHAT, AnswerForm, Names, form_of, needs_compiling
+from parlay.server.openai.response_format import CHAT, AnswerForm, Names, form_of
 from parlay.server.openai.tool_formats import FORMATS, ToolFormat, format_of
 from parlay.server.openai.tool_readers import CallReader, Piece, reader_of
 from parlay.server.openai.tools import Tools, read_tools, tools_shown
@@ -41,36 +39,10 @@ async def chat_completions(context: Context) -> Answer:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    shape, messages, options = await read_conversation(context, read_chat)
+    shape, messages, options = await read_body(context, read_chat)
     prompt = await chat_prompt(context, messages, options)
     shape.begin(prompt)
     return Answer([prompt], shape)
-
-
-async def read_conversation(
-    context: Context, read: Callable[[Context, dict[str, Any]], T], *, completes: bool = True
-) -> T:
-    """Return what `read` makes of a body: where it was decoded, or elsewhere if that takes a while.
-
-    Raises:
-        ApiError, RequestError: something in it cannot be served.
-    """
-
-    def at_once(body: dict[str, Any]) -> dict[str, Any] | T:
-        return body if _brings(context, body) or needs_compiling(body) else read(context, body)
-
-    found = await read_json(context, at_once, completes=completes)
-    if not isinstance(found, dict):
-        return found
-    work = partial(read, context, found)
-    if _brings(context, found):
-        return await context.run_template(found["chat_template"], 0, work)
-    return await context.run(LONG, work)
-
-
-def _brings(context: Context, body: dict[str, Any]) -> bool:
-    """Whether a body brings a chat template, which is run to see what it does."""
-    return isinstance(body.get("chat_template"), str) and context.config.trust_request_chat_template
 
 
 def read_chat(context: Context, body: dict[str, Any], names: Names = CHAT) -> Read:

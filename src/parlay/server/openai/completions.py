@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar
 
-from parlay.server.body import read_json
 from parlay.server.context import Context
 from parlay.server.errors import ApiError
 from parlay.server.openai.answer import Answer
+from parlay.server.openai.bodies import read_body
 from parlay.server.openai.choice import ChoicesShape, News
 from parlay.server.openai.fields import CompletionFields, check_model, make_params, parse
 from parlay.server.openai.logprobs import Offsets, completion_logprobs, prompt_logprobs, prompt_offsets
 from parlay.server.openai.prompts import completion_prompts, predicted
+from parlay.server.openai.response_format import CHAT, AnswerForm, form_of
+from parlay.server.openai.tool_formats import format_of
+from parlay.server.openai.tools import NO_TOOLS
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
@@ -24,7 +26,7 @@ async def completions(context: Context) -> Answer:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    shape, prompts = await read_json(context, partial(_read, context))
+    shape, prompts = await read_body(context, _read)
     return Answer(prompts, shape)
 
 
@@ -39,12 +41,14 @@ def _read(context: Context, body: dict[str, Any]) -> tuple["CompletionShape", li
     scored = "prompt_logprobs" in sampling
     if fields.echo and "logprobs" in sampling:
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
+    codec, longest, given = context.engine.codec, context.engine.max_model_len, sampling.get("structured_outputs")
+    form = form_of(fields, NO_TOOLS, format_of("auto", None), codec.tokenizer, given, CHAT)
+    sampling["structured_outputs"] = form.structured
     sampling["prediction"] = predicted(fields, context.engine.codec, context.config)
     params = make_params({**context.engine.sampling_defaults, **sampling}, context.config)
     check_stream(fields.stream, params, scored=scored)
     if fields.prompt is None:
         raise ApiError(400, "the field prompt is required", param="prompt")
-    codec, longest = context.engine.codec, context.engine.max_model_len
     prompts = completion_prompts(
         fields.prompt, codec, context.config, longest, add_special_tokens=fields.add_special_tokens
     )
@@ -52,7 +56,8 @@ def _read(context: Context, body: dict[str, Any]) -> tuple["CompletionShape", li
         context=context,
         fields=fields,
         params=params,
-        warnings=warnings,
+        warnings=(*warnings, *form.warnings),
+        form=form,
         without_output=without_output,
         scored=scored,
     )
@@ -79,6 +84,7 @@ class CompletionShape(ChoicesShape):
     object_name: ClassVar[str] = "text_completion"
 
     fields: CompletionFields
+    form: AnswerForm
     scored: bool  # whether the prompt's log-probabilities were asked for by their own name
     offsets: dict[int, Offsets] = field(default_factory=dict)
 
@@ -90,6 +96,10 @@ class CompletionShape(ChoicesShape):
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return all choices, those of one prompt together."""
         return {**self.head, "choices": [c for i, output in enumerate(outputs) for c in self._news(i, output)]}
+
+    def named(self, error: ApiError) -> ApiError:
+        """Return an error of the engine in the words of the request."""
+        return self.form.named(error)
 
     def _news(self, number: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         for one in output.outputs:

@@ -157,7 +157,22 @@ class CommonFields(RequestFields):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompletionFields(CommonFields):
+class FormFields:
+    """The form of an answer.
+
+    Attributes:
+        response_format: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema":
+            {"name": ..., "schema": ...}}`.
+        disable_additional_properties: objects of `response_format` and of tools have no properties but those that
+            their schema lists, unless it says `additionalProperties`.
+    """
+
+    response_format: dict[str, Any] | None = None
+    disable_additional_properties: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionFields(CommonFields, FormFields):
     """The body of `/v1/completions`, besides sampling parameters.
 
     Attributes:
@@ -201,7 +216,7 @@ class TemplatedFields:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatFields(CommonFields, TemplatedFields):
+class ChatFields(CommonFields, TemplatedFields, FormFields):
     """The body of `/v1/chat/completions`, besides sampling parameters.
 
     Attributes:
@@ -209,13 +224,9 @@ class ChatFields(CommonFields, TemplatedFields):
         logprobs: return log-probabilities.
         top_logprobs: return this many most likely tokens at each position.
         max_completion_tokens: another name of `max_tokens`.
-        response_format: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema":
-            {"name": ..., "schema": ...}}`.
         parallel_tool_calls: whether an answer may have several tool calls.
         modalities: `["text"]`.
         include_reasoning: return the reasoning before the answer as `reasoning_content`.
-        disable_additional_properties: objects of `response_format` and of tools have no properties but those that
-            their schema lists, unless it says `additionalProperties`.
     """
 
     endpoint: ClassVar[str] = "chat"
@@ -224,13 +235,11 @@ class ChatFields(CommonFields, TemplatedFields):
     logprobs: bool = False
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    response_format: dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     modalities: list[str] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     include_reasoning: bool = True
-    disable_additional_properties: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -70,18 +70,6 @@ def _effort(value: Any) -> Any:
     return "none" if value.get("enabled") is False else value.get("effort")
 
 
-def _form(value: Any) -> Any:
-    """Return a `response_format` as structured outputs."""
-    kind = value.get("type") if isinstance(value, dict) else value
-    if kind == "json_schema":
-        inner = value.get("json_schema")
-        schema = inner.get("schema") if isinstance(inner, dict) else value.get("schema", inner)
-        return {"json": schema, "disable_additional_properties": True}
-    if kind == "json_object" and value.get("schema"):  # llama.cpp, Together, Fireworks
-        return {"json": value["schema"], "disable_additional_properties": True}
-    return {"text": None, "json_object": {"json_object": True}}.get(kind, value) if isinstance(kind, str) else value
-
-
 def _format(value: Any) -> Any:
     """Return a `response_format` as `text.format` has it."""
     inner = value.get("json_schema") if isinstance(value, dict) else None
@@ -154,7 +142,6 @@ RENAMED: dict[str, Mapping[str, Renamed]] = {
         **_IDS,
         **_lengths("max_tokens", "max_completion_tokens", "max_output_tokens"),
         "n_probs": Renamed("logprobs", _filled),
-        "response_format": Renamed("structured_outputs", _form),
         "add_bos_token": Renamed("add_special_tokens"),
         "return_full_text": Renamed("echo"),
     },

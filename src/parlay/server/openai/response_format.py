@@ -1,4 +1,4 @@
-"""The form of a chat's answer: what `response_format`, `tools` and `tool_choice` make of it together."""
+"""The form of an answer: what `response_format`, `tools` and `tool_choice` make of it together."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from parlay.errors import RequestError
 from parlay.sampling.compiling import fault
 from parlay.sampling.schema import served_schema
 from parlay.server.errors import ApiError
-from parlay.server.openai.fields import ChatFields
+from parlay.server.openai.fields import FormFields
 from parlay.server.openai.tool_formats import ToolFormat
 from parlay.server.openai.tool_grammars import SpelledMarks, forced
 from parlay.server.openai.tools import Tools
@@ -89,7 +89,7 @@ def needs_compiling(body: Mapping[str, Any]) -> bool:
 
 
 def form_of(
-    fields: ChatFields, tools: Tools, style: ToolFormat, tokenizer: Tokenizer, given: Any, names: Names
+    fields: FormFields, tools: Tools, style: ToolFormat, tokenizer: Tokenizer, given: Any, names: Names
 ) -> AnswerForm:
     """Return the form of the answer to a request.
 
@@ -196,7 +196,7 @@ def _never_has(schema: Mapping[str, Any], name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    fields: ChatFields
+    fields: FormFields
     tools: Tools
     names: Names
     dropped: list[str]

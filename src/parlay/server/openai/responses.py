@@ -15,7 +15,8 @@ from parlay.errors import ParlayError, shown
 from parlay.server.context import Context
 from parlay.server.errors import ApiError, json_response
 from parlay.server.openai.answer import Answer, AnswerShape, warned
-from parlay.server.openai.chat import ChatShape, read_chat, read_conversation
+from parlay.server.openai.bodies import read_body
+from parlay.server.openai.chat import ChatShape, read_chat
 from parlay.server.openai.fields import check_model, parse
 from parlay.server.openai.prompts import chat_prompt
 from parlay.server.openai.response_format import RESPONSES
@@ -47,7 +48,7 @@ async def responses(context: Context) -> Answer:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    shape, messages, options = await read_conversation(context, _read)
+    shape, messages, options = await read_body(context, _read)
     with _own_params():
         prompt = await chat_prompt(context, messages, options)
     shape.begin(prompt)
@@ -60,7 +61,7 @@ async def count_input(context: Context) -> Response:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    shape, messages, options = await read_conversation(context, _read, completes=False)
+    shape, messages, options = await read_body(context, _read, completes=False)
     with _own_params():
         prompt = await chat_prompt(context, messages, options)
     assert isinstance(prompt, dict)

@@ -12,7 +12,8 @@ from parlay.server.body import read_json
 from parlay.server.context import Context
 from parlay.server.errors import json_response
 from parlay.server.openai.answer import warned
-from parlay.server.openai.chat import Read, read_chat, read_conversation
+from parlay.server.openai.bodies import read_body
+from parlay.server.openai.chat import Read, read_chat
 from parlay.server.openai.fields import DetokenizeFields, TemplatedFields, TokenizeFields, check_model, parse
 from parlay.server.openai.prompts import chat_prompt
 from parlay.text.tokenizer import TextCodec
@@ -26,7 +27,7 @@ async def to_tokens(context: Context) -> Response:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    fields, found, warnings = await read_conversation(context, _read, completes=False)
+    fields, found, warnings = await read_body(context, _read, completes=False)
     codec = context.engine.codec
     if found is not None:
         shape, messages, options = found
