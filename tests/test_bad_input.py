@@ -169,6 +169,15 @@ def test_an_unknown_parameter() -> None:
     for make in (SamplingParams, lambda **params: SamplingParams.parse(params)):
         with pytest.raises(ConfigError, match=r"unknown sampling parameter 'temprature' .did you mean 'temperature'"):
             make(temprature=1.0)
+        # Those of vLLM that would mean nothing here are taken at their defaults.
+        assert make(detokenize=True, truncate_prompt_tokens=None, extra_args=None) == SamplingParams()
+        for name, value, why in (
+            ("truncate_prompt_tokens", 5, "prompts are never cut"),
+            ("use_beam_search", True, "no beam search"),
+            ("guided_decoding", {"json": {}}, "write structured_outputs"),
+        ):
+            with pytest.raises(ConfigError, match=f"{name}=.* is not served: .*{why}"):
+                make(**{name: value})
 
 
 @pytest.mark.parametrize(

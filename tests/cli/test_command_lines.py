@@ -101,6 +101,11 @@ def test_the_model_is_a_word_or_a_flag(parser: Parser, command: str, capsys: pyt
         (["serve", "m", "-n", "20"], "-n: requests set it; --generation-config DIR"),  # llama-server
         (["serve", "m", "--temp", "0"], "--temp: requests set it; --generation-config DIR"),  # llama-server
         (["serve", "m", "--repeat-penalty", "1"], "requests set it; --generation-config DIR"),
+        (["serve", "m", "--top-k", "5"], "requests set it; --generation-config DIR"),
+        (["serve", "m", "--mirostat", "2"], "there are temperature, top_k, top_p"),
+        (["serve", "m", "--uds", "x"], "a reverse proxy's business"),
+        (["serve", "m", "-O3"], "nothing is compiled"),
+        (["serve", "m", "--speculative-config.method", "ngram"], "write the whole config as JSON"),
         (["generate", "-sys", "x"], "unknown flag -sys; parlay generate --help"),  # llama-cli
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -9,7 +9,7 @@ from parlay.checkpoints import ollama
 from parlay.checkpoints.chat_templates import gguf_templates, read_templates
 from parlay.checkpoints.config import architecture_of, read_raw
 from parlay.checkpoints.files import read_json, tokenizer_file
-from parlay.checkpoints.find import ASSETS, here, unknown
+from parlay.checkpoints.find import ASSETS, here, recommended, unknown
 from parlay.checkpoints.gguf.reader import GGUFFile
 from parlay.checkpoints.headers import kinds, read_tensors
 from parlay.checkpoints.hub import DEFAULT, Hub, is_hub_id
@@ -62,8 +62,7 @@ def read_details(name: str, hub: Hub = DEFAULT) -> Details:
     local = _local(name, hub)
     raw, tensors = read_raw(local.path), read_tensors(local.path)
     own = _of_file(local.path) if local.path.is_file() else _of_directory(local.path)
-    if local.place == "ollama":
-        own["generation"] = own["generation"] | ollama.sampling(name)
+    own["generation"] = own["generation"] | recommended(name)
     packed = quantization_of(raw) and local.path.is_dir()
     return Details(
         local=local,

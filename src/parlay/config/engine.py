@@ -26,6 +26,12 @@ _LOWEST_SEED, _HIGHEST_SEED = -(1 << 63), (1 << 64) - 1
 SERVING: Mapping[str, Any] = {"max_prefill_slowdown": 2.0}
 
 
+def _dtype(value: object) -> str:
+    """Return a dtype's name from any that people use, torch's objects included."""
+    name = (value if isinstance(value, str) else shown(value)).removeprefix("torch.")
+    return {"float": "float32", "half": "float16"}.get(name, name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Options of an engine. Names are vLLM's where both have the option.
@@ -99,7 +105,7 @@ class EngineConfig:
     hf_token: str | None = field(default=None, repr=False)
     download_dir: str | None = None
     trust_remote_code: bool = False
-    dtype: DType = "auto"
+    dtype: DType = field(default="auto", metadata={"flag": {"type": _dtype}})
     dequantize: bool = False
     load_format: LoadFormat = "auto"
     quantization: Quantization | None = None
@@ -237,9 +243,3 @@ class EngineConfig:
         if "dtype" in options:
             options["dtype"] = _dtype(options["dtype"])
         return build(cls, options, "option", also=(*aliases, "speculative_config"))
-
-
-def _dtype(value: object) -> str:
-    """Return a dtype's name from any that people use, torch's objects included."""
-    name = (value if isinstance(value, str) else shown(value)).removeprefix("torch.")
-    return {"float": "float32", "half": "float16"}.get(name, name)

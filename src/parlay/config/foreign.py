@@ -40,7 +40,9 @@ FOREIGN: dict[str, ForeignOption] = {
     "enable_chunked_prefill": ForeignOption("long prompts always go in chunks", flag=True),
     "async_scheduling": ForeignOption("the scheduler has one way to work", flag=True),
     "num_scheduler_steps": ForeignOption("the scheduler has one way to work"),
-    "scheduling_policy": ForeignOption("each request has its own priority"),
+    "scheduling_policy": ForeignOption(
+        "from Python each request has its own priority; a server takes requests as they come"
+    ),
     "preemption_mode": ForeignOption("requests that lose their blocks are computed anew"),
     "use_v2_block_manager": ForeignOption("the only block manager supports speculation", flag=True),
     "disable_log_stats": ForeignOption("the server's log_interval sets how often throughput is logged", flag=True),

@@ -18,6 +18,13 @@ _PROMPT = "write the prompt alone, in quotes"
 _CHAT = "`parlay chat MODEL` is a conversation, `parlay run MODEL PROMPT` one answer"
 _EMBEDDING = "embeddings and rankings are not served; models generate text"
 _SERVER = "leave it out: the server always has it"
+_PROXY = "leave it out: paths and sockets are a reverse proxy's business; put one before the server"
+_ONE_WAY = "leave it out: the scheduler and the cache have one way to work"
+_COUNTERS = "leave it out: counters are at /metrics, and `return_metrics` gives a request's own"
+_REQUESTS = "leave it out: requests give it, and --generation-config DIR has the defaults"
+_SAMPLERS = "leave it out: there are temperature, top_k, top_p, min_p and penalties, which requests give"
+_PLUGINS = "leave it out: no code but parlay's own is loaded"
+_COMPILED = "leave it out: nothing is compiled at run time"
 _CORES = "`taskset` or `numactl` before the command chooses cores, and --threads their number"
 
 # What to write, and the flags that it stands for.
@@ -29,6 +36,12 @@ _ANSWERS: dict[str, str] = {
     "write --max-num-batched-tokens": "-b -ub --ubatch-size --batch-size --num-batch --max-prefill-tokens",
     "write --max-num-seqs": "-np --parallel --max-batch-size --max-concurrent-requests --max-running-requests",
     "write --temperature": "--temp -temp",
+    "write --top-k": "--top-k",  # of commands that lack it
+    "write --top-p": "--top-p",
+    "write --min-p": "--min-p",
+    "write --ignore-eos": "--ignore-eos",
+    "write --presence-penalty": "--presence-penalty",
+    "write --frequency-penalty": "--frequency-penalty",
     "write --repetition-penalty": "--repeat-penalty",
     "write --seed": "-s",
     "write --model, or the model alone": "-m --model-path --model-name --model-id --hf-model",
@@ -43,9 +56,9 @@ _ANSWERS: dict[str, str] = {
     _CHAT: "-cnv --conversation -no-cnv --no-conversation -i --interactive --interactive-first -st --single-turn -q "
     "--quick -mli --multiline-input",
     _DRAFT: "-md --model-draft --spec-draft-model --draft-model -hfd --hf-repo-draft --spec-draft-hf "
-    "--speculative-draft-model-path",
+    "--speculative-draft-model-path --spec-model",
     _LENGTH: "--draft --draft-n --draft-max --draft-min --draft-n-min --spec-draft-n-max --spec-draft-n-min "
-    "--draft-p-min --speculative-num-steps --speculative-num-draft-tokens",
+    "--draft-p-min --speculative-num-steps --speculative-num-draft-tokens --spec-tokens --spec-ngram-size-n",
     "write --speculative-config METHOD, such as ngram": "--spec-type --spec-default --eagle3 --mtp --spec-method "
     "--speculative-algorithm -lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
     _GPU: "-ngl --gpu-layers --n-gpu-layers --num-gpu -ngld --gpu-layers-draft -sm --split-mode -ts --tensor-split "
@@ -79,6 +92,7 @@ _ANSWERS: dict[str, str] = {
     "leave it out: configs are read as they are": "--override-kv --hf-config-path --config-format --model-impl",
     "write --generation-config DIR": "--override-generation-config --default-chat-template-kwargs",
     _TEXT: "--mmproj -mm --mmproj-url --no-mmproj --image --audio --video --allowed-local-media-path "
+    "--enable-prompt-embeds --language-model-only "
     "--mm-processor-cache-gb --mm-encoder-tp-mode --interleave-mm-strings --skip-mm-profiling",
     _EMBEDDING: "--embedding --embeddings --rerank --reranking --pooling --pooler-config --convert --is-embedding",
     "write --served-model-name": "-a --alias",
@@ -89,12 +103,37 @@ _ANSWERS: dict[str, str] = {
     "write --allowed-origins": "--cors-origins --cors --allowed-methods --allowed-headers --allow-credentials",
     "write --request-timeout": "-to --timeout",
     _SERVER: "--metrics --slots --no-slots --props --webui --no-webui --ui --no-ui --enable-tokenizer-info-endpoint "
-    "--enable-prompt-tokens-details --enable-force-include-usage",
+    "--enable-request-id-headers --enable-prompt-tokens-details --enable-force-include-usage",
     "leave it out: the hub is always reached over TLS": "--insecure",
     "leave it out: long lines are wrapped at a terminal's width": "--nowordwrap -co --color --simple-io",
     "write --data-parallel-size": "--api-server-count -asc --num-replicas --workers",
     "write --tensor-parallel-size": "--tp --tp-size --num-shard",
     "write --quantization int8 or int4": "--quantize --load-in-8bit --load-in-4bit",
+    "write --num-blocks": "--num-gpu-blocks-override",
+    "write the whole config as JSON: --speculative-config '{...}'": "--speculative-config.method "
+    "--speculative-config.model --speculative-config.num-speculative-tokens "
+    "--speculative-config.num_speculative_tokens",
+    _PROXY: "--uds --root-path --api-prefix --path --middleware --h11-max-header-count "
+    "--h11-max-incomplete-event-size",
+    _ONE_WAY: "--prefix-caching-hash-algo --max-num-partial-prefills --max-long-partial-prefills "
+    "--long-prefill-token-threshold --disable-hybrid-kv-cache-manager --stream-interval --swa-full --kv-unified -kvu "
+    "--ctx-checkpoints --slot-save-path --fit --performance-mode --disable-cascade-attn --all2all-backend "
+    "--scheduler-cls --kv-transfer-config --kv-events-config --headless --data-parallel-rank --data-parallel-backend",
+    _COUNTERS: "--kv-cache-metrics --kv-cache-metrics-sample --otlp-traces-endpoint --collect-detailed-traces "
+    "--enable-server-load-tracking --show-hidden-metrics-for-version",
+    _REQUESTS: "--repeat-last-n --response-role",
+    _SAMPLERS: "--mirostat --mirostat-lr --mirostat-ent --samplers --sampler-seq --sampling-seq --typical "
+    "--dynatemp-range --dynatemp-exp --xtc-probability --xtc-threshold --dry-multiplier --top-nsigma",
+    _PLUGINS: "--tool-parser-plugin --reasoning-parser-plugin --logits-processors --worker-cls --tool-server "
+    "--worker-extension-cls --reasoning-config",
+    _COMPILED: "-O0 -O1 -O2 -O3 -cc",
+    "leave it out: ranks share each expert": "-ep",
+    "leave it out: windows are as the model's own config says": "--disable-sliding-window",
+    "leave it out: a chat template shows which form of content it takes": "--chat-template-content-format",
+    "leave it out: it shows nothing of requests": "--disable-fastapi-docs",
+    "write --log-prompts, which logs them whole": "--max-log-len",
+    "one server serves one model; start another one": "--models-dir --models-preset --models-max --model-config",
+    "leave it out: prompts of `/v1/completions` are sent as they are": "--spm-infill",
 }
 _BY_FLAG = {flag: answer for answer, flags in _ANSWERS.items() for flag in flags.split()}
 

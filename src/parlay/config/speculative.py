@@ -194,7 +194,12 @@ def from_json(value: Any) -> Any:
         found = json.loads(text)
         return from_json(found) if isinstance(found, str) else found
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"speculative_config is not valid JSON: {error}") from None
+        if text[:1] in "{[":
+            raise ConfigError(f"speculative_config is not valid JSON: {error}") from None
+        config = json.dumps({"model": text})
+        raise ConfigError(
+            f"speculative_config={shown(text)} is neither a method nor JSON; write {config} for a draft model or head"
+        ) from None
 
 
 KEYS = frozenset(SpeculativeConfig.__dataclass_fields__) - {"options", "several"}

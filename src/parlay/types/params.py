@@ -59,11 +59,38 @@ class SpeculationOverride:
         return from_mapping(cls, value, "speculative", "{'enabled': False}")
 
 
-def _check_names(cls: type, values: Mapping[str, Any]) -> None:
+# vLLM's further parameters: the values that change nothing here, and why others are refused.
+_FOREIGN: dict[str, tuple[tuple[Any, ...], str]] = {
+    "detokenize": ((True, False), "text is always made"),
+    "spaces_between_special_tokens": ((True,), "text is what the tokenizer decodes"),
+    "skip_reading_prefix_cache": ((None, False), "prefixes that are cached are always used"),
+    "truncate_prompt_tokens": ((None,), "prompts are never cut; shorten the prompt"),
+    "flat_logprobs": ((False,), "log-probabilities are objects"),
+    "extra_args": ((None, {}), "give a parameter under its own name"),
+    "guided_decoding": ((None,), "write structured_outputs"),
+    "use_beam_search": ((False,), "there is no beam search; write n or best_of"),
+    "length_penalty": ((1.0,), "there is no beam search"),
+    "early_stopping": ((False,), "there is no beam search"),
+}
+
+
+def _known(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that mean something here.
+
+    Raises:
+        ConfigError: one is unknown, or vLLM's with a value that would mean something.
+    """
     known = {f.name for f in fields(cls)}
-    for key in values:
-        if key not in known:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        accepted, why = _FOREIGN.get(key, ((), ""))
+        if key in known:
+            found[key] = value
+        elif not why:
             raise ConfigError(f"unknown sampling parameter {shown(key)}{nearest(key, known)}")
+        elif not any(value is one or value == one for one in accepted):
+            raise ConfigError(f"{key}={shown(value)} is not served: {why}")
+    return found
 
 
 def _names_checked(cls: type) -> type:
@@ -72,8 +99,7 @@ def _names_checked(cls: type) -> type:
 
     @wraps(construct)
     def checked(self: object, *positional: Any, **values: Any) -> None:
-        _check_names(cls, values)
-        construct(self, *positional, **values)
+        construct(self, *positional, **_known(cls, values))
 
     cls.__init__ = checked  # type: ignore[misc]
     return cls
@@ -254,8 +280,7 @@ class SamplingParams:
             ConfigError: an unknown key; the message suggests the nearest known one.
             RequestError: a value is out of range.
         """
-        _check_names(cls, value)
-        return cls(**value)
+        return cls(**_known(cls, value))
 
 
 def _bias(name: str, value: object) -> dict[int, float]:

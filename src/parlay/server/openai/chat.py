@@ -149,6 +149,8 @@ class ModelStyle:
                 wanted |= variables
                 if not any(variable in (template or "") for variable in variables):
                     warnings.append(f"{name} has no effect: the model's chat template does not read it")
+        if "documents" in fields.chat_template_kwargs and "documents" not in (template or ""):
+            warnings.append("documents has no effect: the model's chat template does not read it")
         marks = marks_of(config.reasoning_parser, template)
         special = (tools.mode == "auto" and form.special) or (marks is not None and marks.special)
         return cls(form, marks, special, {**wanted, **fields.chat_template_kwargs}, tuple(warnings))
