@@ -21,7 +21,6 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", score_func="sigmoid", route_norm=True, n_group=1, topk_group=1)
     dense = config.count("num_dense_layers", 1) if config.raw.get("num_dense_layers", 1) else 0
     width = config.count("moe_intermediate_size", 1408)

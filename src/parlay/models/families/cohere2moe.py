@@ -18,7 +18,6 @@ _SHARES = {"average": 0.5, "sum": 1.0}
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     first = _count(config, "first_k_dense_replace", 0)
     usual = ["dense" if i < first else "sparse" for i in range(config.num_layers)]
     kinds = config.kinds("mlp_layer_types", ("dense", "sparse"), usual)

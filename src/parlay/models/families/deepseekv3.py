@@ -14,7 +14,6 @@ MTP = DEEPSEEK
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     experts = glm4moe.experts(config)
     return with_latents(config, experts, interleaved=config.flag("rope_interleave", True))
 

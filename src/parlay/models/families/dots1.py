@@ -10,7 +10,6 @@ DEFAULTS = {"first_k_dense_replace": 0, "norm_topk_prob": False}
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(mlp_bias=False)
     bias = config.flag("attention_bias", False)
     first = config.count("max_window_layers", 62) if config.raw.get("max_window_layers", 62) else 0

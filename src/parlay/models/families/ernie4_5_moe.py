@@ -31,7 +31,6 @@ _BIAS = {"mlp.gate.e_score_correction_bias": Piece("mlp.moe_statics.e_score_corr
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     described = ernie4_5.describe(config)
     first, last = (_layer(config, f"moe_layer_{end}_index", default) for end, default in (("start", 1), ("end", -1)))
     step = config.count("moe_layer_interval", 1)

@@ -14,7 +14,6 @@ _NAMES = glm4moe.NAMES | {"mlp.gate.e_score_correction_bias": "mlp.e_score_corre
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(swiglu_limits=None)
     count, shared = config.count("num_experts", 64), config.count("num_shared_experts", 1)
     dense = config.count("first_k_dense_replace", 1) if config.raw.get("first_k_dense_replace", 1) else 0

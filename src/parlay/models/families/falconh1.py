@@ -16,7 +16,6 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", attention_bias=False, mlp_bias=False, mamba_proj_bias=False, projectors_bias=False)
     heads, inner = config.count("mamba_n_heads", 128), config.raw.get("mamba_d_ssm", 1024)
     inner = config.count("mamba_d_ssm", 1024) if inner else config.count("mamba_expand", 2) * config.hidden_size

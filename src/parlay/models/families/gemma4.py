@@ -30,7 +30,6 @@ DEFAULTS: dict[str, Any] = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(attention_bias=False, hidden_activation="gelu_pytorch_tanh")
     if config.raw.get("use_bidirectional_attention") != "vision":  # which is of images' tokens
         config.only(use_bidirectional_attention=None)

@@ -14,7 +14,6 @@ MTP = DEEPSEEK
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(mlp_bias=False)
     bias = config.flag("qkv_bias", config.flag("attention_bias", False))
     style = Style(qkv_bias=bias, head_norms=config.flag("use_qk_norm", False), experts=experts(config))

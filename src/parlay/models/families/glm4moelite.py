@@ -11,7 +11,6 @@ MTP = DEEPSEEK
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     usual = ["dense"] + ["sparse"] * (config.num_layers - 1)
     kinds = config.kinds("mlp_layer_types", ("sparse", "dense"), usual)
     counted = replace(config, raw={**config.raw, "first_k_dense_replace": 0})

@@ -13,7 +13,6 @@ _NAMES = {f"mlp.gate.{kind}": f"mlp.router.{kind}" for kind in ("weight", "bias"
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", swiglu_alpha=1.702, swiglu_limit=7.0)
     experts = Experts(
         count=config.count("num_local_experts", config.raw.get("num_experts", 128)),

@@ -18,7 +18,6 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     described = granite.describe(config)
     count, width = config.count("num_local_experts", 8), config.intermediate_size
     experts = Experts(

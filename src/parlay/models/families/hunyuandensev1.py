@@ -11,7 +11,6 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu")
     bias = config.flag("attention_bias", False)
     style = Style(qkv_bias=bias, output_bias=bias, post_rotary_norms=True)

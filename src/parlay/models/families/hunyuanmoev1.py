@@ -19,7 +19,6 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config = replace(
         config, raw={**config.raw, **{key: _alike(config, key) for key in _BY_LAYER if key in config.raw}}
     )

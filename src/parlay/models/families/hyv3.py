@@ -19,7 +19,6 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(
         hidden_act="silu",
         mlp_bias=False,

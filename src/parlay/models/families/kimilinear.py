@@ -44,7 +44,6 @@ def DEFAULTS(raw: Mapping[str, Any]) -> dict[str, Any]:  # noqa: N802 - a name t
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(mla_use_nope=True, moe_router_activation_func="sigmoid", moe_layer_freq=1)
     linear = config.within("linear_attn_config")
     layers = KimiDeltaLayers(

@@ -24,7 +24,6 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", moe_apply_router_weight_on_input=False, moe_router_logit_softcapping=0.0)
     gating = config.raw.get("gating", True)
     if gating not in (True, "per-head", "per-element"):

@@ -15,7 +15,6 @@ _ROUTER = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     dense = config.count("num_dense_layers", 2) if config.raw.get("num_dense_layers", 2) else 0
     experts = Experts(
         count=config.count("num_experts", 32),

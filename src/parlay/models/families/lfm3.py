@@ -31,7 +31,6 @@ _FOUR_NORMS = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     usual = [("conv", "full_attention", "sliding_attention")[_usual(i)] for i in range(config.num_layers)]
     types = config.kinds("layer_types", ("conv", "full_attention", "sliding_attention"), usual)
     attention = ["full_attention" if kind == "conv" else kind for kind in types]

@@ -26,7 +26,6 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", num_experts_per_tok=1, sliding_window=8192)
     if config.raw.get("no_rope_layers") == []:  # which released files have for none
         config = replace(config, raw={**config.raw, "no_rope_layers": None})

@@ -11,7 +11,6 @@ MTP = replace(DEEPSEEK, window=True)
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", mlp_bias=False)
     kinds = config.kinds("mlp_layer_types", ("sparse", "dense"), ["sparse"] * config.num_layers)
     experts = Experts(

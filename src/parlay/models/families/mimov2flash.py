@@ -40,7 +40,6 @@ def DEFAULTS(raw: Mapping[str, Any]) -> dict[str, Any]:  # noqa: N802 - a name t
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     value = config.count("v_head_dim", 128)
     config.only(hidden_act="silu", topk_method="noaux_tc", scoring_func="sigmoid", n_shared_experts=None)
     config.only(swa_num_attention_heads=config.num_heads, swa_head_dim=config.head_dim, swa_v_head_dim=value)

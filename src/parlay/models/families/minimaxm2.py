@@ -13,7 +13,6 @@ _NAMES = NAMES | {"mlp.gate.e_score_correction_bias": "block_sparse_moe.e_score_
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", attention_bias=False)
     experts = Experts(
         count=config.count("num_local_experts", 256),

@@ -15,7 +15,6 @@ NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", attention_bias=False, mlp_bias=False)
     experts = Experts(
         count=config.count("num_local_experts", 8),

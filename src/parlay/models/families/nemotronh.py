@@ -70,7 +70,6 @@ def DEFAULTS(raw: Mapping[str, Any]) -> dict[str, Any]:  # noqa: N802 - a name t
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(mlp_hidden_act="relu2", mamba_hidden_act="silu", sliding_window=None)
     kinds = _kinds(config.raw)
     if len(kinds) != config.num_layers or {*kinds} - {*_LETTERS.values()}:

@@ -10,7 +10,6 @@ from parlay.models.style import Experts, Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", clip_qkv=None)
     experts = Experts(
         count=config.count("num_experts", 64),

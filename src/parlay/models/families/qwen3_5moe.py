@@ -14,7 +14,6 @@ SHARED_GATE = {"mlp.shared_expert.gate.weight": Piece("mlp.shared_expert_gate.we
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     experts = Experts(
         count=config.count("num_experts", 256),
         top_k=config.count("num_experts_per_tok", 8),

@@ -11,7 +11,6 @@ from parlay.models.style import Experts, Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", mlp_bias=False)
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 128)),

@@ -10,7 +10,6 @@ from parlay.models.style import Experts
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     experts = Experts(
         count=config.count("num_experts", 512),
         top_k=config.count("num_experts_per_tok", 10),

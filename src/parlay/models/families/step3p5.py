@@ -59,7 +59,6 @@ def DEFAULTS(raw: Mapping[str, Any]) -> dict[str, Any]:  # noqa: N802 - a name t
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", attention_bias=False, mlp_bias=False, yarn_only_types=["full_attention"])
     config.only(use_head_wise_attn_gate=True, use_qk_norm=True, zero_centered=True, att_impl_type="GQA")
     config = _own_layers(config)
