@@ -11,7 +11,7 @@ from parlay.checkpoints.files import config_file, dtype_of
 from parlay.checkpoints.pieces import Piece
 from parlay.errors import ModelError, brief, shown
 from parlay.models.rope import longest, read_rotary
-from parlay.models.style import Experts, Heads, LibraryModel, Product, Rotary, Style
+from parlay.models.style import AttentionBiases, Experts, Heads, LibraryModel, Product, Rotary, Style
 from parlay.types.cache import KVCacheDtype
 from parlay.types.storage import Storage
 
@@ -99,6 +99,11 @@ class ModelConfig:
         if not isinstance(value, bool):
             raise ModelError(f"{config_file(self.path)}: {key} must be true or false, not {shown(value)}")
         return value
+
+    def attention_biases(self, default: bool = False) -> AttentionBiases:
+        """Return whether attention's projections have biases, all of them, by `attention_bias`."""
+        bias = self.flag("attention_bias", default)
+        return {"qkv_bias": bias, "output_bias": bias}
 
     def number(self, key: str, default: float | None) -> float:
         """Return a key that holds a number above 0; None as a default is an error where it is missing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,6 +156,13 @@ class OutputGate:
     separate: bool = False
     by_head: bool = False
     softplus: bool = False
+
+
+class AttentionBiases(TypedDict):
+    """Attributes of a `Style` that most families have one key for."""
+
+    qkv_bias: bool
+    output_bias: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

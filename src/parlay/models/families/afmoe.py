@@ -39,10 +39,8 @@ def describe(config: ModelConfig) -> ModelConfig:
     config.check_experts(experts)
     every = config.count("sliding_window_pattern", config.raw.get("global_attn_every_n_layers", 4))
     windows = config.windows(lambda layer: (layer + 1) % every != 0, default=1024)
-    bias = config.flag("attention_bias", False)
     style = Style(
-        qkv_bias=bias,
-        output_bias=bias,
+        **config.attention_biases(),
         output_gate=OutputGate(separate=True),
         head_norms=True,
         post_norms=True,

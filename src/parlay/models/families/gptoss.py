@@ -23,11 +23,9 @@ def describe(config: ModelConfig) -> ModelConfig:
         biases=True,
     )
     config.check_experts(experts)
-    bias = config.flag("attention_bias", True)
     style = Style(
         activation="clamped_swiglu",
-        qkv_bias=bias,
-        output_bias=bias,
+        **config.attention_biases(default=True),
         windows=config.windows(lambda layer: layer % 2 == 0, default=128),
         sinks=(True,) * config.num_layers,
         experts=experts,

@@ -42,6 +42,5 @@ def describe(config: ModelConfig) -> ModelConfig:
         shared=config.count("shared_intermediate_size", width * config.count("num_shared_experts", 1)),
     )
     config.check_experts(experts)
-    bias = config.flag("attention_bias", False)
-    style = Style(qkv_bias=bias, output_bias=bias, head_norms=True, experts=experts)
+    style = Style(**config.attention_biases(), head_norms=True, experts=experts)
     return replace(config, style=style, renamed=config.in_layers(_NAMES))

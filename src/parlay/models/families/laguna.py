@@ -43,11 +43,9 @@ def describe(config: ModelConfig) -> ModelConfig:
     )
     config.check_experts(experts)
     counts = _queries(config)
-    bias = config.flag("attention_bias", False)
     every = config.count("sliding_window_pattern", None) if "sliding_window_pattern" in config.raw else 0  # in GGUF
     style = Style(
-        qkv_bias=bias,
-        output_bias=bias,
+        **config.attention_biases(),
         output_gate=OutputGate(separate=True, by_head=gating != "per-element", softplus=True),
         head_norms=True,
         windows=config.windows(lambda layer: every > 0 and layer % every != 0, default=512),

@@ -38,12 +38,10 @@ def describe(config: ModelConfig) -> ModelConfig:
     )
     chunk = config.count("attention_chunk_size", 8192)
     experts = _experts(config)
-    bias = config.flag("attention_bias", False)
     # A GGUF file does not say it: llama.cpp takes Maverick to be the model without norms.
     normed = config.flag("use_qk_norm", not (config.path.is_file() and experts.count == 128))
     style = Style(
-        qkv_bias=bias,
-        output_bias=bias,
+        **config.attention_biases(),
         post_rotary_norms=normed,
         head_norm_weights=not normed,
         nope_unnormed=normed,

@@ -21,13 +21,11 @@ def describe(config: ModelConfig) -> ModelConfig:
         sparse=tuple(kind == "sparse" for kind in kinds),
     )
     config.check_experts(experts)
-    bias = config.flag("attention_bias", False)
     local = read_rotary(config.path, config.raw, "sliding_attention")
     if "rope_local_base_freq" in config.raw:
         local = Rotary(theta=config.number("rope_local_base_freq", None))
     style = Style(
-        qkv_bias=bias,
-        output_bias=bias,
+        **config.attention_biases(),
         head_norms=True,
         windows=config.windows(lambda layer: False, default=1024),
         local_rotary=local,

@@ -19,5 +19,4 @@ def describe(config: ModelConfig) -> ModelConfig:
         sparse=(True,) * config.num_layers,
     )
     config.check_experts(experts)
-    bias = config.flag("attention_bias", False)
-    return replace(config, style=Style(qkv_bias=bias, output_bias=bias, joint_norms=True, experts=experts))
+    return replace(config, style=Style(**config.attention_biases(), joint_norms=True, experts=experts))

@@ -20,8 +20,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         sparse=sparse_layers(config),
     )
     config.check_experts(experts)
-    bias = config.flag("attention_bias", False)
-    style = Style(qkv_bias=bias, output_bias=bias, head_norms=True, windows=last_windows(config), experts=experts)
+    style = Style(**config.attention_biases(), head_norms=True, windows=last_windows(config), experts=experts)
     # Those of Qwen3-VL are stacked, inputs first in its own files and last in those that transformers writes.
     stacks = expert_pieces(experts.count, experts.width, hidden=config.hidden_size)
     return replace(config, style=style, renamed=config.stacked(stacks))
