@@ -11,7 +11,7 @@ from parlay.checkpoints.files import config_file, dtype_of
 from parlay.checkpoints.pieces import Piece
 from parlay.errors import ModelError, brief, shown
 from parlay.models.rope import longest, read_rotary
-from parlay.models.style import AttentionBiases, Experts, Heads, LibraryModel, Product, Rotary, Style
+from parlay.models.style import AttentionBiases, Heads, LibraryModel, Product, Rotary, Style
 from parlay.types.cache import KVCacheDtype
 from parlay.types.storage import Storage
 
@@ -33,6 +33,9 @@ class ModelConfig:
     `kv_cache_dtype` how keys and values are. `renamed` has the files' own names of tensors that a family names
     otherwise, or the stacks that have them. `most_tokens` is set where the last rows of a draft model's vocabulary
     are left out.
+
+    Raises:
+        ModelError: there are too many experts, or too few for a row.
     """
 
     path: Path
@@ -57,6 +60,30 @@ class ModelConfig:
     kv_cache_dtype: KVCacheDtype = "auto"
     renamed: Mapping[str, str | Piece] = field(default_factory=dict)
     most_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse experts of which a row could not go to as many as it is to."""
+        if (experts := self.style.experts) is None:
+            return
+        self._limit_experts(experts.count)
+        if experts.count % experts.groups or experts.kept_groups > experts.groups:
+            raise ModelError(
+                f"{config_file(self.path)}: {experts.count} experts do not divide into {experts.groups} groups of "
+                f"which {experts.kept_groups} are kept"
+            )
+        if experts.top_k > (most := experts.count // experts.groups * experts.kept_groups):
+            raise ModelError(
+                f"{config_file(self.path)}: num_experts_per_tok={experts.top_k} is more than the {most} experts that "
+                "a token can go to"
+            )
+
+    def _limit_experts(self, count: int) -> None:
+        """Refuse more experts a layer than any model has, before anything is made for each."""
+        if count * self.num_layers > _MOST_EXPERTS:
+            raise ModelError(
+                f"{config_file(self.path)}: {count} experts in each of {self.num_layers} layers are more than the "
+                f"{_MOST_EXPERTS} that are served"
+            )
 
     @property
     def tokens(self) -> int:
@@ -161,6 +188,7 @@ class ModelConfig:
 
         `{}` in a name stands for the number of each of so many experts.
         """
+        self._limit_experts(experts)
         found: dict[str, str | Piece] = {}
         for layer in (f"model.layers.{i}." for i in range(self.num_layers)):
             for name, own in names.items():
@@ -173,6 +201,8 @@ class ModelConfig:
 
         `{}` in a name stands for the number of each of the experts, which the pieces leave open.
         """
+        for piece in names.values():
+            self._limit_experts(piece.count)
         return {
             f"model.layers.{i}.{name.format(e)}": replace(
                 piece,
@@ -207,28 +237,6 @@ class ModelConfig:
             if kind not in ("full_attention", "sliding_attention"):
                 raise ModelError(f"{self.path}: layer_types has {shown(kind)}, which is not served")
         return tuple(window * (kind == "sliding_attention") for kind in types)
-
-    def check_experts(self, experts: Experts) -> None:
-        """Refuse experts that are fewer than a row is to go to.
-
-        Raises:
-            ModelError: `num_experts_per_tok` is too large, or there are more experts than any model has.
-        """
-        if experts.count * self.num_layers > _MOST_EXPERTS:
-            raise ModelError(
-                f"{config_file(self.path)}: {experts.count} experts in each of {self.num_layers} layers are more "
-                f"than the {_MOST_EXPERTS} that are served"
-            )
-        if experts.count % experts.groups or experts.kept_groups > experts.groups:
-            raise ModelError(
-                f"{config_file(self.path)}: {experts.count} experts do not divide into {experts.groups} groups of "
-                f"which {experts.kept_groups} are kept"
-            )
-        if experts.top_k > experts.count // experts.groups * experts.kept_groups:
-            raise ModelError(
-                f"{config_file(self.path)}: num_experts_per_tok={experts.top_k} is more than the "
-                f"{experts.count // experts.groups * experts.kept_groups} experts that a token can go to"
-            )
 
     @property
     def recurrent(self) -> bool:

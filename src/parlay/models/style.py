@@ -48,7 +48,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture of experts in place of some layers' feed-forward networks.
+    """A mixture of experts in place of some layers' feed-forward networks; the defaults are Mixtral's.
 
     Attributes:
         count: experts a layer.
@@ -74,7 +74,7 @@ class Experts:
     count: int
     top_k: int
     width: int
-    normalise: bool
+    normalise: bool = True
     sparse: tuple[bool, ...]
     sigmoid: bool = False
     selection_bias: bool = False

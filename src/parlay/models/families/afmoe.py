@@ -29,14 +29,12 @@ def describe(config: ModelConfig) -> ModelConfig:
         count=config.count("num_experts", config.raw.get("num_local_experts", 64)),
         top_k=config.count("num_experts_per_tok", 6),
         width=width,
-        normalise=True,
         sparse=tuple(i >= dense for i in range(config.num_layers)),
         sigmoid=True,
         selection_bias=True,
         factor=config.number("route_scale", 1.0),
         shared=width * shared,
     )
-    config.check_experts(experts)
     every = config.count("sliding_window_pattern", config.raw.get("global_attn_every_n_layers", 4))
     windows = config.windows(lambda layer: (layer + 1) % every != 0, default=1024)
     style = Style(

@@ -53,7 +53,7 @@ def _experts(config: ModelConfig, sparse: tuple[bool, ...]) -> Experts:
     sigmoid = bool(_named(config, "expert_selection_fn", _SIGMOIDS, "softmax"))
     shared = _count(config, "num_shared_experts", 0)
     share = _named(config, "shared_expert_combination_strategy", _SHARES, "average") if shared else 1.0
-    found = Experts(
+    return Experts(
         count=config.count("num_experts", 8),
         top_k=config.count("num_experts_per_tok", 2),
         width=width,
@@ -64,8 +64,6 @@ def _experts(config: ModelConfig, sparse: tuple[bool, ...]) -> Experts:
         shared=shared * width,
         shared_factor=share,
     )
-    config.check_experts(found)
-    return found
 
 
 def _count(config: ModelConfig, key: str, otherwise: int) -> int:

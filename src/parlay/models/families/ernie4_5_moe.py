@@ -39,14 +39,12 @@ def describe(config: ModelConfig) -> ModelConfig:
         count=config.count("moe_num_experts", config.raw.get("num_local_experts", 64)),
         top_k=config.count("moe_k", config.raw.get("num_experts_per_tok", 6)),
         width=width,
-        normalise=True,
         sparse=tuple((i + 1) % step == 0 and first <= i <= last for i in range(config.num_layers)),
         selection_bias=True,
         shared=width * config.count("moe_num_shared_experts", 2)
         if config.raw.get("moe_num_shared_experts", 2)
         else 0,
     )
-    config.check_experts(experts)
     return replace(
         described,
         style=replace(described.style, experts=experts),

@@ -64,16 +64,13 @@ def describe(config: ModelConfig) -> ModelConfig:
 
 
 def _experts(config: ModelConfig) -> Experts:
-    found = Experts(
+    return Experts(
         count=config.count("num_experts", None),
         top_k=config.count("top_k_experts", None),
         width=config.count("moe_intermediate_size", None),
-        normalise=True,
         sparse=(True,) * config.num_layers,
         with_mlp=True,
     )
-    config.check_experts(found)
-    return found
 
 
 def _heads(config: ModelConfig, windows: tuple[int, ...], shared: int) -> tuple[Heads, ...]:

@@ -34,7 +34,7 @@ def experts(config: ModelConfig) -> Experts:
     dense = config.count("first_k_dense_replace", 1) if config.raw.get("first_k_dense_replace", 1) else 0
     shared = config.count("n_shared_experts", 1) if config.raw.get("n_shared_experts", 1) else 0
     width = config.count("moe_intermediate_size", 1408)
-    found = Experts(
+    return Experts(
         count=config.count("n_routed_experts", config.raw.get("num_local_experts", 128)),
         top_k=config.count("num_experts_per_tok", 8),
         width=width,
@@ -47,5 +47,3 @@ def experts(config: ModelConfig) -> Experts:
         factor=config.number("routed_scaling_factor", 1.0),
         shared=width * shared,
     )
-    config.check_experts(found)
-    return found

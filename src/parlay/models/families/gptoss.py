@@ -18,11 +18,9 @@ def describe(config: ModelConfig) -> ModelConfig:
         count=config.count("num_local_experts", config.raw.get("num_experts", 128)),
         top_k=config.count("num_experts_per_tok", config.raw.get("experts_per_token", 4)),
         width=config.intermediate_size,
-        normalise=True,
         sparse=(True,) * config.num_layers,
         biases=True,
     )
-    config.check_experts(experts)
     style = Style(
         activation="clamped_swiglu",
         **config.attention_biases(default=True),

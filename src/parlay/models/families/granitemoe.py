@@ -24,11 +24,9 @@ def describe(config: ModelConfig) -> ModelConfig:
         count=count,
         top_k=config.count("num_experts_per_tok", 2),
         width=width,
-        normalise=True,
         sparse=(True,) * config.num_layers,
         shared=config.count("shared_intermediate_size", None) if config.raw.get("shared_intermediate_size") else 0,
     )
-    config.check_experts(experts)
     inputs, outputs = (f"block_sparse_moe.{name}_linear.weight" for name in ("input", "output"))
     stacked = config.stacked(
         {

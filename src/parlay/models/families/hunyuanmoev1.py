@@ -30,11 +30,9 @@ def describe(config: ModelConfig) -> ModelConfig:
         count=config.count("num_experts", config.raw.get("num_local_experts")),
         top_k=config.count("moe_topk", config.raw.get("num_experts_per_tok", 1)),
         width=width,
-        normalise=True,
         sparse=(True,) * config.num_layers,
         shared=width,
     )
-    config.check_experts(experts)
     style = replace(described.style, experts=experts)
     return replace(described, style=style, renamed={**described.renamed, **config.in_layers(_NAMES)})
 

@@ -34,13 +34,11 @@ def describe(config: ModelConfig) -> ModelConfig:
         count=config.count("num_experts", config.raw.get("num_local_experts", 192)),
         top_k=config.count("num_experts_per_tok", 8),
         width=width,
-        normalise=True,
         sparse=tuple(kind == "sparse" for kind in config.kinds("mlp_layer_types", ("dense", "sparse"), usual)),
         sigmoid=True,
         selection_bias=True,
         factor=config.number("router_scaling_factor", 2.826),
         shared=config.count("shared_intermediate_size", width * config.count("num_shared_experts", 1)),
     )
-    config.check_experts(experts)
     style = Style(**config.attention_biases(), head_norms=True, experts=experts)
     return replace(config, style=style, renamed=config.in_layers(_NAMES))

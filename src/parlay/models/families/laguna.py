@@ -34,14 +34,12 @@ def describe(config: ModelConfig) -> ModelConfig:
         count=config.count("num_experts", config.raw.get("num_local_experts", 256)),
         top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 512),
-        normalise=True,
         sparse=tuple(kind == "sparse" for kind in config.kinds("mlp_layer_types", ("sparse", "dense"), usual)),
         sigmoid=True,
         selection_bias=True,
         factor=config.number("moe_routed_scaling_factor", 1.0),
         shared=config.count("shared_expert_intermediate_size", 512),
     )
-    config.check_experts(experts)
     counts = _queries(config)
     every = config.count("sliding_window_pattern", None) if "sliding_window_pattern" in config.raw else 0  # in GGUF
     style = Style(

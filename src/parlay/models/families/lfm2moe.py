@@ -26,7 +26,6 @@ def describe(config: ModelConfig) -> ModelConfig:
         selection_bias=config.flag("use_expert_bias", True),
         factor=config.number("routed_scaling_factor", 1.0),
     )
-    config.check_experts(experts)
     width, gate_up, down = experts.width, "feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"
     places = {"gate": (gate_up, (0, width, None)), "up": (gate_up, (width, None, None)), "down": (down, (None,) * 3)}
     stacks = {

@@ -20,7 +20,6 @@ def describe(config: ModelConfig) -> ModelConfig:
         normalise=config.flag("norm_topk_prob", True),
         sparse=tuple(kind == "sparse" for kind in kinds),
     )
-    config.check_experts(experts)
     local = read_rotary(config.path, config.raw, "sliding_attention")
     if "rope_local_base_freq" in config.raw:
         local = Rotary(theta=config.number("rope_local_base_freq", None))

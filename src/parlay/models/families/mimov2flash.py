@@ -79,7 +79,7 @@ def _experts(config: ModelConfig) -> Experts:
     moe = config.flags("moe_layer_freq", [i > 0 for i in range(config.num_layers)])
     usual = ["sparse" if has else "dense" for has in moe]
     factor = config.raw.get("routed_scaling_factor")
-    found = Experts(
+    return Experts(
         count=config.count("n_routed_experts", config.raw.get("num_local_experts", 256)),
         top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 2048),
@@ -91,5 +91,3 @@ def _experts(config: ModelConfig) -> Experts:
         kept_groups=config.count("topk_group", 1),
         factor=1.0 if factor is None else config.number("routed_scaling_factor", 1.0),
     )
-    config.check_experts(found)
-    return found

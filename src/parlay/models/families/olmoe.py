@@ -18,5 +18,4 @@ def describe(config: ModelConfig) -> ModelConfig:
         normalise=config.flag("norm_topk_prob", False),
         sparse=(True,) * config.num_layers,
     )
-    config.check_experts(experts)
     return replace(config, style=Style(**config.attention_biases(), joint_norms=True, experts=experts))

@@ -20,7 +20,6 @@ def describe(config: ModelConfig) -> ModelConfig:
         shared=config.count("shared_expert_intermediate_size", 5632),
         shared_gate=True,
     )
-    config.check_experts(experts)
     gate = Piece("mlp.shared_expert_gate.weight", 0, 1)
     style = Style(qkv_bias=config.flag("qkv_bias", True), windows=last_windows(config), experts=experts)
     return replace(config, style=style, renamed=config.stacked({"mlp.shared_expert.gate.weight": gate}))

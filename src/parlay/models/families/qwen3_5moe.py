@@ -23,6 +23,5 @@ def describe(config: ModelConfig) -> ModelConfig:
         shared=config.count("shared_expert_intermediate_size", 512),
         shared_gate=True,
     )
-    config.check_experts(experts)
     stacks = SHARED_GATE | expert_pieces(experts.count, experts.width)
     return replace(with_delta_nets(config, experts), renamed=config.stacked(stacks))

@@ -19,7 +19,6 @@ def describe(config: ModelConfig) -> ModelConfig:
         normalise=config.flag("norm_topk_prob", False),
         sparse=sparse_layers(config),
     )
-    config.check_experts(experts)
     style = Style(**config.attention_biases(), head_norms=True, windows=last_windows(config), experts=experts)
     # Those of Qwen3-VL are stacked, inputs first in its own files and last in those that transformers writes.
     stacks = expert_pieces(experts.count, experts.width, hidden=config.hidden_size)

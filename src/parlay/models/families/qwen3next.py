@@ -19,5 +19,4 @@ def describe(config: ModelConfig) -> ModelConfig:
         shared=config.count("shared_expert_intermediate_size", 512),
         shared_gate=True,
     )
-    config.check_experts(experts)
     return replace(with_delta_nets(config, experts, fused=True), renamed=config.stacked(SHARED_GATE))

@@ -144,11 +144,10 @@ def _experts(config: ModelConfig) -> Experts | None:
     sparse = tuple(kind == "sparse" for kind in config.kinds("mlp_layer_types", ("sparse", "dense"), usual))
     if not any(sparse):
         return None
-    found = Experts(
+    return Experts(
         count=config.count("n_routed_experts", config.raw.get("num_local_experts", 288)),
         top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 1280),
-        normalise=True,
         sparse=sparse,
         sigmoid=True,
         selection_bias=True,
@@ -156,8 +155,6 @@ def _experts(config: ModelConfig) -> Experts | None:
         shared=config.count("share_expert_dim", 1280),
         limits=_limits(config, "swiglu_limits"),
     )
-    config.check_experts(found)
-    return found
 
 
 def _stacks(count: int) -> dict[str, Piece]:
