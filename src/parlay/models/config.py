@@ -146,6 +146,10 @@ class ModelConfig:
             raise ModelError(f"{config_file(self.path)}: {key} must be a whole number, not {shown(value)}")
         return int(value)
 
+    def count_or_zero(self, key: str, default: int) -> int:
+        """Return a key that holds a whole number of at least 0; null is 0."""
+        return self.count(key, default) if self.raw.get(key, default) else 0
+
     def flags(self, key: str, default: Sequence[int]) -> tuple[bool, ...]:
         """Return a key that lists true or false, or 1 or 0, for each layer."""
         values = self.raw.get(key)
@@ -175,6 +179,15 @@ class ModelConfig:
                 f"{self.num_layers} layers, not {shown(found)}"
             )
         return tuple(found)
+
+    def layers_from(self, first: int) -> tuple[bool, ...]:
+        """Return of each layer whether it is `first`, counted from 0, or behind it."""
+        return tuple(i >= first for i in range(self.num_layers))
+
+    def sparse_layers(self, usual: Sequence[bool]) -> tuple[bool, ...]:
+        """Return which layers have experts by `mlp_layer_types`, or as usual where that is missing."""
+        words = ["sparse" if has else "dense" for has in usual]
+        return tuple(kind == "sparse" for kind in self.kinds("mlp_layer_types", ("sparse", "dense"), words))
 
     def within(self, key: str) -> "ModelConfig":
         """Return the config with the content of a key, an object, in place of its own."""

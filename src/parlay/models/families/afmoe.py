@@ -22,18 +22,16 @@ _NAMES = {
 
 def describe(config: ModelConfig) -> ModelConfig:
     config.only(hidden_act="silu", score_func="sigmoid", route_norm=True, n_group=1, topk_group=1)
-    dense = config.count("num_dense_layers", 1) if config.raw.get("num_dense_layers", 1) else 0
     width = config.count("moe_intermediate_size", 1408)
-    shared = config.count("num_shared_experts", 2) if config.raw.get("num_shared_experts", 2) else 0
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 64)),
         top_k=config.count("num_experts_per_tok", 6),
         width=width,
-        sparse=tuple(i >= dense for i in range(config.num_layers)),
+        sparse=config.layers_from(config.count_or_zero("num_dense_layers", 1)),
         sigmoid=True,
         selection_bias=True,
         factor=config.number("route_scale", 1.0),
-        shared=width * shared,
+        shared=width * config.count_or_zero("num_shared_experts", 2),
     )
     every = config.count("sliding_window_pattern", config.raw.get("global_attn_every_n_layers", 4))
     windows = config.windows(lambda layer: (layer + 1) % every != 0, default=1024)

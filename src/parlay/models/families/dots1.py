@@ -11,7 +11,7 @@ DEFAULTS = {"first_k_dense_replace": 0, "norm_topk_prob": False}
 
 def describe(config: ModelConfig) -> ModelConfig:
     config.only(mlp_bias=False)
-    first = config.count("max_window_layers", 62) if config.raw.get("max_window_layers", 62) else 0
+    first = config.count_or_zero("max_window_layers", 62)
     windows = config.windows(lambda layer: layer >= first, default=4096)
     style = Style(
         **config.attention_biases(),

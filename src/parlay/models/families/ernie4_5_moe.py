@@ -41,9 +41,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         width=width,
         sparse=tuple((i + 1) % step == 0 and first <= i <= last for i in range(config.num_layers)),
         selection_bias=True,
-        shared=width * config.count("moe_num_shared_experts", 2)
-        if config.raw.get("moe_num_shared_experts", 2)
-        else 0,
+        shared=width * config.count_or_zero("moe_num_shared_experts", 2),
     )
     return replace(
         described,

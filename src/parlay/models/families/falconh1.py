@@ -17,8 +17,8 @@ _NAMES = {
 
 def describe(config: ModelConfig) -> ModelConfig:
     config.only(hidden_act="silu", attention_bias=False, mlp_bias=False, mamba_proj_bias=False, projectors_bias=False)
-    heads, inner = config.count("mamba_n_heads", 128), config.raw.get("mamba_d_ssm", 1024)
-    inner = config.count("mamba_d_ssm", 1024) if inner else config.count("mamba_expand", 2) * config.hidden_size
+    heads, inner = config.count("mamba_n_heads", 128), config.count_or_zero("mamba_d_ssm", 1024)
+    inner = inner or config.count("mamba_expand", 2) * config.hidden_size
     width = config.raw.get("mamba_d_head", "auto")
     width = inner // heads if width in ("auto", None) else config.count("mamba_d_head", None)
     if width * heads != inner:

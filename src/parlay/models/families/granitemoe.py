@@ -25,7 +25,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         top_k=config.count("num_experts_per_tok", 2),
         width=width,
         sparse=(True,) * config.num_layers,
-        shared=config.count("shared_intermediate_size", None) if config.raw.get("shared_intermediate_size") else 0,
+        shared=config.count_or_zero("shared_intermediate_size", 0),
     )
     inputs, outputs = (f"block_sparse_moe.{name}_linear.weight" for name in ("input", "output"))
     stacked = config.stacked(

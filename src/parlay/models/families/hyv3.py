@@ -27,7 +27,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         moe_router_use_sigmoid=True,
         moe_router_enable_expert_bias=True,
     )
-    dense = config.count("first_k_dense_replace", 1) if config.raw.get("first_k_dense_replace", 1) else 0
+    dense = config.count_or_zero("first_k_dense_replace", 1)
     usual = ["dense" if i < dense else "sparse" for i in range(config.num_layers)]
     width = config.count("moe_intermediate_size", 1536)
     experts = Experts(

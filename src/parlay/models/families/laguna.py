@@ -28,13 +28,11 @@ def describe(config: ModelConfig) -> ModelConfig:
     gating = config.raw.get("gating", True)
     if gating not in (True, "per-head", "per-element"):
         raise ModelError(f"{config_file(config.path)}: gating must be per-head or per-element, not {shown(gating)}")
-    dense = config.count("num_dense_layers", 1) if config.raw.get("num_dense_layers", 1) else 0
-    usual = ["dense"] * min(dense, config.num_layers) + ["sparse"] * (config.num_layers - dense)
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 256)),
         top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 512),
-        sparse=tuple(kind == "sparse" for kind in config.kinds("mlp_layer_types", ("sparse", "dense"), usual)),
+        sparse=config.sparse_layers(config.layers_from(config.count_or_zero("num_dense_layers", 1))),
         sigmoid=True,
         selection_bias=True,
         factor=config.number("moe_routed_scaling_factor", 1.0),

@@ -15,13 +15,12 @@ _ROUTER = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    dense = config.count("num_dense_layers", 2) if config.raw.get("num_dense_layers", 2) else 0
     experts = Experts(
         count=config.count("num_experts", 32),
         top_k=config.count("num_experts_per_tok", 4),
         width=config.count("moe_intermediate_size", 1792),
         normalise=config.flag("norm_topk_prob", True),
-        sparse=tuple(i >= dense for i in range(config.num_layers)),
+        sparse=config.layers_from(config.count_or_zero("num_dense_layers", 2)),
         sigmoid=True,
         selection_bias=config.flag("use_expert_bias", True),
         factor=config.number("routed_scaling_factor", 1.0),

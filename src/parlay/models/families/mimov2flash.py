@@ -76,15 +76,13 @@ def _whole(rotary: Rotary, width: int) -> Rotary:
 
 
 def _experts(config: ModelConfig) -> Experts:
-    moe = config.flags("moe_layer_freq", [i > 0 for i in range(config.num_layers)])
-    usual = ["sparse" if has else "dense" for has in moe]
     factor = config.raw.get("routed_scaling_factor")
     return Experts(
         count=config.count("n_routed_experts", config.raw.get("num_local_experts", 256)),
         top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 2048),
         normalise=config.flag("norm_topk_prob", True),
-        sparse=tuple(kind == "sparse" for kind in config.kinds("mlp_layer_types", ("sparse", "dense"), usual)),
+        sparse=config.sparse_layers(config.flags("moe_layer_freq", config.layers_from(1))),
         sigmoid=True,
         selection_bias=True,
         groups=config.count("n_group", 1),

@@ -119,5 +119,5 @@ def _experts(config: ModelConfig, sparse: tuple[bool, ...]) -> Experts:
         kept_groups=config.count("topk_group", 1),
         factor=config.number("routed_scaling_factor", 1.0),
         shared=config.count("moe_shared_expert_intermediate_size", 7688),
-        latent=config.count("moe_latent_size", None) if config.raw.get("moe_latent_size") else 0,
+        latent=config.count_or_zero("moe_latent_size", 0),
     )

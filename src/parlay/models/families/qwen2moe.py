@@ -5,7 +5,7 @@ from dataclasses import replace
 from parlay.checkpoints.pieces import Piece
 from parlay.models.config import ModelConfig
 from parlay.models.families.qwen2 import last_windows
-from parlay.models.families.qwen3moe import sparse_layers
+from parlay.models.families.qwen3moe import stepped_layers
 from parlay.models.style import Experts, Style
 
 
@@ -16,7 +16,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         top_k=config.count("num_experts_per_tok", 4),
         width=config.count("moe_intermediate_size", 1408),
         normalise=config.flag("norm_topk_prob", False),
-        sparse=sparse_layers(config),
+        sparse=stepped_layers(config),
         shared=config.count("shared_expert_intermediate_size", 5632),
         shared_gate=True,
     )

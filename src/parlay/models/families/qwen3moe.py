@@ -17,7 +17,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 768),
         normalise=config.flag("norm_topk_prob", False),
-        sparse=sparse_layers(config),
+        sparse=stepped_layers(config),
     )
     style = Style(**config.attention_biases(), head_norms=True, windows=last_windows(config), experts=experts)
     # Those of Qwen3-VL are stacked, inputs first in its own files and last in those that transformers writes.
@@ -25,7 +25,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     return replace(config, style=style, renamed=config.stacked(stacks))
 
 
-def sparse_layers(config: ModelConfig) -> tuple[bool, ...]:
+def stepped_layers(config: ModelConfig) -> tuple[bool, ...]:
     """Return which layers have experts: every `decoder_sparse_step`-th that `mlp_only_layers` does not list.
 
     Raises:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from parlay.models.config import ModelConfig
 from parlay.models.families.qwen3_5 import with_delta_nets
 from parlay.models.families.qwen3_5moe import SHARED_GATE
-from parlay.models.families.qwen3moe import sparse_layers
+from parlay.models.families.qwen3moe import stepped_layers
 from parlay.models.style import Experts
 
 
@@ -15,7 +15,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         top_k=config.count("num_experts_per_tok", 10),
         width=config.count("moe_intermediate_size", 512),
         normalise=config.flag("norm_topk_prob", True),
-        sparse=sparse_layers(config),
+        sparse=stepped_layers(config),
         shared=config.count("shared_expert_intermediate_size", 512),
         shared_gate=True,
     )

@@ -140,8 +140,7 @@ def _experts(config: ModelConfig) -> Experts | None:
     if listed is not None and not (isinstance(listed, list) and all(str(each).isdecimal() for each in listed)):
         raise ModelError(f"{config_file(config.path)}: moe_layers_enum must list layers, not {shown(listed)}")
     chosen = set(range(3, config.num_layers)) if listed is None else {int(each) for each in listed}
-    usual = ["sparse" if i in chosen else "dense" for i in range(config.num_layers)]
-    sparse = tuple(kind == "sparse" for kind in config.kinds("mlp_layer_types", ("sparse", "dense"), usual))
+    sparse = config.sparse_layers([i in chosen for i in range(config.num_layers)])
     if not any(sparse):
         return None
     return Experts(
