@@ -6,6 +6,7 @@ Three of four layers have a window, and only their queries and keys turn.
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
+from parlay.models.stored import network_names
 from parlay.models.style import Experts, OutputGate, Style
 
 _NAMES = {
@@ -13,10 +14,7 @@ _NAMES = {
     "mlp.gate.e_score_correction_bias": "mlp.expert_bias",
     "pre_feedforward_layernorm.weight": "pre_mlp_layernorm.weight",
     "post_feedforward_layernorm.weight": "post_mlp_layernorm.weight",
-    **{
-        f"mlp.shared_expert.{part}_proj.weight": f"mlp.shared_experts.{part}_proj.weight"
-        for part in ("gate", "up", "down")
-    },
+    **network_names("mlp.shared_expert", "mlp.shared_experts"),
 }
 
 

@@ -11,13 +11,10 @@ from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.families import ernie4_5
 from parlay.models.mtp import MTPNames
+from parlay.models.stored import network_names
 from parlay.models.style import Experts
 
-_NAMES = {
-    f"mlp.shared_expert.{name}_proj.{kind}": f"mlp.shared_experts.{name}_proj.{kind}"
-    for name in ("gate", "up", "down")
-    for kind in ("weight", "bias")
-}
+_NAMES = network_names("mlp.shared_expert", "mlp.shared_experts", ("weight", "bias"))
 # Its MTP layer ends with the model's own norm.
 MTP = MTPNames(
     layer="model.mtp_block.{1}.",

@@ -7,11 +7,12 @@ from parlay.checkpoints.files import config_file
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.mamba import MambaLayers, step_limits
+from parlay.models.stored import network_names
 from parlay.models.style import Style
 
 _NAMES = {
     "post_attention_layernorm.weight": "pre_ff_layernorm.weight",
-    **{f"mlp.{x}_proj.weight": f"feed_forward.{x}_proj.weight" for x in ("gate", "up", "down")},
+    **network_names("mlp", "feed_forward"),
 }
 
 

@@ -4,12 +4,10 @@ from dataclasses import replace
 
 from parlay.models.config import ModelConfig
 from parlay.models.mtp import DEEPSEEK
+from parlay.models.stored import network_names
 from parlay.models.style import Experts, Style
 
-NAMES = {
-    f"mlp.shared_expert.{name}_proj.weight": f"mlp.shared_experts.{name}_proj.weight"
-    for name in ("gate", "up", "down")
-}
+NAMES = network_names("mlp.shared_expert", "mlp.shared_experts")
 MTP = DEEPSEEK
 
 

@@ -7,14 +7,12 @@ from parlay.checkpoints.files import config_file
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.families import hunyuandensev1
+from parlay.models.stored import network_names
 from parlay.models.style import Experts
 
 _NAMES = {
     "mlp.gate.weight": "mlp.gate.wg.weight",
-    **{
-        f"mlp.shared_expert.{part}_proj.weight": f"mlp.shared_mlp.{part}_proj.weight"
-        for part in ("gate", "up", "down")
-    },
+    **network_names("mlp.shared_expert", "mlp.shared_mlp"),
 }
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from parlay.models.config import ModelConfig
 from parlay.models.mtp import DEEPSEEK
+from parlay.models.stored import network_names
 from parlay.models.style import Experts, Style
 
 DEFAULTS = {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 11_158_840.0}
@@ -11,10 +12,7 @@ MTP = replace(DEEPSEEK, norm="model.layers.{}.final_layernorm.weight")
 _NAMES = {
     "mlp.gate.weight": "mlp.router.gate.weight",
     "mlp.gate.e_score_correction_bias": "mlp.expert_bias",
-    **{
-        f"mlp.shared_expert.{part}_proj.weight": f"mlp.shared_mlp.{part}_proj.weight"
-        for part in ("gate", "up", "down")
-    },
+    **network_names("mlp.shared_expert", "mlp.shared_mlp"),
 }
 
 

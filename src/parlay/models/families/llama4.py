@@ -11,17 +11,14 @@ from parlay.checkpoints.files import config_file
 from parlay.checkpoints.pieces import Piece
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
+from parlay.models.stored import network_names
 from parlay.models.style import Experts, Rotary, Style
 
 DEFAULTS = {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0}
-_NETWORK = "gate_proj", "up_proj", "down_proj"
 _NAMES = {
     "mlp.gate.weight": "feed_forward.router.weight",
-    **{
-        f"mlp.{shared}{part}.weight": f"feed_forward.{shared}{part}.weight"
-        for shared in ("", "shared_expert.")
-        for part in _NETWORK
-    },
+    **network_names("mlp", "feed_forward"),
+    **network_names("mlp.shared_expert", "feed_forward.shared_expert"),
 }
 
 

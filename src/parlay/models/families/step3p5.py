@@ -12,13 +12,14 @@ from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.mtp import DEEPSEEK
 from parlay.models.rope import read_rotary
+from parlay.models.stored import network_names
 from parlay.models.style import Experts, Heads, OutputGate, Style
 
 _NAMES = {
     "self_attn.gate_proj.weight": "self_attn.g_proj.weight",
     "mlp.gate.weight": "moe.gate.weight",
     "mlp.gate.e_score_correction_bias": "moe.router_bias",
-    **{f"mlp.shared_expert.{x}_proj.weight": f"share_expert.{x}_proj.weight" for x in ("gate", "up", "down")},
+    **network_names("mlp.shared_expert", "share_expert"),
 }
 _NEXT = "model.layers.{0}."
 MTP = replace(
