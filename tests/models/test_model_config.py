@@ -135,3 +135,21 @@ def test_zero_in_yarn_stands_for_none(path: Path, key: str) -> None:
         rewrite(path, rope_parameters={**scaling, **more})
         tables.append(cos_sin_table(describe_model(path), 64))
     assert all(torch.equal(own, other) for own, other in zip(*tables, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "words"),
+    [
+        ("Mixtral", {"num_experts_per_tok": 9}, "more than the 8 experts that a token can go to"),
+        ("Mixtral", {"num_local_experts": 1 << 30}, "experts in each of 3 layers are more than"),
+        ("GptOss", {"num_local_experts": 1 << 30}, "experts in each of 3 layers are more than"),
+        ("Glm4Moe", {"n_routed_experts": 1 << 30}, "experts in each of 3 layers are more than"),
+        ("Glm4Moe", {"n_group": 3}, "128 experts do not divide into 3 groups"),
+        ("Glm4Moe", {"n_group": 32, "topk_group": 1}, "more than the 4 experts that a token can go to"),
+    ],
+)
+def test_experts_that_do_not_fit(path: Path, architecture: str, changes: dict[str, Any], words: str) -> None:
+    """They are refused before anything is made for each of them, which would take hours."""
+    rewrite(path, architectures=[f"{architecture}ForCausalLM"], **changes)
+    with pytest.raises(ModelError, match=words):
+        describe_model(path)

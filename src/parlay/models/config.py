@@ -11,7 +11,7 @@ from parlay.checkpoints.files import config_file, dtype_of
 from parlay.checkpoints.pieces import Piece
 from parlay.errors import ModelError, brief, shown
 from parlay.models.rope import longest, read_rotary
-from parlay.models.style import Experts, Heads, LibraryModel, Product, Rotary, Style
+from parlay.models.style import AttentionBiases, Heads, LibraryModel, Product, Rotary, Style
 from parlay.types.cache import KVCacheDtype
 from parlay.types.storage import Storage
 
@@ -33,6 +33,9 @@ class ModelConfig:
     `kv_cache_dtype` how keys and values are. `renamed` has the files' own names of tensors that a family names
     otherwise, or the stacks that have them. `most_tokens` is set where the last rows of a draft model's vocabulary
     are left out.
+
+    Raises:
+        ModelError: there are too many experts, or too few for a row.
     """
 
     path: Path
@@ -57,6 +60,30 @@ class ModelConfig:
     kv_cache_dtype: KVCacheDtype = "auto"
     renamed: Mapping[str, str | Piece] = field(default_factory=dict)
     most_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse experts of which a row could not go to as many as it is to."""
+        if (experts := self.style.experts) is None:
+            return
+        self._limit_experts(experts.count)
+        if experts.count % experts.groups or experts.kept_groups > experts.groups:
+            raise ModelError(
+                f"{config_file(self.path)}: {experts.count} experts do not divide into {experts.groups} groups of "
+                f"which {experts.kept_groups} are kept"
+            )
+        if experts.top_k > (most := experts.count // experts.groups * experts.kept_groups):
+            raise ModelError(
+                f"{config_file(self.path)}: num_experts_per_tok={experts.top_k} is more than the {most} experts that "
+                "a token can go to"
+            )
+
+    def _limit_experts(self, count: int) -> None:
+        """Refuse more experts a layer than any model has, before anything is made for each."""
+        if count * self.num_layers > _MOST_EXPERTS:
+            raise ModelError(
+                f"{config_file(self.path)}: {count} experts in each of {self.num_layers} layers are more than the "
+                f"{_MOST_EXPERTS} that are served"
+            )
 
     @property
     def tokens(self) -> int:
@@ -100,6 +127,11 @@ class ModelConfig:
             raise ModelError(f"{config_file(self.path)}: {key} must be true or false, not {shown(value)}")
         return value
 
+    def attention_biases(self, default: bool = False) -> AttentionBiases:
+        """Return whether attention's projections have biases, all of them, by `attention_bias`."""
+        bias = self.flag("attention_bias", default)
+        return {"qkv_bias": bias, "output_bias": bias}
+
     def number(self, key: str, default: float | None) -> float:
         """Return a key that holds a number above 0; None as a default is an error where it is missing."""
         value = self.raw.get(key, default)
@@ -113,6 +145,10 @@ class ModelConfig:
         if value != int(value):
             raise ModelError(f"{config_file(self.path)}: {key} must be a whole number, not {shown(value)}")
         return int(value)
+
+    def count_or_zero(self, key: str, default: int) -> int:
+        """Return a key that holds a whole number of at least 0; null is 0."""
+        return self.count(key, default) if self.raw.get(key, default) else 0
 
     def flags(self, key: str, default: Sequence[int]) -> tuple[bool, ...]:
         """Return a key that lists true or false, or 1 or 0, for each layer."""
@@ -144,6 +180,15 @@ class ModelConfig:
             )
         return tuple(found)
 
+    def layers_from(self, first: int) -> tuple[bool, ...]:
+        """Return of each layer whether it is `first`, counted from 0, or behind it."""
+        return tuple(i >= first for i in range(self.num_layers))
+
+    def sparse_layers(self, usual: Sequence[bool]) -> tuple[bool, ...]:
+        """Return which layers have experts by `mlp_layer_types`, or as usual where that is missing."""
+        words = ["sparse" if has else "dense" for has in usual]
+        return tuple(kind == "sparse" for kind in self.kinds("mlp_layer_types", ("sparse", "dense"), words))
+
     def within(self, key: str) -> "ModelConfig":
         """Return the config with the content of a key, an object, in place of its own."""
         inner = self.raw.get(key) or {}
@@ -156,6 +201,7 @@ class ModelConfig:
 
         `{}` in a name stands for the number of each of so many experts.
         """
+        self._limit_experts(experts)
         found: dict[str, str | Piece] = {}
         for layer in (f"model.layers.{i}." for i in range(self.num_layers)):
             for name, own in names.items():
@@ -168,6 +214,8 @@ class ModelConfig:
 
         `{}` in a name stands for the number of each of the experts, which the pieces leave open.
         """
+        for piece in names.values():
+            self._limit_experts(piece.count)
         return {
             f"model.layers.{i}.{name.format(e)}": replace(
                 piece,
@@ -202,28 +250,6 @@ class ModelConfig:
             if kind not in ("full_attention", "sliding_attention"):
                 raise ModelError(f"{self.path}: layer_types has {shown(kind)}, which is not served")
         return tuple(window * (kind == "sliding_attention") for kind in types)
-
-    def check_experts(self, experts: Experts) -> None:
-        """Refuse experts that are fewer than a row is to go to.
-
-        Raises:
-            ModelError: `num_experts_per_tok` is too large, or there are more experts than any model has.
-        """
-        if experts.count * self.num_layers > _MOST_EXPERTS:
-            raise ModelError(
-                f"{config_file(self.path)}: {experts.count} experts in each of {self.num_layers} layers are more "
-                f"than the {_MOST_EXPERTS} that are served"
-            )
-        if experts.count % experts.groups or experts.kept_groups > experts.groups:
-            raise ModelError(
-                f"{config_file(self.path)}: {experts.count} experts do not divide into {experts.groups} groups of "
-                f"which {experts.kept_groups} are kept"
-            )
-        if experts.top_k > experts.count // experts.groups * experts.kept_groups:
-            raise ModelError(
-                f"{config_file(self.path)}: num_experts_per_tok={experts.top_k} is more than the "
-                f"{experts.count // experts.groups * experts.kept_groups} experts that a token can go to"
-            )
 
     @property
     def recurrent(self) -> bool:

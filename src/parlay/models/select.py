@@ -41,10 +41,11 @@ families = Registry("parlay.models.families", "model family", needs=("describe",
 class CausalModel(Protocol):
     """The interface of a family file's `Model`; a file without one has `Decoder`.
 
-    `weight_shapes` and `expect` need no instance. Beside it the file has `describe(config)`, which returns the config
-    with the family's style, or raises a ModelError that names a key with a value that the family does not serve. It
-    may have `DEFAULTS`, what configs without some keys mean, or a function that makes them of a config; `MTP`, what
-    files call an MTP layer, where that is not as in Qwen's; and `folded`, see below.
+    `weight_shapes` and `expect` need no instance. Beside it the file has `describe(config)`. It takes what
+    `parse_config` read, and returns it with the family's style and with what the family reads otherwise, such as the
+    names that files have for tensors (`renamed`). It raises a ModelError that names a key with a value that the
+    family does not serve. The file may have `DEFAULTS`, what configs without some keys mean, or a function that makes
+    them of a config; `MTP`, what files call an MTP layer, where that is not as in Qwen's; and `folded`, see below.
 
     Attributes:
         config, dtype: what it was made with.

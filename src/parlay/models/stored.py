@@ -1,5 +1,6 @@
 """A model's tensors as its files have them: under which names, and whether the output layer is the embedding."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from parlay.checkpoints.config import TOWER
@@ -11,6 +12,17 @@ from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import Storage
 
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+
+
+def network_names(own: str, name: str, kinds: Sequence[str] = ("weight",)) -> dict[str, str]:
+    """Return, for `ModelConfig.in_layers`, what files call a network with a gate whose names begin otherwise.
+
+    Args:
+        own: what the decoder's names of it begin with.
+        name: what the files' names do.
+        kinds: of its tensors.
+    """
+    return {f"{own}.{x}_proj.{kind}": f"{name}.{x}_proj.{kind}" for x in ("gate", "up", "down") for kind in kinds}
 
 
 def open_weights(config: ModelConfig, *, storage: Storage | None = None, on_read: OnRead = ignore) -> Checkpoint:

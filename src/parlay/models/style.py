@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture of experts in place of some layers' feed-forward networks.
+    """A mixture of experts in place of some layers' feed-forward networks; the defaults are Mixtral's.
 
     Attributes:
         count: experts a layer.
@@ -74,7 +74,7 @@ class Experts:
     count: int
     top_k: int
     width: int
-    normalise: bool
+    normalise: bool = True
     sparse: tuple[bool, ...]
     sigmoid: bool = False
     selection_bias: bool = False
@@ -156,6 +156,13 @@ class OutputGate:
     separate: bool = False
     by_head: bool = False
     softplus: bool = False
+
+
+class AttentionBiases(TypedDict):
+    """Attributes of a `Style` that most families have one key for."""
+
+    qkv_bias: bool
+    output_bias: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

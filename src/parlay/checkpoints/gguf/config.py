@@ -8,7 +8,7 @@ from typing import Any
 
 from parlay.checkpoints.gguf.end_tokens import end_tokens
 from parlay.checkpoints.gguf.families import family_of, size_of
-from parlay.checkpoints.gguf.family import Family
+from parlay.checkpoints.gguf.family import Family, layer_types
 from parlay.checkpoints.gguf.names import MAX_EXPERTS
 from parlay.checkpoints.gguf.parts import GGUFModel
 from parlay.checkpoints.gguf.reader import GGUFFile
@@ -203,7 +203,7 @@ def _varied(file: GGUFFile, name: str) -> dict[str, Any]:
     heads, inner = each("attention.head_count_kv"), each("feed_forward_length")
     window, whole = near.index(True), near.index(False)
     return {
-        "layer_types": ["sliding_attention" if one else "full_attention" for one in near],
+        "layer_types": layer_types(near),
         "num_key_value_heads": heads[window],
         "num_global_key_value_heads": heads[whole],
         "head_dim": size_of(file, f"{name}.attention.key_length_swa"),
@@ -254,7 +254,7 @@ def _recurrent(file: GGUFFile, name: str, family: Family, layers: int) -> dict[s
     if len(kinds) < layers:
         raise ModelError(f"{file.path}: {len(kinds)} layers are said to be recurrent or not, of {layers}")
     if not family.single_part_layers:
-        found["layer_types"] = [family.recurrent if kind else "full_attention" for kind in kinds[:layers]]
+        found["layer_types"] = layer_types(kinds[:layers], family.recurrent)
     if family.value:
         width, count = size_of(file, f"{name}.ssm.inner_size"), size_of(file, f"{name}.ssm.time_step_rank")
         if count < 1 or width % count:
@@ -293,9 +293,7 @@ def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[s
     for key, hf in family.options.items():
         key = f"{name}.{key}"
         if key in file and hf == "sliding_window_pattern" and file.is_array(key):
-            options["layer_types"] = [
-                "sliding_attention" if sliding else "full_attention" for sliding in file.numbers(key)
-            ]
+            options["layer_types"] = layer_types(file.numbers(key))
         elif key in file:
             options[hf] = file.numbers(key) if file.is_array(key) else file.value(key)
     if options.get("sliding_window") == 0:  # which says that there is none

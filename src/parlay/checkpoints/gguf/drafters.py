@@ -8,6 +8,7 @@ from typing import Any
 
 from parlay.checkpoints.gguf.config import SIZES, read_gguf_config
 from parlay.checkpoints.gguf.families import DRAFTER, DRAFTERS, size_of
+from parlay.checkpoints.gguf.family import layer_types
 from parlay.checkpoints.gguf.parts import GGUFModel
 from parlay.checkpoints.gguf.reader import GGUFFile
 from parlay.checkpoints.gguf.rotary import read_rotary_keys
@@ -74,7 +75,7 @@ def drafter_config(file: GGUFFile) -> dict[str, Any]:
     window = size_of(file, f"{DRAFTER}.attention.sliding_window", 0)
     pattern = f"{DRAFTER}.attention.sliding_window_pattern"
     if window and file.is_array(pattern):
-        own["layer_types"] = ["sliding_attention" if near else "full_attention" for near in file.numbers(pattern)]
+        own["layer_types"] = layer_types(file.numbers(pattern))
         own["sliding_window"] = window
     reduced = {"draft_vocab_size": file.tensors["d2t"].shape[0]} if "d2t" in file.tensors else {}
     return {

@@ -12,15 +12,16 @@ from parlay.checkpoints.gguf.family import (
     GATE,
     GRANITE,
     LAST_NORM,
+    LATENT_RANKS,
+    NEXT,
     WINDOW,
     WINDOWS,
     Family,
     mixture,
 )
 from parlay.checkpoints.gguf.hybrid_families import HYBRIDS
-from parlay.checkpoints.gguf.mixture_families import MIXTURES
 from parlay.checkpoints.gguf.reader import GGUFFile
-from parlay.checkpoints.gguf.window_families import WINDOWED
+from parlay.checkpoints.gguf.uneven_families import UNEVEN
 from parlay.errors import ModelError
 
 _LAST_NORMS = LAST_NORM | {"post_ffw_norm": "post_feedforward_layernorm"}
@@ -41,7 +42,7 @@ _GEMMA4 = WINDOW | {
 }
 _FIXED4 = {"hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0}
 _SCALAR = {"layer_output_scale.weight": "layer_scalar"}
-_QWEN_MOE = mixture(feed_forward_length="moe_intermediate_size", weights_norm="norm_topk_prob")
+_QWEN_MOE = mixture(weights_norm="norm_topk_prob")
 
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", interleaved=True, also=("InternLM3ForCausalLM",)),
@@ -49,16 +50,14 @@ FAMILIES = {
     "granitemoe": Family(
         "GraniteMoeForCausalLM",
         interleaved=True,
-        options=GRANITE | mixture("num_local_experts", shared_feed_forward_length="shared_intermediate_size"),
+        options=GRANITE
+        | mixture("num_local_experts", width=None, shared_feed_forward_length="shared_intermediate_size"),
         also=("GraniteMoeSharedForCausalLM",),
     ),
     "qwen2": Family("Qwen2ForCausalLM"),
     "qwen2moe": Family(
         "Qwen2MoeForCausalLM",
-        options=mixture(
-            feed_forward_length="moe_intermediate_size",
-            shared_feed_forward_length="shared_expert_intermediate_size",
-        ),
+        options=mixture(shared_feed_forward_length="shared_expert_intermediate_size"),
     ),
     "qwen3": Family("Qwen3ForCausalLM"),
     "qwen3moe": Family("Qwen3MoeForCausalLM", options=_QWEN_MOE, fixed={"norm_topk_prob": True}),
@@ -80,7 +79,6 @@ FAMILIES = {
         options=mixture(
             "moe_num_experts",
             "moe_k",
-            feed_forward_length="moe_intermediate_size",
             shared_count="moe_num_shared_experts",
             shared_feed_forward_length="shared_intermediate_size",
         )
@@ -117,7 +115,7 @@ FAMILIES = {
     ),
     "deepseek2": Family(
         "DeepseekV3ForCausalLM",
-        options=DEEPSEEK_MOE | {"attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank"},
+        options=DEEPSEEK_MOE | LATENT_RANKS,
         fixed={"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
         also=("DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"),
         latent=True,
@@ -125,11 +123,8 @@ FAMILIES = {
     "mistral4": Family(
         "Mistral4ForCausalLM",
         options={key: name for key, name in DEEPSEEK_MOE.items() if "group" not in key}
-        | {
-            "attention.q_lora_rank": "q_lora_rank",
-            "attention.kv_lora_rank": "kv_lora_rank",
-            "attention.temperature_scale": "llama_4_scaling_beta",
-        },
+        | LATENT_RANKS
+        | {"attention.temperature_scale": "llama_4_scaling_beta"},
         fixed={"norm_topk_prob": False},
         latent=True,
         joined_experts=True,
@@ -148,17 +143,14 @@ FAMILIES = {
         },
     ),
     "hunyuan-dense": Family("HunYuanDenseV1ForCausalLM"),
-    "hunyuan-moe": Family(
-        "HunYuanMoEV1ForCausalLM",
-        options=mixture("num_experts", "moe_topk", feed_forward_length="moe_intermediate_size"),
-    ),
+    "hunyuan-moe": Family("HunYuanMoEV1ForCausalLM", options=mixture(chosen="moe_topk")),
     "minimax-m2": Family(
         "MiniMaxM2ForCausalLM",
-        options=mixture("num_local_experts", feed_forward_length="intermediate_size"),
+        options=mixture("num_local_experts", width="intermediate_size"),
         partial=True,
     ),
     "olmo2": Family("Olmo2ForCausalLM", _LAST_NORMS),
-    "olmoe": Family("OlmoeForCausalLM", options=mixture()),
+    "olmoe": Family("OlmoeForCausalLM", options=mixture(width=None)),
     "exaone4": Family(
         "Exaone4ForCausalLM",
         _LAST_NORMS,
@@ -170,23 +162,18 @@ FAMILIES = {
         "ExaoneMoeForCausalLM",
         options=WINDOWS
         | mixture(
-            feed_forward_length="moe_intermediate_size",
             shared_count="num_shared_experts",
             weights_scale="routed_scaling_factor",
             weights_norm="norm_topk_prob",
         )
-        | {
-            "leading_dense_block_count": "first_k_dense_replace",
-            "nextn_predict_layers": "num_nextn_predict_layers",
-        },
+        | {"leading_dense_block_count": "first_k_dense_replace"}
+        | NEXT,
         fixed={"sliding_window": None},
         listed=True,
     ),
     "mellum": Family(
         "MellumForCausalLM",
-        options=mixture("num_local_experts", feed_forward_length="moe_intermediate_size")
-        | WINDOWS
-        | {"rope.freq_base_swa": "rope_local_base_freq"},
+        options=mixture("num_local_experts") | WINDOWS | {"rope.freq_base_swa": "rope_local_base_freq"},
         fixed={"sliding_window": None},
         listed=True,
     ),
@@ -194,12 +181,7 @@ FAMILIES = {
         "AfmoeForCausalLM",
         _GEMMA | GATE,
         options=WINDOW
-        | mixture(
-            feed_forward_length="moe_intermediate_size",
-            shared_count="num_shared_experts",
-            weights_scale="route_scale",
-            weights_norm="route_norm",
-        )
+        | mixture(shared_count="num_shared_experts", weights_scale="route_scale", weights_norm="route_norm")
         | {
             "leading_dense_block_count": "num_dense_layers",
             "attention.sliding_window_pattern": "sliding_window_pattern",
@@ -227,7 +209,7 @@ FAMILIES = {
     "gpt-oss": Family(
         "GptOssForCausalLM",
         LAST_NORM,
-        options=mixture("num_local_experts", feed_forward_length="intermediate_size") | WINDOWS,
+        options=mixture("num_local_experts", width="intermediate_size") | WINDOWS,
         listed=True,
         scaling={"truncate": False},
     ),
@@ -302,8 +284,7 @@ FAMILIES = {
         },
         wide_layers=62,
     ),
-    **WINDOWED,
-    **MIXTURES,
+    **UNEVEN,
     **HYBRIDS,
 }
 _SOFTMAX = 1  # a router's, among the values of `expert_gating_func`
@@ -320,11 +301,11 @@ _GRANITE_MOE_SWA = Family(
     {"ffn_up_shexp": "mlp.shared_expert.gate_up_proj"},
     interleaved=True,
     options=FAMILIES["granite_swa"].options
-    | mixture("num_local_experts", shared_feed_forward_length="shared_intermediate_size"),
+    | mixture("num_local_experts", width=None, shared_feed_forward_length="shared_intermediate_size"),
     listed=True,
     exportable=False,
 )
-_MIXTRAL = Family("MixtralForCausalLM", interleaved=True, options=WINDOW | mixture("num_local_experts"))
+_MIXTRAL = Family("MixtralForCausalLM", interleaved=True, options=WINDOW | mixture("num_local_experts", width=None))
 
 
 def family_for(architecture: str, *, recurrent: bool = False, experts: bool = False) -> tuple[str, Family] | None:

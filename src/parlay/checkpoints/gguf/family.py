@@ -5,12 +5,15 @@ Source: llama.cpp's converters.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 GATE = {"attn_gate": "self_attn.gate_proj"}
 WINDOW = {"attention.sliding_window": "sliding_window"}
 WINDOWS = WINDOW | {"attention.sliding_window_pattern": "sliding_window_pattern"}
+NEXT = {"nextn_predict_layers": "num_nextn_predict_layers"}
+LATENT_RANKS = {"attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank"}
 LAST_NORM = {"post_attention_norm": "post_attention_layernorm"}  # in place of `ffn_norm`
 GRANITE = {
     "attention.scale": "attention_multiplier",
@@ -109,20 +112,27 @@ class Family:
         return self.norm_offset if "norm" in name and not bare else 0.0
 
 
-def mixture(count: str = "num_experts", chosen: str = "num_experts_per_tok", **more: str) -> dict[str, str]:
+def mixture(
+    count: str = "num_experts",
+    chosen: str = "num_experts_per_tok",
+    width: str | None = "moe_intermediate_size",
+    **more: str,
+) -> dict[str, str]:
     """Return the options of a mixture: how a class calls them, further ones by their keys without `expert_`."""
-    return {"expert_count": count, "expert_used_count": chosen, **{f"expert_{key}": hf for key, hf in more.items()}}
+    found = {"count": count, "used_count": chosen, **({"feed_forward_length": width} if width else {}), **more}
+    return {f"expert_{key}": hf for key, hf in found.items()}
+
+
+def layer_types(chosen: Iterable[object], kind: str = "sliding_attention") -> list[str]:
+    """Return the kinds of layers: those that are chosen are of that kind, the others full attention."""
+    return [kind if each else "full_attention" for each in chosen]
 
 
 DEEPSEEK_MOE = mixture(
     "n_routed_experts",
-    feed_forward_length="moe_intermediate_size",
     shared_count="n_shared_experts",
     weights_scale="routed_scaling_factor",
     weights_norm="norm_topk_prob",
     group_count="n_group",
     group_used_count="topk_group",
-) | {
-    "leading_dense_block_count": "first_k_dense_replace",
-    "nextn_predict_layers": "num_nextn_predict_layers",
-}
+) | {"leading_dense_block_count": "first_k_dense_replace", **NEXT}

@@ -5,9 +5,10 @@ Source: llama.cpp's converters.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from parlay.checkpoints.gguf.family import DEEPSEEK_MOE, GRANITE, LAST_NORM, Family, mixture
+from parlay.checkpoints.gguf.family import DEEPSEEK_MOE, GRANITE, LAST_NORM, LATENT_RANKS, NEXT, Family, mixture
 
 _CONVOLUTION = {
     "shortconv.conv": "conv.conv",
@@ -29,10 +30,28 @@ _DELTA_OPTIONS = {
     "ssm.state_size": "linear_key_head_dim",
     "ssm.group_count": "linear_num_key_heads",
     "ssm.time_step_rank": "linear_num_value_heads",
-    "nextn_predict_layers": "num_nextn_predict_layers",
+    **NEXT,
 }
-_MAMBA = {"in": "in_proj", "conv1d": "conv1d", "norm": "norm", "out": "out_proj"}
-_SPACES = {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"}
+# Layers of Mamba-2, whatever a family calls their sizes.
+_MAMBA = Family(
+    "",
+    {
+        "ssm_in": "mamba.in_proj",
+        "ssm_conv1d": "mamba.conv1d",
+        "ssm_norm": "mamba.norm",
+        "ssm_out": "mamba.out_proj",
+    },
+    fixed={"linear_rates": True},
+    whole={"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"},
+    squeezed=("mamba.conv1d.weight",),
+    flat=("mamba.A_log", "mamba.D", "mamba.norm.weight"),
+)
+_MAMBA_SIZES = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+}
 _SECTIONS = 11, 11, 10, 0
 _SHARED = {"shared_feed_forward_length": "shared_expert_intermediate_size"}
 
@@ -67,69 +86,48 @@ def _convolutions(architecture: str, options: dict[str, str]) -> Family:
 
 
 def _nemotron(options: dict[str, str]) -> Family:
-    return Family(
-        "NemotronHForCausalLM",
-        # An MTP layer has experts behind attention.
-        LAST_NORM | {f"ssm_{own}": f"mamba.{name}" for own, name in _MAMBA.items()},
+    return replace(
+        _MAMBA,
+        architecture="NemotronHForCausalLM",
+        inner=LAST_NORM | _MAMBA.inner,  # an MTP layer has experts behind attention
         options=options
         | {
             "ssm.conv_kernel": "conv_kernel",
             "ssm.state_size": "ssm_state_size",
             "ssm.group_count": "n_groups",
             "ssm.time_step_rank": "mamba_num_heads",
-            "nextn_predict_layers": "num_nextn_predict_layers",
-        },
-        fixed={"linear_rates": True},
+        }
+        | NEXT,
         recurrent="mamba",
         single_part_layers=True,
         value="mamba_head_dim",
-        whole=_SPACES,
-        squeezed=("mamba.conv1d.weight",),
-        flat=("mamba.A_log", "mamba.D", "mamba.norm.weight"),
     )
 
 
 HYBRIDS = {
-    "granitehybrid": Family(
-        "GraniteMoeHybridForCausalLM",
-        {f"ssm_{own}": f"mamba.{name}" for own, name in _MAMBA.items()},
+    "granitehybrid": replace(
+        _MAMBA,
+        architecture="GraniteMoeHybridForCausalLM",
         interleaved=True,
         options=GRANITE
-        | mixture("num_local_experts", shared_feed_forward_length="shared_intermediate_size")
-        | {
-            "ssm.conv_kernel": "mamba_d_conv",
-            "ssm.state_size": "mamba_d_state",
-            "ssm.group_count": "mamba_n_groups",
-            "ssm.time_step_rank": "mamba_n_heads",
-            "rope.scaling.finetuned": "rope_finetuned",
-        },
-        fixed={"linear_rates": True, "rope_finetuned": True, "num_local_experts": 0},
+        | mixture("num_local_experts", width=None, shared_feed_forward_length="shared_intermediate_size")
+        | _MAMBA_SIZES
+        | {"rope.scaling.finetuned": "rope_finetuned"},
+        fixed=_MAMBA.fixed | {"rope_finetuned": True, "num_local_experts": 0},
         recurrent="mamba",
         value="mamba_d_head",
-        whole=_SPACES,
-        squeezed=("mamba.conv1d.weight",),
-        flat=("mamba.A_log", "mamba.D", "mamba.norm.weight"),
     ),
-    "falcon-h1": Family(
-        "FalconH1ForCausalLM",
-        {f"ssm_{own}": f"mamba.{name}" for own, name in _MAMBA.items()},
-        options={
-            "ssm.conv_kernel": "mamba_d_conv",
-            "ssm.state_size": "mamba_d_state",
-            "ssm.group_count": "mamba_n_groups",
-            "ssm.time_step_rank": "mamba_n_heads",
-            "ssm.inner_size": "mamba_d_ssm",
-        },
-        fixed={"linear_rates": True, "mamba_norm_before_gate": False},  # the class's factors are in the weights
-        whole=_SPACES | {"ffn_norm": "post_attention_layernorm.weight"},
-        squeezed=("mamba.conv1d.weight",),
-        flat=("mamba.A_log", "mamba.D", "mamba.norm.weight"),
+    "falcon-h1": replace(
+        _MAMBA,
+        architecture="FalconH1ForCausalLM",
+        options=_MAMBA_SIZES | {"ssm.inner_size": "mamba_d_ssm"},
+        fixed=_MAMBA.fixed | {"mamba_norm_before_gate": False},  # the class's factors are in the weights
+        whole=_MAMBA.whole | {"ffn_norm": "post_attention_layernorm.weight"},
     ),
     "nemotron_h": _nemotron({}),
     "nemotron_h_moe": _nemotron(
         mixture(
             "n_routed_experts",
-            feed_forward_length="moe_intermediate_size",
             shared_feed_forward_length="moe_shared_expert_intermediate_size",
             weights_scale="routed_scaling_factor",
             weights_norm="norm_topk_prob",
@@ -147,9 +145,8 @@ HYBRIDS = {
             **{f"ssm_conv1d_{x}": f"self_attn.{x}_conv1d" for x in "qkv"},
         },
         options=DEEPSEEK_MOE
+        | LATENT_RANKS
         | {
-            "attention.q_lora_rank": "q_lora_rank",
-            "attention.kv_lora_rank": "kv_lora_rank",
             "ssm.conv_kernel": "linear_conv_kernel_dim",
             "kda.head_dim": "linear_head_dim",
             "attention.head_count": "linear_num_heads",
@@ -163,18 +160,18 @@ HYBRIDS = {
     "lfm2": _convolutions("Lfm2ForCausalLM", {}),
     "lfm2moe": _convolutions(
         "Lfm2MoeForCausalLM",
-        mixture(feed_forward_length="moe_intermediate_size") | {"leading_dense_block_count": "num_dense_layers"},
+        mixture() | {"leading_dense_block_count": "num_dense_layers"},
     ),
     "qwen35": _delta_nets("Qwen3_5ForCausalLM", {}, _SECTIONS, linear_heads_tiled=True),
     "qwen35moe": _delta_nets(
         "Qwen3_5MoeForCausalLM",
-        mixture(feed_forward_length="moe_intermediate_size", **_SHARED),
+        mixture(**_SHARED),
         sections=_SECTIONS,
         linear_heads_tiled=True,
     ),
     "qwen3next": _delta_nets(
         "Qwen3NextForCausalLM",
-        mixture(feed_forward_length="moe_intermediate_size", **_SHARED),
+        mixture(**_SHARED),
         linear_rows_apart=True,
     ),
 }

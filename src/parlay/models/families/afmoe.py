@@ -6,6 +6,7 @@ Three of four layers have a window, and only their queries and keys turn.
 from dataclasses import replace
 
 from parlay.models.config import ModelConfig
+from parlay.models.stored import network_names
 from parlay.models.style import Experts, OutputGate, Style
 
 _NAMES = {
@@ -13,37 +14,27 @@ _NAMES = {
     "mlp.gate.e_score_correction_bias": "mlp.expert_bias",
     "pre_feedforward_layernorm.weight": "pre_mlp_layernorm.weight",
     "post_feedforward_layernorm.weight": "post_mlp_layernorm.weight",
-    **{
-        f"mlp.shared_expert.{part}_proj.weight": f"mlp.shared_experts.{part}_proj.weight"
-        for part in ("gate", "up", "down")
-    },
+    **network_names("mlp.shared_expert", "mlp.shared_experts"),
 }
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", score_func="sigmoid", route_norm=True, n_group=1, topk_group=1)
-    dense = config.count("num_dense_layers", 1) if config.raw.get("num_dense_layers", 1) else 0
     width = config.count("moe_intermediate_size", 1408)
-    shared = config.count("num_shared_experts", 2) if config.raw.get("num_shared_experts", 2) else 0
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 64)),
         top_k=config.count("num_experts_per_tok", 6),
         width=width,
-        normalise=True,
-        sparse=tuple(i >= dense for i in range(config.num_layers)),
+        sparse=config.layers_from(config.count_or_zero("num_dense_layers", 1)),
         sigmoid=True,
         selection_bias=True,
         factor=config.number("route_scale", 1.0),
-        shared=width * shared,
+        shared=width * config.count_or_zero("num_shared_experts", 2),
     )
-    config.check_experts(experts)
     every = config.count("sliding_window_pattern", config.raw.get("global_attn_every_n_layers", 4))
     windows = config.windows(lambda layer: (layer + 1) % every != 0, default=1024)
-    bias = config.flag("attention_bias", False)
     style = Style(
-        qkv_bias=bias,
-        output_bias=bias,
+        **config.attention_biases(),
         output_gate=OutputGate(separate=True),
         head_norms=True,
         post_norms=True,

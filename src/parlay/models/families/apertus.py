@@ -27,8 +27,6 @@ def DEFAULTS(raw: dict[str, Any]) -> dict[str, Any]:  # noqa: N802 - a name that
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="xielu", mlp_bias=False, qk_norm=True, post_norm=False)
-    bias = config.flag("attention_bias", False)
-    style = Style(gated=False, xielu=True, head_norms=True, qkv_bias=bias, output_bias=bias)
+    style = Style(gated=False, xielu=True, head_norms=True, **config.attention_biases())
     return replace(config, style=style, renamed=config.in_layers(_NAMES))

@@ -7,14 +7,7 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="relu2")
-    bias = config.flag("attention_bias", False)
-    style = Style(
-        activation="relu2",
-        gated=False,
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=config.flag("mlp_bias", False),
-    )
+    biases = config.attention_biases()
+    style = Style(activation="relu2", gated=False, mlp_bias=config.flag("mlp_bias", False), **biases)
     return replace(config, style=style)

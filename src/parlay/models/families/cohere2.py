@@ -11,14 +11,11 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", use_qk_norm=False)
     period = config.count("sliding_window_pattern", 4)
     windows = config.windows(lambda layer: (layer + 1) % period != 0, default=4096) or (0,) * config.num_layers
-    bias = config.flag("attention_bias", False)
     style = Style(
-        qkv_bias=bias,
-        output_bias=bias,
+        **config.attention_biases(),
         layer_norms=True,
         parallel=True,
         windows=windows,

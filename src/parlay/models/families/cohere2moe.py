@@ -18,8 +18,7 @@ _SHARES = {"average": 0.5, "sum": 1.0}
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
-    first = _count(config, "first_k_dense_replace", 0)
+    first = config.count_or_zero("first_k_dense_replace", 0)
     usual = ["dense" if i < first else "sparse" for i in range(config.num_layers)]
     kinds = config.kinds("mlp_layer_types", ("dense", "sparse"), usual)
     before = config.count("prefix_dense_sliding_window_pattern", 1)
@@ -44,7 +43,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         raw=config.raw,
         style=style,
         rms_norm_eps=eps,
-        intermediate_size=_count(config, "prefix_dense_intermediate_size", config.intermediate_size),
+        intermediate_size=config.count_or_zero("prefix_dense_intermediate_size", 0) or config.intermediate_size,
         renamed=config.in_layers(glm4moe.NAMES),
     )
 
@@ -52,9 +51,9 @@ def describe(config: ModelConfig) -> ModelConfig:
 def _experts(config: ModelConfig, sparse: tuple[bool, ...]) -> Experts:
     width = config.count("moe_intermediate_size", config.intermediate_size)
     sigmoid = bool(_named(config, "expert_selection_fn", _SIGMOIDS, "softmax"))
-    shared = _count(config, "num_shared_experts", 0)
+    shared = config.count_or_zero("num_shared_experts", 0)
     share = _named(config, "shared_expert_combination_strategy", _SHARES, "average") if shared else 1.0
-    found = Experts(
+    return Experts(
         count=config.count("num_experts", 8),
         top_k=config.count("num_experts_per_tok", 2),
         width=width,
@@ -65,13 +64,6 @@ def _experts(config: ModelConfig, sparse: tuple[bool, ...]) -> Experts:
         shared=shared * width,
         shared_factor=share,
     )
-    config.check_experts(found)
-    return found
-
-
-def _count(config: ModelConfig, key: str, otherwise: int) -> int:
-    """Return a key that holds a whole number; null and 0 stand for what there is otherwise."""
-    return config.count(key, None) if config.raw.get(key) else otherwise
 
 
 def _named(config: ModelConfig, key: str, served: Mapping[Any, float], default: str) -> float:

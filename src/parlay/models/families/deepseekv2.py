@@ -9,9 +9,10 @@ DEFAULTS = {"head_dim": 64}  # where files have none: heads have widths of their
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(topk_method="greedy", mlp_bias=False)
     plain = replace(config, raw={**config.raw, "n_group": 1, "topk_group": 1, "norm_topk_prob": False})
     experts = replace(glm4moe.experts(plain), sigmoid=False, selection_bias=False)
-    some = experts if any(experts.sparse) else None  # GGUF files of Youtu-LLM have none
-    return deepseekv3.with_latents(config, some, interleaved=True)
+    described = deepseekv3.with_latents(config, experts, interleaved=True)
+    if any(experts.sparse):
+        return described
+    return replace(described, style=replace(described.style, experts=None))  # GGUF files of Youtu-LLM have none

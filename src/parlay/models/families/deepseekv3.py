@@ -14,7 +14,6 @@ MTP = DEEPSEEK
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     experts = glm4moe.experts(config)
     return with_latents(config, experts, interleaved=config.flag("rope_interleave", True))
 
@@ -26,7 +25,7 @@ def with_latents(config: ModelConfig, experts: Experts | None, *, interleaved: b
         ModelError: sizes are missing or contradict each other.
     """
     latent = Latent(
-        query_rank=config.count("q_lora_rank", None) if config.raw.get("q_lora_rank") else 0,
+        query_rank=config.count_or_zero("q_lora_rank", 0),
         kv_rank=config.count("kv_lora_rank", 512),
         nope_dim=config.count("qk_nope_head_dim", 128),
         rope_dim=config.count("qk_rope_head_dim", 64),

@@ -10,14 +10,11 @@ DEFAULTS = {"first_k_dense_replace": 0, "norm_topk_prob": False}
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(mlp_bias=False)
-    bias = config.flag("attention_bias", False)
-    first = config.count("max_window_layers", 62) if config.raw.get("max_window_layers", 62) else 0
+    first = config.count_or_zero("max_window_layers", 62)
     windows = config.windows(lambda layer: layer >= first, default=4096)
     style = Style(
-        qkv_bias=bias,
-        output_bias=bias,
+        **config.attention_biases(),
         head_norms=True,
         windows=windows if any(windows) else (),
         experts=glm4moe.experts(config),

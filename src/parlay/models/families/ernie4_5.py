@@ -7,7 +7,6 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu")
     bias = config.flag("use_bias", False)
     return replace(config, style=Style(qkv_bias=bias, output_bias=bias, mlp_bias=bias, interleaved=True))

@@ -11,13 +11,10 @@ from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.families import ernie4_5
 from parlay.models.mtp import MTPNames
+from parlay.models.stored import network_names
 from parlay.models.style import Experts
 
-_NAMES = {
-    f"mlp.shared_expert.{name}_proj.{kind}": f"mlp.shared_experts.{name}_proj.{kind}"
-    for name in ("gate", "up", "down")
-    for kind in ("weight", "bias")
-}
+_NAMES = network_names("mlp.shared_expert", "mlp.shared_experts", ("weight", "bias"))
 # Its MTP layer ends with the model's own norm.
 MTP = MTPNames(
     layer="model.mtp_block.{1}.",
@@ -31,7 +28,6 @@ _BIAS = {"mlp.gate.e_score_correction_bias": Piece("mlp.moe_statics.e_score_corr
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     described = ernie4_5.describe(config)
     first, last = (_layer(config, f"moe_layer_{end}_index", default) for end, default in (("start", 1), ("end", -1)))
     step = config.count("moe_layer_interval", 1)
@@ -40,14 +36,10 @@ def describe(config: ModelConfig) -> ModelConfig:
         count=config.count("moe_num_experts", config.raw.get("num_local_experts", 64)),
         top_k=config.count("moe_k", config.raw.get("num_experts_per_tok", 6)),
         width=width,
-        normalise=True,
         sparse=tuple((i + 1) % step == 0 and first <= i <= last for i in range(config.num_layers)),
         selection_bias=True,
-        shared=width * config.count("moe_num_shared_experts", 2)
-        if config.raw.get("moe_num_shared_experts", 2)
-        else 0,
+        shared=width * config.count_or_zero("moe_num_shared_experts", 2),
     )
-    config.check_experts(experts)
     return replace(
         described,
         style=replace(described.style, experts=experts),

@@ -13,7 +13,6 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu")
     windows: tuple[int, ...] = ()
     if config.raw.get("sliding_window", 0) is not None:

@@ -14,14 +14,10 @@ _NAMES = glm4moe.NAMES | {"mlp.gate.e_score_correction_bias": "mlp.e_score_corre
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(swiglu_limits=None)
     count, shared = config.count("num_experts", 64), config.count("num_shared_experts", 1)
-    dense = config.count("first_k_dense_replace", 1) if config.raw.get("first_k_dense_replace", 1) else 0
-    usual = ["dense" if layer < dense else "sparse" for layer in range(config.num_layers)]
-    kinds = config.kinds("mlp_layer_types", ("sparse", "dense"), usual)
-    called = {"n_routed_experts": count, "n_shared_experts": shared, "first_k_dense_replace": 0}
-    experts = glm4moe.experts(replace(config, raw={**config.raw, **called}))
-    experts = replace(experts, sparse=tuple(kind == "sparse" for kind in kinds))
+    sparse = config.sparse_layers(config.layers_from(config.count_or_zero("first_k_dense_replace", 1)))
+    called = {"n_routed_experts": count, "n_shared_experts": shared}
+    experts = glm4moe.experts(replace(config, raw={**config.raw, **called}), sparse)
     style = replace(exaone4.describe(config).style, pre_norms=True, post_norms=False, experts=experts)
     return replace(config, style=style, renamed=config.in_layers(_NAMES))

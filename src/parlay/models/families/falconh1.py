@@ -7,19 +7,19 @@ from parlay.checkpoints.files import config_file
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.mamba import MambaLayers, step_limits
+from parlay.models.stored import network_names
 from parlay.models.style import Style
 
 _NAMES = {
     "post_attention_layernorm.weight": "pre_ff_layernorm.weight",
-    **{f"mlp.{x}_proj.weight": f"feed_forward.{x}_proj.weight" for x in ("gate", "up", "down")},
+    **network_names("mlp", "feed_forward"),
 }
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", attention_bias=False, mlp_bias=False, mamba_proj_bias=False, projectors_bias=False)
-    heads, inner = config.count("mamba_n_heads", 128), config.raw.get("mamba_d_ssm", 1024)
-    inner = config.count("mamba_d_ssm", 1024) if inner else config.count("mamba_expand", 2) * config.hidden_size
+    heads, inner = config.count("mamba_n_heads", 128), config.count_or_zero("mamba_d_ssm", 1024)
+    inner = inner or config.count("mamba_expand", 2) * config.hidden_size
     width = config.raw.get("mamba_d_head", "auto")
     width = inner // heads if width in ("auto", None) else config.count("mamba_d_head", None)
     if width * heads != inner:

@@ -11,7 +11,6 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(attention_bias=False, mlp_bias=False)
     style = replace(
         base_style(config),

@@ -24,7 +24,6 @@ DEFAULTS = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(attention_bias=False, mlp_bias=False)
     raw = config.raw
     period = config.count("sliding_window_pattern", 6)

@@ -30,16 +30,15 @@ DEFAULTS: dict[str, Any] = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(attention_bias=False, hidden_activation="gelu_pytorch_tanh")
     if config.raw.get("use_bidirectional_attention") != "vision":  # which is of images' tokens
         config.only(use_bidirectional_attention=None)
     windows = config.windows(lambda layer: (layer + 1) % 6 != 0, default=512)
-    shared = config.count("num_kv_shared_layers", None) if config.raw.get("num_kv_shared_layers") else 0
+    shared = config.count_or_zero("num_kv_shared_layers", 0)
     heads = _heads(config, windows, shared)
     wide = 2 if config.flag("use_double_wide_mlp", False) else 1
     widths = tuple(config.intermediate_size * (wide if own.source >= 0 else 1) for own in heads)
-    inputs = config.raw.get("hidden_size_per_layer_input", 256)
+    inputs = config.count_or_zero("hidden_size_per_layer_input", 256)
     if inputs and config.count("vocab_size_per_layer_input", config.vocab_size) != config.vocab_size:
         raise ModelError(f"{config_file(config.path)}: vocab_size_per_layer_input must be vocab_size")
     style = Style(
@@ -55,7 +54,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         heads=heads,
         widths=widths if wide > 1 else (),
         layer_scalars=True,
-        layer_inputs=config.count("hidden_size_per_layer_input", 256) if inputs else 0,
+        layer_inputs=inputs,
         experts=_experts(config) if config.flag("enable_moe_block", False) else None,
     )
     names = config.in_layers({"mlp.gate.weight": "router.proj.weight"})
@@ -65,16 +64,13 @@ def describe(config: ModelConfig) -> ModelConfig:
 
 
 def _experts(config: ModelConfig) -> Experts:
-    found = Experts(
+    return Experts(
         count=config.count("num_experts", None),
         top_k=config.count("top_k_experts", None),
         width=config.count("moe_intermediate_size", None),
-        normalise=True,
         sparse=(True,) * config.num_layers,
         with_mlp=True,
     )
-    config.check_experts(found)
-    return found
 
 
 def _heads(config: ModelConfig, windows: tuple[int, ...], shared: int) -> tuple[Heads, ...]:

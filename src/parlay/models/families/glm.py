@@ -9,7 +9,6 @@ _PARTIAL = 0.5  # where the config is silent, as in transformers
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu")
     stated = "partial_rotary_factor" in {**config.raw, **(config.raw.get("rope_parameters") or {})}
     rotary = config.rotary if stated else replace(config.rotary, partial=_PARTIAL)

@@ -13,6 +13,5 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     described = glm.describe(config)
     return replace(described, style=replace(described.style, post_norms=True), renamed=config.in_layers(_NAMES))

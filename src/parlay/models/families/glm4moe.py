@@ -4,17 +4,14 @@ from dataclasses import replace
 
 from parlay.models.config import ModelConfig
 from parlay.models.mtp import DEEPSEEK
+from parlay.models.stored import network_names
 from parlay.models.style import Experts, Style
 
-NAMES = {
-    f"mlp.shared_expert.{name}_proj.weight": f"mlp.shared_experts.{name}_proj.weight"
-    for name in ("gate", "up", "down")
-}
+NAMES = network_names("mlp.shared_expert", "mlp.shared_experts")
 MTP = DEEPSEEK
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(mlp_bias=False)
     bias = config.flag("qkv_bias", config.flag("attention_bias", False))
     style = Style(qkv_bias=bias, head_norms=config.flag("use_qk_norm", False), experts=experts(config))
@@ -25,28 +22,28 @@ def describe(config: ModelConfig) -> ModelConfig:
     return replace(config, style=style, rotary=rotary, renamed=config.in_layers(NAMES))
 
 
-def experts(config: ModelConfig) -> Experts:
+def experts(config: ModelConfig, sparse: tuple[bool, ...] | None = None) -> Experts:
     """Return the mixture, in DeepSeek-V3's words.
+
+    Args:
+        config: of the model.
+        sparse: which layers have experts, where `first_k_dense_replace` does not say it.
 
     Raises:
         ModelError: an option that is not served.
     """
     config.only(hidden_act="silu")
-    dense = config.count("first_k_dense_replace", 1) if config.raw.get("first_k_dense_replace", 1) else 0
-    shared = config.count("n_shared_experts", 1) if config.raw.get("n_shared_experts", 1) else 0
     width = config.count("moe_intermediate_size", 1408)
-    found = Experts(
+    return Experts(
         count=config.count("n_routed_experts", config.raw.get("num_local_experts", 128)),
         top_k=config.count("num_experts_per_tok", 8),
         width=width,
         normalise=config.flag("norm_topk_prob", True),
-        sparse=tuple(i >= dense for i in range(config.num_layers)),
+        sparse=config.layers_from(config.count_or_zero("first_k_dense_replace", 1)) if sparse is None else sparse,
         sigmoid=True,
         selection_bias=True,
         groups=config.count("n_group", 1),
         kept_groups=config.count("topk_group", 1),
         factor=config.number("routed_scaling_factor", 1.0),
-        shared=width * shared,
+        shared=width * config.count_or_zero("n_shared_experts", 1),
     )
-    config.check_experts(found)
-    return found

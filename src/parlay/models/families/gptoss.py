@@ -13,22 +13,17 @@ _NAMES = {f"mlp.gate.{kind}": f"mlp.router.{kind}" for kind in ("weight", "bias"
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", swiglu_alpha=1.702, swiglu_limit=7.0)
     experts = Experts(
         count=config.count("num_local_experts", config.raw.get("num_experts", 128)),
         top_k=config.count("num_experts_per_tok", config.raw.get("experts_per_token", 4)),
         width=config.intermediate_size,
-        normalise=True,
         sparse=(True,) * config.num_layers,
         biases=True,
     )
-    config.check_experts(experts)
-    bias = config.flag("attention_bias", True)
     style = Style(
         activation="clamped_swiglu",
-        qkv_bias=bias,
-        output_bias=bias,
+        **config.attention_biases(default=True),
         windows=config.windows(lambda layer: layer % 2 == 0, default=128),
         sinks=(True,) * config.num_layers,
         experts=experts,

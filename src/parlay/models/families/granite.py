@@ -11,7 +11,6 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu")
     bias = config.flag("attention_bias", False)
     style = Style(

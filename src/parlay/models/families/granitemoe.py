@@ -18,18 +18,15 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     described = granite.describe(config)
     count, width = config.count("num_local_experts", 8), config.intermediate_size
     experts = Experts(
         count=count,
         top_k=config.count("num_experts_per_tok", 2),
         width=width,
-        normalise=True,
         sparse=(True,) * config.num_layers,
-        shared=config.count("shared_intermediate_size", None) if config.raw.get("shared_intermediate_size") else 0,
+        shared=config.count_or_zero("shared_intermediate_size", 0),
     )
-    config.check_experts(experts)
     inputs, outputs = (f"block_sparse_moe.{name}_linear.weight" for name in ("input", "output"))
     stacked = config.stacked(
         {

@@ -17,7 +17,6 @@ _RECURRENT = ("mamba", "linear_attention")
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     kinds = config.raw.get("layer_types") or config.raw.get("layers_block_type")
     if (
         not isinstance(kinds, list)

@@ -9,7 +9,6 @@ from parlay.models.families.graniteswa import with_windows
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     described = with_windows(granitemoe.describe(config))
     renamed = dict(described.renamed)
     for own, name in described.renamed.items():  # saved by other names than those of a Granite with experts

@@ -14,7 +14,6 @@ DEFAULTS = {"tie_word_embeddings": True}
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     return with_windows(granite.describe(config))
 
 

@@ -11,10 +11,8 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu")
-    bias = config.flag("attention_bias", False)
-    style = Style(qkv_bias=bias, output_bias=bias, post_rotary_norms=True)
+    style = Style(**config.attention_biases(), post_rotary_norms=True)
     rotary, dim = config.rotary, config.head_dim
     scaling = config.within("rope_parameters" if config.raw.get("rope_parameters") else "rope_scaling")
     if rotary.kind == "dynamic" and "alpha" in scaling.raw:  # a larger base, whatever a text's length

@@ -7,19 +7,16 @@ from parlay.checkpoints.files import config_file
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.families import hunyuandensev1
+from parlay.models.stored import network_names
 from parlay.models.style import Experts
 
 _NAMES = {
     "mlp.gate.weight": "mlp.gate.wg.weight",
-    **{
-        f"mlp.shared_expert.{part}_proj.weight": f"mlp.shared_mlp.{part}_proj.weight"
-        for part in ("gate", "up", "down")
-    },
+    **network_names("mlp.shared_expert", "mlp.shared_mlp"),
 }
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config = replace(
         config, raw={**config.raw, **{key: _alike(config, key) for key in _BY_LAYER if key in config.raw}}
     )
@@ -31,11 +28,9 @@ def describe(config: ModelConfig) -> ModelConfig:
         count=config.count("num_experts", config.raw.get("num_local_experts")),
         top_k=config.count("moe_topk", config.raw.get("num_experts_per_tok", 1)),
         width=width,
-        normalise=True,
         sparse=(True,) * config.num_layers,
         shared=width,
     )
-    config.check_experts(experts)
     style = replace(described.style, experts=experts)
     return replace(described, style=style, renamed={**described.renamed, **config.in_layers(_NAMES)})
 

@@ -13,7 +13,6 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     # Null means the default.
     given = replace(config, raw={key: value for key, value in config.raw.items() if value is not None})
     style, post = granite.describe(given).style, given.flag("use_post_norm", True)

@@ -9,7 +9,6 @@ DEFAULTS = {"num_key_value_heads": 2}
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     bias = config.flag("bias", config.flag("mlp_bias", False))
     attention = {"attention_bias": bias, "qkv_bias": config.flag("qkv_bias", config.flag("attention_bias", False))}
     return llama.describe(replace(config, raw={**config.raw, **attention, "mlp_bias": bias}))

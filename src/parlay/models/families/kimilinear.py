@@ -12,6 +12,7 @@ from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.families import deepseekv3, glm4moe
 from parlay.models.kimi_delta import KimiDeltaLayers
+from parlay.models.stored import network_names
 
 _NAMES = {
     "mlp.gate.weight": "block_sparse_moe.gate.weight",
@@ -21,11 +22,8 @@ _NAMES = {
         for x, own in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
     },
     # transformers writes a network without experts so; the authors' files have the decoder's names.
-    **{f"mlp.{x}_proj.weight": f"block_sparse_moe.{x}_proj.weight" for x in ("gate", "up", "down")},
-    **{
-        f"mlp.shared_expert.{x}_proj.weight": f"block_sparse_moe.shared_experts.{x}_proj.weight"
-        for x in ("gate", "up", "down")
-    },
+    **network_names("mlp", "block_sparse_moe"),
+    **network_names("mlp.shared_expert", "block_sparse_moe.shared_experts"),
 }
 # What this family's configs call what DeepSeek-V3's call otherwise.
 _KEYS = {
@@ -44,7 +42,6 @@ def DEFAULTS(raw: Mapping[str, Any]) -> dict[str, Any]:  # noqa: N802 - a name t
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(mla_use_nope=True, moe_router_activation_func="sigmoid", moe_layer_freq=1)
     linear = config.within("linear_attn_config")
     layers = KimiDeltaLayers(

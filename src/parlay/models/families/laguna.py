@@ -24,31 +24,24 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", moe_apply_router_weight_on_input=False, moe_router_logit_softcapping=0.0)
     gating = config.raw.get("gating", True)
     if gating not in (True, "per-head", "per-element"):
         raise ModelError(f"{config_file(config.path)}: gating must be per-head or per-element, not {shown(gating)}")
-    dense = config.count("num_dense_layers", 1) if config.raw.get("num_dense_layers", 1) else 0
-    usual = ["dense"] * min(dense, config.num_layers) + ["sparse"] * (config.num_layers - dense)
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 256)),
         top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 512),
-        normalise=True,
-        sparse=tuple(kind == "sparse" for kind in config.kinds("mlp_layer_types", ("sparse", "dense"), usual)),
+        sparse=config.sparse_layers(config.layers_from(config.count_or_zero("num_dense_layers", 1))),
         sigmoid=True,
         selection_bias=True,
         factor=config.number("moe_routed_scaling_factor", 1.0),
         shared=config.count("shared_expert_intermediate_size", 512),
     )
-    config.check_experts(experts)
     counts = _queries(config)
-    bias = config.flag("attention_bias", False)
     every = config.count("sliding_window_pattern", None) if "sliding_window_pattern" in config.raw else 0  # in GGUF
     style = Style(
-        qkv_bias=bias,
-        output_bias=bias,
+        **config.attention_biases(),
         output_gate=OutputGate(separate=True, by_head=gating != "per-element", softplus=True),
         head_norms=True,
         windows=config.windows(lambda layer: every > 0 and layer % every != 0, default=512),

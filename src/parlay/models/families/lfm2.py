@@ -27,7 +27,6 @@ DENSE = {f"mlp.{own}_proj.weight": f"feed_forward.{name}.weight" for own, name i
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config = replace(
         config, intermediate_size=_inner_width(config), rms_norm_eps=config.number("norm_eps", config.rms_norm_eps)
     )

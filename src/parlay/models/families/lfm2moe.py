@@ -15,19 +15,16 @@ _ROUTER = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
-    dense = config.count("num_dense_layers", 2) if config.raw.get("num_dense_layers", 2) else 0
     experts = Experts(
         count=config.count("num_experts", 32),
         top_k=config.count("num_experts_per_tok", 4),
         width=config.count("moe_intermediate_size", 1792),
         normalise=config.flag("norm_topk_prob", True),
-        sparse=tuple(i >= dense for i in range(config.num_layers)),
+        sparse=config.layers_from(config.count_or_zero("num_dense_layers", 2)),
         sigmoid=True,
         selection_bias=config.flag("use_expert_bias", True),
         factor=config.number("routed_scaling_factor", 1.0),
     )
-    config.check_experts(experts)
     width, gate_up, down = experts.width, "feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"
     places = {"gate": (gate_up, (0, width, None)), "up": (gate_up, (width, None, None)), "down": (down, (None,) * 3)}
     stacks = {

@@ -31,15 +31,13 @@ _FOUR_NORMS = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     usual = [("conv", "full_attention", "sliding_attention")[_usual(i)] for i in range(config.num_layers)]
     types = config.kinds("layer_types", ("conv", "full_attention", "sliding_attention"), usual)
     attention = ["full_attention" if kind == "conv" else kind for kind in types]
     config = replace(config, rms_norm_eps=config.number("norm_eps", config.rms_norm_eps))
-    after, bias = config.flag("use_sandwich_norm", True), config.flag("attention_bias", False)
+    after = config.flag("use_sandwich_norm", True)
     style = Style(
-        qkv_bias=bias,
-        output_bias=bias,
+        **config.attention_biases(),
         output_gate=OutputGate(separate=True, by_head=True) if config.flag("use_attention_gate", True) else None,
         head_norms=True,
         post_norms=after,

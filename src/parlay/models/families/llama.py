@@ -10,7 +10,6 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu")
     bias = config.flag("attention_bias", False)
     style = Style(qkv_bias=config.flag("qkv_bias", bias), output_bias=bias, mlp_bias=config.flag("mlp_bias", False))

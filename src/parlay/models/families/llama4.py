@@ -11,22 +11,18 @@ from parlay.checkpoints.files import config_file
 from parlay.checkpoints.pieces import Piece
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
+from parlay.models.stored import network_names
 from parlay.models.style import Experts, Rotary, Style
 
 DEFAULTS = {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0}
-_NETWORK = "gate_proj", "up_proj", "down_proj"
 _NAMES = {
     "mlp.gate.weight": "feed_forward.router.weight",
-    **{
-        f"mlp.{shared}{part}.weight": f"feed_forward.{shared}{part}.weight"
-        for shared in ("", "shared_expert.")
-        for part in _NETWORK
-    },
+    **network_names("mlp", "feed_forward"),
+    **network_names("mlp.shared_expert", "feed_forward.shared_expert"),
 }
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", num_experts_per_tok=1, sliding_window=8192)
     if config.raw.get("no_rope_layers") == []:  # which released files have for none
         config = replace(config, raw={**config.raw, "no_rope_layers": None})
@@ -39,12 +35,10 @@ def describe(config: ModelConfig) -> ModelConfig:
     )
     chunk = config.count("attention_chunk_size", 8192)
     experts = _experts(config)
-    bias = config.flag("attention_bias", False)
     # A GGUF file does not say it: llama.cpp takes Maverick to be the model without norms.
     normed = config.flag("use_qk_norm", not (config.path.is_file() and experts.count == 128))
     style = Style(
-        qkv_bias=bias,
-        output_bias=bias,
+        **config.attention_biases(),
         post_rotary_norms=normed,
         head_norm_weights=not normed,
         nope_unnormed=normed,
@@ -81,7 +75,7 @@ def _experts(config: ModelConfig) -> Experts:
     if not isinstance(listed, list) or not all(type(i) is int for i in listed):
         raise ModelError(f"{config_file(config.path)}: moe_layers must list numbers of layers, not {shown(listed)}")
     width = config.count("moe_intermediate_size", config.intermediate_size)
-    found = Experts(
+    return Experts(
         count=config.count("num_local_experts", 16),
         top_k=1,
         width=width,
@@ -91,8 +85,6 @@ def _experts(config: ModelConfig) -> Experts:
         shared=width,
         scaled_inputs=True,
     )
-    config.check_experts(found)
-    return found
 
 
 def _stacks(experts: Experts) -> dict[str, Piece]:

@@ -11,24 +11,19 @@ MTP = replace(DEEPSEEK, window=True)
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", mlp_bias=False)
-    kinds = config.kinds("mlp_layer_types", ("sparse", "dense"), ["sparse"] * config.num_layers)
     experts = Experts(
         count=config.count("num_local_experts", config.raw.get("num_experts", 64)),
         top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 896),
         normalise=config.flag("norm_topk_prob", True),
-        sparse=tuple(kind == "sparse" for kind in kinds),
+        sparse=config.sparse_layers([True] * config.num_layers),
     )
-    config.check_experts(experts)
-    bias = config.flag("attention_bias", False)
     local = read_rotary(config.path, config.raw, "sliding_attention")
     if "rope_local_base_freq" in config.raw:
         local = Rotary(theta=config.number("rope_local_base_freq", None))
     style = Style(
-        qkv_bias=bias,
-        output_bias=bias,
+        **config.attention_biases(),
         head_norms=True,
         windows=config.windows(lambda layer: False, default=1024),
         local_rotary=local,

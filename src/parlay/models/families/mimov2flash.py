@@ -40,7 +40,6 @@ def DEFAULTS(raw: Mapping[str, Any]) -> dict[str, Any]:  # noqa: N802 - a name t
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     value = config.count("v_head_dim", 128)
     config.only(hidden_act="silu", topk_method="noaux_tc", scoring_func="sigmoid", n_shared_experts=None)
     config.only(swa_num_attention_heads=config.num_heads, swa_head_dim=config.head_dim, swa_v_head_dim=value)
@@ -77,20 +76,16 @@ def _whole(rotary: Rotary, width: int) -> Rotary:
 
 
 def _experts(config: ModelConfig) -> Experts:
-    moe = config.flags("moe_layer_freq", [i > 0 for i in range(config.num_layers)])
-    usual = ["sparse" if has else "dense" for has in moe]
     factor = config.raw.get("routed_scaling_factor")
-    found = Experts(
+    return Experts(
         count=config.count("n_routed_experts", config.raw.get("num_local_experts", 256)),
         top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 2048),
         normalise=config.flag("norm_topk_prob", True),
-        sparse=tuple(kind == "sparse" for kind in config.kinds("mlp_layer_types", ("sparse", "dense"), usual)),
+        sparse=config.sparse_layers(config.flags("moe_layer_freq", config.layers_from(1))),
         sigmoid=True,
         selection_bias=True,
         groups=config.count("n_group", 1),
         kept_groups=config.count("topk_group", 1),
         factor=1.0 if factor is None else config.number("routed_scaling_factor", 1.0),
     )
-    config.check_experts(found)
-    return found

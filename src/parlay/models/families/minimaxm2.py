@@ -13,18 +13,15 @@ _NAMES = NAMES | {"mlp.gate.e_score_correction_bias": "block_sparse_moe.e_score_
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", attention_bias=False)
     experts = Experts(
         count=config.count("num_local_experts", 256),
         top_k=config.count("num_experts_per_tok", 8),
         width=config.intermediate_size,
-        normalise=True,
         sparse=(True,) * config.num_layers,
         sigmoid=True,
         selection_bias=True,
     )
-    config.check_experts(experts)
     turning = config.raw.get("rotary_dim")
     partial = config.rotary.partial if turning is None else config.count("rotary_dim", None) / config.head_dim
     return replace(

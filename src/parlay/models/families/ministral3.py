@@ -8,7 +8,6 @@ from parlay.models.style import Rotary
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     return replace(mistral.describe(config), rotary=growing(config, config.rotary))
 
 

@@ -12,7 +12,6 @@ DEFAULTS = {"head_dim": 64, "first_k_dense_replace": 0, "moe_intermediate_size":
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(n_group=1, topk_group=1, mlp_bias=False)
     experts = replace(glm4moe.experts(config), sigmoid=False, selection_bias=False)
     latents = deepseekv3.with_latents(config, experts, interleaved=config.flag("rope_interleave", True))

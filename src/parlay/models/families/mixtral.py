@@ -15,15 +15,12 @@ NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", attention_bias=False, mlp_bias=False)
     experts = Experts(
         count=config.count("num_local_experts", 8),
         top_k=config.count("num_experts_per_tok", 2),
         width=config.intermediate_size,
-        normalise=True,
         sparse=(True,) * config.num_layers,
     )
-    config.check_experts(experts)
     style = Style(windows=config.windows(lambda layer: True), experts=experts)
     return replace(config, style=style, renamed=config.in_layers(NAMES, experts.count))

@@ -21,7 +21,6 @@ DEFAULTS: dict[str, Any] = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     # Some files carry the hidden_act of the class that this one is made from; hidden_activation is what counts.
     key = "hidden_activation" if config.raw.get("hidden_activation") else "hidden_act"
     config.only(**{key: "silu"}, attention_bias=False, mlp_bias=False)

@@ -70,7 +70,6 @@ def DEFAULTS(raw: Mapping[str, Any]) -> dict[str, Any]:  # noqa: N802 - a name t
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(mlp_hidden_act="relu2", mamba_hidden_act="silu", sliding_window=None)
     kinds = _kinds(config.raw)
     if len(kinds) != config.num_layers or {*kinds} - {*_LETTERS.values()}:
@@ -108,7 +107,7 @@ def describe(config: ModelConfig) -> ModelConfig:
 
 
 def _experts(config: ModelConfig, sparse: tuple[bool, ...]) -> Experts:
-    found = Experts(
+    return Experts(
         count=config.count("n_routed_experts", 8),
         top_k=config.count("num_experts_per_tok", 2),
         width=config.count("moe_intermediate_size", 7688),
@@ -120,7 +119,5 @@ def _experts(config: ModelConfig, sparse: tuple[bool, ...]) -> Experts:
         kept_groups=config.count("topk_group", 1),
         factor=config.number("routed_scaling_factor", 1.0),
         shared=config.count("moe_shared_expert_intermediate_size", 7688),
-        latent=config.count("moe_latent_size", None) if config.raw.get("moe_latent_size") else 0,
+        latent=config.count_or_zero("moe_latent_size", 0),
     )
-    config.check_experts(found)
-    return found

@@ -10,8 +10,6 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu")
-    bias = config.flag("attention_bias", False)
-    style = Style(qkv_bias=bias, output_bias=bias, joint_norms=True, pre_norms=False, post_norms=True)
+    style = Style(**config.attention_biases(), joint_norms=True, pre_norms=False, post_norms=True)
     return replace(config, style=style)

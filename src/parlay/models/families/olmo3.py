@@ -12,7 +12,6 @@ from parlay.models.style import Rotary
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     described = olmo2.describe(config)
     local = Rotary(theta=config.rotary.theta)
     if "sliding_attention" in (config.raw.get("rope_parameters") or {}):

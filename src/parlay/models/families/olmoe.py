@@ -10,7 +10,6 @@ from parlay.models.style import Experts, Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", clip_qkv=None)
     experts = Experts(
         count=config.count("num_experts", 64),
@@ -19,6 +18,4 @@ def describe(config: ModelConfig) -> ModelConfig:
         normalise=config.flag("norm_topk_prob", False),
         sparse=(True,) * config.num_layers,
     )
-    config.check_experts(experts)
-    bias = config.flag("attention_bias", False)
-    return replace(config, style=Style(qkv_bias=bias, output_bias=bias, joint_norms=True, experts=experts))
+    return replace(config, style=Style(**config.attention_biases(), joint_norms=True, experts=experts))

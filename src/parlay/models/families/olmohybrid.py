@@ -23,7 +23,6 @@ _NAMES = {
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     heads = config.count("linear_num_key_heads", config.num_heads)
     key = config.count("linear_key_head_dim", 3 * config.hidden_size // (4 * heads))
     usual = ["full_attention" if (i + 1) % 4 == 0 else "linear_attention" for i in range(config.num_layers)]

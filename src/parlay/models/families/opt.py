@@ -34,7 +34,6 @@ _NORMS = ("self_attn_layer_norm", "final_layer_norm")
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(
         activation_function="relu",
         do_layer_norm_before=True,

@@ -11,6 +11,5 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", attention_bias=False, mlp_bias=False)
     return replace(config, style=Style(fused_qkv=True, fused_mlp=True, windows=config.windows(lambda layer: True)))

@@ -10,7 +10,6 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", attention_bias=True, mlp_bias=False)
     return replace(config, style=Style(qkv_bias=True, windows=last_windows(config)))
 

@@ -8,8 +8,6 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", mlp_bias=False)
-    bias = config.flag("attention_bias", False)
-    style = Style(qkv_bias=bias, output_bias=bias, head_norms=True, windows=last_windows(config))
+    style = Style(**config.attention_biases(), head_norms=True, windows=last_windows(config))
     return replace(config, style=style)

@@ -9,7 +9,6 @@ from parlay.models.style import Experts, OutputGate, Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     return with_delta_nets(config, None)
 
 

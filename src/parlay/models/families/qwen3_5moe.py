@@ -14,7 +14,6 @@ SHARED_GATE = {"mlp.shared_expert.gate.weight": Piece("mlp.shared_expert_gate.we
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     experts = Experts(
         count=config.count("num_experts", 256),
         top_k=config.count("num_experts_per_tok", 8),
@@ -24,6 +23,5 @@ def describe(config: ModelConfig) -> ModelConfig:
         shared=config.count("shared_expert_intermediate_size", 512),
         shared_gate=True,
     )
-    config.check_experts(experts)
     stacks = SHARED_GATE | expert_pieces(experts.count, experts.width)
     return replace(with_delta_nets(config, experts), renamed=config.stacked(stacks))

@@ -11,24 +11,21 @@ from parlay.models.style import Experts, Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", mlp_bias=False)
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 128)),
         top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 768),
         normalise=config.flag("norm_topk_prob", False),
-        sparse=sparse_layers(config),
+        sparse=stepped_layers(config),
     )
-    config.check_experts(experts)
-    bias = config.flag("attention_bias", False)
-    style = Style(qkv_bias=bias, output_bias=bias, head_norms=True, windows=last_windows(config), experts=experts)
+    style = Style(**config.attention_biases(), head_norms=True, windows=last_windows(config), experts=experts)
     # Those of Qwen3-VL are stacked, inputs first in its own files and last in those that transformers writes.
     stacks = expert_pieces(experts.count, experts.width, hidden=config.hidden_size)
     return replace(config, style=style, renamed=config.stacked(stacks))
 
 
-def sparse_layers(config: ModelConfig) -> tuple[bool, ...]:
+def stepped_layers(config: ModelConfig) -> tuple[bool, ...]:
     """Return which layers have experts: every `decoder_sparse_step`-th that `mlp_only_layers` does not list.
 
     Raises:

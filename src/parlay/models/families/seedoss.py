@@ -7,7 +7,6 @@ from parlay.models.style import Style
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu")
     style = Style(
         qkv_bias=config.flag("attention_bias", True),

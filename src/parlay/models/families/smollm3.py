@@ -9,7 +9,6 @@ from parlay.models.families import llama
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     style = llama.describe(config).style
     every = config.count("no_rope_layer_interval", 4)
     usual = [int((layer + 1) % every != 0) for layer in range(config.num_layers)]

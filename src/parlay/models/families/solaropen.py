@@ -10,7 +10,6 @@ DEFAULTS = {"intermediate_size": 1280, "first_k_dense_replace": 0, "moe_intermed
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(use_qk_norm=False, mlp_bias=False, first_k_dense_replace=0)
     style = Style(qkv_bias=config.flag("attention_bias", False), experts=glm4moe.experts(config))
     return replace(config, style=style, renamed=config.in_layers(glm4moe.NAMES))

@@ -12,13 +12,14 @@ from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.mtp import DEEPSEEK
 from parlay.models.rope import read_rotary
+from parlay.models.stored import network_names
 from parlay.models.style import Experts, Heads, OutputGate, Style
 
 _NAMES = {
     "self_attn.gate_proj.weight": "self_attn.g_proj.weight",
     "mlp.gate.weight": "moe.gate.weight",
     "mlp.gate.e_score_correction_bias": "moe.router_bias",
-    **{f"mlp.shared_expert.{x}_proj.weight": f"share_expert.{x}_proj.weight" for x in ("gate", "up", "down")},
+    **network_names("mlp.shared_expert", "share_expert"),
 }
 _NEXT = "model.layers.{0}."
 MTP = replace(
@@ -59,7 +60,6 @@ def DEFAULTS(raw: Mapping[str, Any]) -> dict[str, Any]:  # noqa: N802 - a name t
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", attention_bias=False, mlp_bias=False, yarn_only_types=["full_attention"])
     config.only(use_head_wise_attn_gate=True, use_qk_norm=True, zero_centered=True, att_impl_type="GQA")
     config = _own_layers(config)
@@ -141,15 +141,13 @@ def _experts(config: ModelConfig) -> Experts | None:
     if listed is not None and not (isinstance(listed, list) and all(str(each).isdecimal() for each in listed)):
         raise ModelError(f"{config_file(config.path)}: moe_layers_enum must list layers, not {shown(listed)}")
     chosen = set(range(3, config.num_layers)) if listed is None else {int(each) for each in listed}
-    usual = ["sparse" if i in chosen else "dense" for i in range(config.num_layers)]
-    sparse = tuple(kind == "sparse" for kind in config.kinds("mlp_layer_types", ("sparse", "dense"), usual))
+    sparse = config.sparse_layers([i in chosen for i in range(config.num_layers)])
     if not any(sparse):
         return None
-    found = Experts(
+    return Experts(
         count=config.count("n_routed_experts", config.raw.get("num_local_experts", 288)),
         top_k=config.count("num_experts_per_tok", 8),
         width=config.count("moe_intermediate_size", 1280),
-        normalise=True,
         sparse=sparse,
         sigmoid=True,
         selection_bias=True,
@@ -157,8 +155,6 @@ def _experts(config: ModelConfig) -> Experts | None:
         shared=config.count("share_expert_dim", 1280),
         limits=_limits(config, "swiglu_limits"),
     )
-    config.check_experts(found)
-    return found
 
 
 def _stacks(count: int) -> dict[str, Piece]:

@@ -7,6 +7,5 @@ DEFAULTS = {"head_dim": 64, "q_lora_rank": 1536, "tie_word_embeddings": True}
 
 
 def describe(config: ModelConfig) -> ModelConfig:
-    """Return the config with the family's style."""
     config.only(hidden_act="silu", mlp_bias=False)
     return with_latents(config, None, interleaved=config.flag("rope_interleave", True))

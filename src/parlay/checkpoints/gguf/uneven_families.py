@@ -1,17 +1,16 @@
-"""Architectures of GGUF files whose layers with a window have heads or rotary embeddings of their own.
+"""Architectures of GGUF files whose layers are unlike each other: in heads, rotary embeddings or experts.
 
 Source: llama.cpp's converters.
 """
 
-from parlay.checkpoints.gguf.family import GATE, WINDOW, WINDOWS, Family, mixture
+from parlay.checkpoints.gguf.family import GATE, NEXT, WINDOW, WINDOWS, Family, mixture
 
-WINDOWED = {
+UNEVEN = {
     "laguna": Family(
         "LagunaForCausalLM",
         GATE,
         options=WINDOWS
         | mixture(
-            feed_forward_length="moe_intermediate_size",
             shared_feed_forward_length="shared_expert_intermediate_size",
             weights_scale="moe_routed_scaling_factor",
         )
@@ -27,17 +26,12 @@ WINDOWED = {
         "MiMoV2FlashForCausalLM",
         {"layer_output_norm": "nextn.shared_head_norm"},
         options=WINDOW
-        | mixture(
-            "n_routed_experts",
-            feed_forward_length="moe_intermediate_size",
-            group_count="n_group",
-            group_used_count="topk_group",
-        )
+        | mixture("n_routed_experts", group_count="n_group", group_used_count="topk_group")
         | {
             "attention.sliding_window_pattern": "sliding_window_pattern",
             "attention.value_scale": "attention_value_scale",
-            "nextn_predict_layers": "num_nextn_predict_layers",
-        },
+        }
+        | NEXT,
         fixed={"n_group": 1, "topk_group": 1, "attention_value_scale": None},
         partial=True,
         listed=True,
@@ -53,7 +47,6 @@ WINDOWED = {
         options=WINDOWS
         | mixture(
             "n_routed_experts",
-            feed_forward_length="moe_intermediate_size",
             shared_feed_forward_length="share_expert_dim",
             weights_scale="moe_router_scaling_factor",
             weights_norm="norm_expert_weight",
@@ -62,14 +55,49 @@ WINDOWED = {
             "leading_dense_block_count": "first_k_dense_replace",
             "swiglu_clamp_exp": "swiglu_limits",
             "swiglu_clamp_shexp": "swiglu_limits_shared",
-            "nextn_predict_layers": "num_nextn_predict_layers",
-        },
+        }
+        | NEXT,
         fixed={"sliding_window": None},
         partial=True,
         listed=True,
         window_rotary=True,
         window_sizes={"attention.head_count": "num_sliding_attention_heads"},
         halved=True,
+        sparse="mlp_layer_types",
+    ),
+    "cohere2moe": Family(
+        "Cohere2MoeForCausalLM",
+        options=mixture(
+            shared_count="num_shared_experts",
+            gating_func="expert_selection_fn",
+            weights_norm="norm_topk_prob",
+        )
+        | {"logit_scale": "logit_scale"}
+        | WINDOWS
+        | {"leading_dense_block_count": "first_k_dense_replace"}
+        | NEXT,
+        fixed={"expert_selection_fn": "sigmoid", "norm_topk_prob": False},
+        layer_norms=True,
+        listed=True,
+    ),
+    "llama4": Family(
+        "Llama4ForCausalLM",
+        options=mixture("num_local_experts")
+        | {
+            "feed_forward_length": "intermediate_size_mlp",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+        }
+        | WINDOW,
+    ),
+    "hy_v3": Family(
+        "HYV3ForCausalLM",
+        options=mixture(
+            shared_feed_forward_length="shared_intermediate_size",
+            weights_scale="router_scaling_factor",
+            weights_norm="route_norm",
+        )
+        | NEXT,
+        whole={"exp_probs_b": "mlp.gate.e_score_correction_bias"},
         sparse="mlp_layer_types",
     ),
 }
