@@ -41,7 +41,8 @@ def with_latents(config: ModelConfig, experts: Experts | None, *, interleaved: b
     numbers = config.rotary.scaling
     scale = latent.query**-0.5
     if config.rotary.kind != "default" and numbers.get("mscale_all_dim") and numbers.get("factor", 1.0) > 1:
-        scale *= (0.1 * numbers["mscale_all_dim"] * math.log(numbers["factor"]) + 1.0) ** 2
+        factor = 0.1 * numbers["mscale_all_dim"] * math.log(numbers["factor"]) + 1.0
+        scale *= factor * factor
     bias = config.flag("attention_bias", False)
     return replace(
         config,

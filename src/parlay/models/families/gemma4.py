@@ -75,14 +75,16 @@ def _experts(config: ModelConfig) -> Experts:
 
 def _heads(config: ModelConfig, windows: tuple[int, ...], shared: int) -> tuple[Heads, ...]:
     """Return each layer's heads."""
-    own = config.raw.get("per_layer_config") or {}
+    own = config.within("per_layer_config").raw
     alike = config.flag("attention_k_eq_v", False)
-    wide = config.raw.get("num_global_key_value_heads") if alike else None
+    wide = config.count_or_zero("num_global_key_value_heads", 0) if alike else 0
     first, found = config.num_layers - shared, list[Heads]()
     for i, window in enumerate(windows):
-        given = own.get(str(i), {}) if isinstance(own, dict) else {}
+        given = own.get(str(i)) or {}
+        if not isinstance(given, dict):
+            raise ModelError(f"{config_file(config.path)}: per_layer_config of layer {i} must be an object")
         one = replace(config, raw={**config.raw, **given})
-        count = one.count("num_key_value_heads", config.num_kv_heads) if window or not wide or given else int(wide)
+        count = one.count("num_key_value_heads", config.num_kv_heads) if window or not wide or given else wide
         width = one.count("head_dim", None) if window or given else config.count("global_head_dim", 512)
         source = -1
         if i >= first:

@@ -21,7 +21,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     if (
         not isinstance(kinds, list)
         or len(kinds) != config.num_layers
-        or set(kinds) - {"attention", "full_attention", *_RECURRENT}
+        or not all(kind in ("attention", "full_attention", *_RECURRENT) for kind in kinds)
     ):
         raise ModelError(
             f"{config_file(config.path)}: layer_types must list mamba or attention for each of {config.num_layers} "

@@ -53,9 +53,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     )
     layers.check(config)
     experts = glm4moe.experts(config)
-    kinds = config.raw.get("mlp_layer_types")
-    if isinstance(kinds, list) and len(kinds) == config.num_layers:
-        experts = replace(experts, sparse=tuple(kind == "sparse" for kind in kinds))
+    experts = replace(experts, sparse=config.sparse_layers(experts.sparse))
     described = deepseekv3.with_latents(config, experts, interleaved=False)
     style = replace(described.style, recurrent=layers, nope=(True,) * config.num_layers)
     return replace(described, style=style, renamed=config.in_layers(_NAMES, experts.count))

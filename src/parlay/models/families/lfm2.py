@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from parlay.checkpoints.files import config_file
-from parlay.errors import ModelError
+from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.short_conv import ShortConvs
 from parlay.models.style import Style
@@ -42,6 +42,8 @@ def convolved(config: ModelConfig) -> tuple[bool, ...]:
     """
     attention = config.raw.get("full_attn_idxs")
     attention = range(config.num_layers) if attention is None else attention
+    if not isinstance(attention, list | range):
+        raise ModelError(f"{config_file(config.path)}: full_attn_idxs must list layers, not {shown(attention)}")
     usual = ["full_attention" if i in attention else "conv" for i in range(config.num_layers)]
     return tuple(kind == "conv" for kind in config.kinds("layer_types", ("conv", "full_attention"), usual))
 

@@ -94,7 +94,7 @@ def _own_layers(config: ModelConfig) -> ModelConfig:
     count, raw = config.num_layers, dict(config.raw)
     for key in _LISTED:
         listed = raw.get(key)
-        if isinstance(listed, list) and len(listed) == count + (raw.get("num_nextn_predict_layers") or 0):
+        if isinstance(listed, list) and len(listed) == count + config.count_or_zero("num_nextn_predict_layers", 0):
             raw[key] = listed[:count]
             if key == "layer_types" and raw.get("mtp_layer_types") is None:
                 raw["mtp_layer_types"] = listed[count:]
