@@ -14,7 +14,6 @@ from asking import (
     assert_same,
     meddle_at_random,
     preempt_every_third_step,
-    random_seed,
     run,
     with_params,
 )
@@ -22,9 +21,7 @@ from crossing import crossed
 from families import write_family
 from mtp_layers import Reference, write_mtp
 from pieces import random_tokens
-from random_requests import compare_random_requests
 from safetensors.torch import load_file, save_file
-from switching import any_choices
 from torch import Tensor
 from watching import Known, Noted, Watch, head_of
 from watching import asks as watched_asks
@@ -285,27 +282,6 @@ def test_ranks(
     assert len(found) > 20
     if "pipeline_parallel_size" not in split:  # whose stages are at work on other requests
         assert found == drafts(spec)
-
-
-def test_lengths_chosen_at_random(
-    engine: Callable[..., LLM], plainly: Callable[[str], list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The layers are switched off and on in the middle of requests."""
-    any_choices(monkeypatch)
-    llm = engine("glm4moe", {"method": "mtp"})
-    for _ in range(3):
-        assert_same(run(llm, asks()), plainly("glm4moe"))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", ["glm4moe", "qwen3_5"])
-def test_random_requests(engine: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Of any length and temperature, that come, are preempted and aborted at any time."""
-    rng = random.Random(random_seed())
-    any_choices(monkeypatch)
-    alone = engine(name, None, max_model_len=96, enable_prefix_caching=False)
-    llm = engine(name, {"method": "mtp"}, max_model_len=96, num_blocks=80, max_num_batched_tokens=64)
-    compare_random_requests(alone, llm, rng)
 
 
 # ---------------------------------------------------------------------------------------------------------- the files
