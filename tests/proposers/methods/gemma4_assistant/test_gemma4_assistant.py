@@ -137,10 +137,12 @@ def test_paths_of_trees(pair: Pairs) -> None:
         assert not found.is_chain
         assert found.probs is not None
         paths: list[tuple[int, ...]] = []
-        for token, parent, prob in zip(found.tokens, found.parents, found.probs, strict=True):
-            paths.append((*(paths[parent] if parent >= 0 else ()), token))
-            logits = reference.along(text, paths[-1])[-1]
-            assert prob == pytest.approx(float(logits.softmax(-1)[token]), rel=1e-3)
+        for node, parent in enumerate(found.parents):
+            paths.append((*(paths[parent] if parent >= 0 else ()), node))
+        for leaf in {*range(len(found))} - {*found.parents}:
+            tokens = [found.tokens[node] for node in paths[leaf]]
+            for node, row in zip(paths[leaf], reference.along(text, tokens).softmax(-1), strict=True):
+                assert found.probs[node] == pytest.approx(float(row[found.tokens[node]]), rel=1e-3)
         assert max(map(len, paths)) == LENGTH
 
 
