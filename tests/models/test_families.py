@@ -153,7 +153,7 @@ def test_nothing_is_left_out_where_families_take_turns(pairs: bool) -> None:
 
 @in_turn(ONE_EACH, pairs=True)
 def test_speculation_changes_no_token(tmp_path: Path, name: str) -> None:
-    assert_speculation_changes_no_token(tmp_path, name, 14)
+    assert_speculation_changes_no_token(tmp_path, name, 20)
 
 
 REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
