@@ -180,10 +180,14 @@ class Pair(NamedTuple):
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     """Checkpoints by dtype: peaked targets that fall into loops, drafts that are the target with noise."""
+    return write_pairs(tmp_path_factory)
+
+
+def write_pairs(tmp_path_factory: pytest.TempPathFactory, **more: Any) -> dict[str, Pair]:
     pairs = {}
     for name in DTYPES:
         path, dtype = tmp_path_factory.mktemp(name), getattr(torch, name)
-        shape = {"seed": 2, "dtype": dtype, "scale": 7.0, "calm": 0.2}
+        shape = {"seed": 2, "dtype": dtype, "scale": 7.0, "calm": 0.2, **more}
         pairs[name] = Pair(write_llama(path / "target", **shape), write_llama(path / "draft", noise=0.06, **shape))
     return pairs
 
@@ -260,6 +264,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return cache(lambda name: write_family(tmp_path_factory.mktemp(name), name))
 
 
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama, which no test may edit."""
+    return write_llama(tmp_path_factory.mktemp("target"))
+
+
 @pytest.fixture
 def weightless(tmp_path: Path) -> str:
     """A target whose weights cannot be read: what is wrong with a head is said before anybody tries."""
@@ -274,14 +284,17 @@ Plain = Callable[..., list[CompletionOutput]]
 @pytest.fixture(scope="session")
 def plain(models: dict[str, Pair]) -> Plain:
     """What plain decoding gives: every request alone, its prompt whole, nothing cached. Computed once each."""
+    return decoding_plainly(models)
+
+
+def decoding_plainly(models: dict[str, Pair], **options: Any) -> Plain:
+    given: dict[str, Any] = {"max_model_len": 128, "enable_prefix_caching": False, **options}
     engines: dict[str, LLM] = {}
     known: dict[tuple[str, Ask], list[CompletionOutput]] = {}
 
     def complete(dtype: str, asks: Sequence[Ask]) -> list[CompletionOutput]:
         if dtype not in engines:
-            engines[dtype] = LLM(
-                str(models[dtype].target), max_model_len=128, enable_prefix_caching=False, speculative_config=None
-            )
+            engines[dtype] = LLM(str(models[dtype].target), **given, speculative_config=None)
         for ask in asks:
             if (dtype, ask) not in known:
                 known[dtype, ask] = run(engines[dtype], [ask])

@@ -3,8 +3,6 @@
 Commands that need a real model run in `make clients` (`tests/clients/test_documents.py`).
 """
 
-import asyncio
-import json
 import re
 import shlex
 import subprocess
@@ -16,9 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from checkpoints import write_llama
-from serving import Live
+from serving import Live, engine_of
 
-from parlay import AsyncLLM
 from parlay.checkpoints import short_names as names
 from parlay.cli.flags import Parser
 from parlay.cli.main import main
@@ -81,14 +78,11 @@ PYTHON = [s for s in snippets("python") if s.document not in PLACED]
 @contextmanager
 def served(folder: Path) -> Iterator[Live]:
     """Serve a chat model under the name that the README's client asks for."""
-    model = write_llama(folder / "target", seed=3, max_position_embeddings=2048)
-    settings = model / "tokenizer_config.json"
     template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
-    engine = AsyncLLM(model, served_model_name="smollm2", speculative_config={"method": "ngram"})
-    with Live(engine) as live:
+    model = write_llama(folder / "target", seed=3, max_position_embeddings=2048, template=template)
+    options = {"served_model_name": "smollm2", "speculative_config": {"method": "ngram"}}
+    with engine_of(model, **options) as engine, Live(engine) as live:
         yield live
-    asyncio.run(engine.close())
 
 
 @pytest.mark.usefixtures("forked_ranks")

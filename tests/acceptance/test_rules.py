@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -154,7 +154,23 @@ params_ = st.builds(
 )
 stops = st.frozensets(st.integers(0, VOCAB - 1), max_size=2)
 ids_ = st.sampled_from([None, (1, 3, 4), (4, 0), (2,)])
-common = (
+
+
+class Case(NamedTuple):
+    """What a verification is given, beside a draft."""
+
+    kernels: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    remaining: int
+    stop: frozenset[int]
+    ids: tuple[int, ...] | None
+    kind: int
+
+
+cases = st.builds(
+    Case,
     st.sampled_from(KERNELS),
     prompts,
     params_,
@@ -177,20 +193,10 @@ def wide(probs: oracle.Distribution, ids: Sequence[int] | None) -> oracle.Distri
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
 @settings(max_examples=150)
-@given(*common, st.data())
-def test_chains_are_verified_as_the_oracle_does(
-    name: str,
-    kernels: str,
-    prompt: tuple[int, ...],
-    params: SamplingParams,
-    seed: int,
-    remaining: int,
-    stop: frozenset[int],
-    ids: tuple[int, ...] | None,
-    kind: int,
-    data: st.DataObject,
-) -> None:
+@given(cases, st.data())
+def test_chains_are_verified_as_the_oracle_does(name: str, case: Case, data: st.DataObject) -> None:
     """Under filters, with a vocabulary of the head's own, with certain draft tokens, to the end of the request."""
+    kernels, prompt, params, seed, remaining, stop, ids, kind = case
     target, head = random_logits(kind), random_logits(kind + 1000, len(ids or range(VOCAB)))
     drawn: list[int] = []
     distributions: list[oracle.Distribution] = []
@@ -230,19 +236,10 @@ def test_chains_are_verified_as_the_oracle_does(
 
 
 @settings(max_examples=200)
-@given(*common, st.data())
-def test_trees_are_verified_as_the_oracle_does(
-    kernels: str,
-    prompt: tuple[int, ...],
-    params: SamplingParams,
-    seed: int,
-    remaining: int,
-    stop: frozenset[int],
-    ids: tuple[int, ...] | None,
-    kind: int,
-    data: st.DataObject,
-) -> None:
+@given(cases, st.data())
+def test_trees_are_verified_as_the_oracle_does(case: Case, data: st.DataObject) -> None:
     """Children of a node are drawn one after another without replacement, and judged in this order."""
+    kernels, prompt, params, seed, remaining, stop, ids, kind = case
     target, head = random_logits(kind), random_logits(kind + 1000, len(ids or range(VOCAB)))
     tokens: list[int] = []
     parents: list[int] = []

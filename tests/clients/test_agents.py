@@ -1,7 +1,7 @@
 """Frameworks for agents, unchanged: loops of three turns with a tool, streaming and not."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
@@ -30,35 +30,39 @@ def url(server: Served) -> str:
     return server.url + "/v1"
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("protocol", ["responses", "chat"])
-def test_openai_agents(url: str, protocol: str, streamed: bool) -> None:
-    from agents import (
-        Agent,
-        ModelSettings,
-        OpenAIChatCompletionsModel,
-        OpenAIResponsesModel,
-        Runner,
-        function_tool,
-    )
+@asynccontextmanager
+async def openai_model(url: str, protocol: str) -> AsyncIterator[Any]:
+    from agents import OpenAIChatCompletionsModel, OpenAIResponsesModel
     from openai import AsyncOpenAI
 
-    asked: list[str] = []
+    async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
+        kind = OpenAIResponsesModel if protocol == "responses" else OpenAIChatCompletionsModel
+        yield kind("tiny-code", client)
 
-    @function_tool
+
+def weather_noting(asked: list[str]) -> Callable[[City], str]:
     def weather(city: City) -> str:
         """The weather in a city."""
         asked.append(city)
         return "sunny"
 
+    return weather
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("protocol", ["responses", "chat"])
+def test_openai_agents(url: str, protocol: str, streamed: bool) -> None:
+    from agents import Agent, ModelSettings, Runner, function_tool
+
+    asked: list[str] = []
+
     async def main() -> Any:
-        async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
-            kind = OpenAIResponsesModel if protocol == "responses" else OpenAIChatCompletionsModel
+        async with openai_model(url, protocol) as model:
             agent = Agent(
                 name="guide",
                 instructions="Answer in words.",
-                model=kind("tiny-code", client),
-                tools=[weather],
+                model=model,
+                tools=[function_tool(weather_noting(asked))],
                 # After a call the choice is the model's own again. An answer that is cut off would be an error.
                 model_settings=ModelSettings(
                     tool_choice="required",
@@ -174,24 +178,16 @@ def begins(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("protocol", ["responses", "chat"])
 def test_openai_agents_with_a_form_of_the_last_answer(url: str, protocol: str, streamed: bool) -> None:
     """The tool is called although the answer has a form; without a call the answer has it."""
-    from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
-    from openai import AsyncOpenAI
+    from agents import Agent, ModelSettings, Runner, function_tool
 
     asked: list[str] = []
 
-    @function_tool
-    def weather(city: City) -> str:
-        """The weather in a city."""
-        asked.append(city)
-        return "sunny"
-
     async def main() -> Any:
-        async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
-            kind = OpenAIResponsesModel if protocol == "responses" else OpenAIChatCompletionsModel
+        async with openai_model(url, protocol) as model:
             agent = Agent(
                 name="guide",
-                model=kind("tiny-code", client),
-                tools=[weather],
+                model=model,
+                tools=[function_tool(weather_noting(asked))],
                 output_type=Report,
                 model_settings=ModelSettings(  # the choice after the first call is the model's own
                     tool_choice="required",

@@ -1,16 +1,11 @@
 """The same tokens with `kv_cache_dtype="int8"`, compared with plain decoding whose cache is in eight bits, too."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
-import torch
-from asking import Ask, run
 from checking import check_cell
-from checkpoints import write_llama
-from conftest import DTYPES, MakeLLM, Pair, Plain
+from conftest import DTYPES, MakeLLM, Pair, Plain, decoding_plainly, write_pairs
 from table import CONDITIONS, CONFIGURATIONS, OF_TREES, TEMPERATURES, Cell
-
-from parlay import LLM, CompletionOutput
 
 IN_EIGHT_BITS = "int8"
 NAMES = (*CONDITIONS, *OF_TREES)
@@ -36,36 +31,13 @@ def cells() -> Iterator[tuple[Cell, bool]]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     """Those of the suite, with heads as wide as a block of the cache."""
-    pairs = {}
-    for name in DTYPES:
-        path, dtype = tmp_path_factory.mktemp(name), getattr(torch, name)
-        shape = {"seed": 2, "dtype": dtype, "scale": 7.0, "calm": 0.2, "head_dim": 32}
-        pairs[name] = Pair(write_llama(path / "target", **shape), write_llama(path / "draft", noise=0.06, **shape))
-    return pairs
+    return write_pairs(tmp_path_factory, head_dim=32)
 
 
 @pytest.fixture(scope="module")
 def plain(models: dict[str, Pair]) -> Plain:
     """What plain decoding gives with a cache in eight bits: every request alone, its prompt whole."""
-    engines = {
-        name: LLM(
-            str(pair.target),
-            max_model_len=128,
-            enable_prefix_caching=False,
-            speculative_config=None,
-            kv_cache_dtype=IN_EIGHT_BITS,
-        )
-        for name, pair in models.items()
-    }
-    known: dict[tuple[str, Ask], list[CompletionOutput]] = {}
-
-    def complete(dtype: str, asks: Sequence[Ask]) -> list[CompletionOutput]:
-        for ask in asks:
-            if (dtype, ask) not in known:
-                known[dtype, ask] = run(engines[dtype], [ask])
-        return [completion for ask in asks for completion in known[dtype, ask]]
-
-    return complete
+    return decoding_plainly(models, kv_cache_dtype=IN_EIGHT_BITS)
 
 
 @pytest.mark.parametrize(

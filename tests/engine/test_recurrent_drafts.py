@@ -1,6 +1,5 @@
 """Models with recurrent layers that draft: of the target's own weights, or beside it with states of their own."""
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from math import exp
@@ -9,11 +8,10 @@ from typing import Any
 
 import pytest
 import recurrent
-from asking import Ask, accepted, assert_same, preempt_every_third_step, random_seed, run
+from asking import Ask, accepted, assert_same, preempt_every_third_step, run
 from crossing import crossed
 from families import write_family
 from pieces import random_tokens
-from random_requests import compare_random_requests
 from recurrent import alone
 from switching import any_choices
 from vocabularies import permuted
@@ -198,15 +196,3 @@ def test_another_vocabulary_is_refused(model: Callable[[str], Path], tmp_path: P
     other = permuted(model("lfm2"), tmp_path / "other")
     with pytest.raises(ModelError, match="its recurrent layers cannot go back"):
         LLM(str(model("qwen3")), speculative_config={"method": "draft_model", "model": str(other)})
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("method", ["self", "lfm2", "qwen3_5"])
-def test_random_requests(engine: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """Of any length and temperature, that come, are preempted and aborted at any time."""
-    rng = random.Random(random_seed())
-    any_choices(monkeypatch)
-    alone = engine("qwen3_5", None, max_model_len=96, enable_prefix_caching=False)
-    llm = engine("qwen3_5", method, {}, max_model_len=96, num_blocks=80, max_num_batched_tokens=64)
-
-    compare_random_requests(alone, llm, rng)

@@ -1,6 +1,5 @@
 """Heads that pair tokens with the states of a target with recurrent layers, which no token runs through twice."""
 
-import random
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,19 +11,14 @@ from asking import (
     accepted,
     assert_same,
     preempt_every_third_step,
-    random_seed,
     run,
     with_params,
 )
-from blocks import block_config, random_block
 from crossing import crossed
-from eagles import eagle_config, random_eagle, random_eagle3
 from families import write_family
-from heads import write_head
 from mtp_layers import MODELS, write_mtp
 from pieces import random_tokens
-from random_requests import compare_random_requests
-from recurrent import alone, asks
+from recurrent import alone, asks, write_random_head
 from switching import any_choices
 
 from parlay import LLM, SamplingParams
@@ -48,20 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    def write(method: str) -> Path:
-        path = tmp_path_factory.mktemp("heads") / method
-        if method == "eagle":
-            config = eagle_config()
-            return write_head(path, config, random_eagle(config, seed=1, embedding=True))
-        if method == "dflash":
-            config = block_config(block_size=4)
-            return write_head(path, config, random_block(config))
-        config = eagle_config(eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]})
-        tensors = random_eagle3(config)
-        tensors["embed_tokens.weight"] = random_eagle(config, embedding=True)["embed_tokens.weight"]
-        return write_head(path, config, tensors)
-
-    return cache(write)
+    return cache(lambda method: write_random_head(tmp_path_factory.mktemp("heads") / method, method))
 
 
 @pytest.fixture
@@ -153,7 +134,7 @@ def test_lengths_chosen_at_random(
     """The head is switched off and on in the middle of requests."""
     any_choices(monkeypatch)
     llm = engine(name, method, {})
-    for _ in range(3):
+    for _ in range(2):
         assert_same(run(llm, asks()), plainly(name))
 
 
@@ -162,15 +143,3 @@ def test_rows_before_are_part_of_the_memory(engine: Callable[..., LLM]) -> None:
     room = more.room
     assert plain.room == room
     assert more.states - plain.states == 3 * 64 * 4 * (room.slots + room.places)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("method", METHODS)
-def test_random_requests(engine: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """Of any length and temperature, that come, are preempted and aborted at any time."""
-    rng = random.Random(random_seed())
-    any_choices(monkeypatch)
-    alone = engine("qwen3_5", None, max_model_len=96, enable_prefix_caching=False)
-    llm = engine("qwen3_5", method, {}, max_model_len=96, num_blocks=80, max_num_batched_tokens=64)
-
-    compare_random_requests(alone, llm, rng)

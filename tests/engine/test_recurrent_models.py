@@ -1,6 +1,5 @@
 """Models with recurrent layers: the same tokens whatever happens, and states that nobody loses."""
 
-import random
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -13,7 +12,6 @@ from asking import (
     accepted,
     assert_same,
     preempt_every_third_step,
-    random_seed,
     run,
 )
 from checkpoints import write_llama
@@ -21,14 +19,12 @@ from conftest import DTYPES
 from crossing import crossed
 from families import write_family
 from pieces import random_tokens
-from random_requests import compare_random_requests
-from recurrent import alone
+from recurrent import FAMILIES, alone
 from switching import any_choices, limited_drafts
 
 from parlay import LLM, SamplingParams
 from parlay.models.decoder_layer import DecoderLayer
 
-FAMILIES = ("qwen3_5", "qwen3_5moe", "lfm2", "lfm3", "granite4-h", "nemotronh-experts", "falconh1", "kimilinear")
 NGRAM: dict[str, Any] = {"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 5, "prompt_lookup_min": 1}
 UNION: dict[str, Any] = {"method": "auto", "lengths": "fixed", "prompt_lookup_min": 1}
 SUFFIX: dict[str, Any] = {"method": "suffix", "lengths": "fixed", "num_speculative_tokens": 6}
@@ -184,24 +180,3 @@ def test_checkpoints_of_an_answer_replace_each_other(model: Callable[[str], Path
     states = llm.engine._states
     assert states is not None
     assert sum(name is not None for name in states.slots._hash) == 2  # of the prompt, and of the answer's end
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", FAMILIES)
-def test_random_requests(model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Of any length and temperature, that come, are preempted and aborted at any time, ten thousand a family."""
-    rng, path = random.Random(random_seed()), model(name)
-    any_choices(monkeypatch)
-    alone = LLM(str(path), dtype="float32", max_model_len=96, enable_prefix_caching=False, speculative_config=None)
-    llm = LLM(
-        str(path),
-        dtype="float32",
-        max_model_len=96,
-        block_size=4,
-        num_blocks=160,
-        max_num_seqs=12,
-        max_num_batched_tokens=64,
-        speculative_config={"method": "auto", "prompt_lookup_min": 1},
-    )
-
-    compare_random_requests(alone, llm, rng)

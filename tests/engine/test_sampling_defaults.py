@@ -1,6 +1,5 @@
 """Parameters that a request does not give: the model's authors' own, if they have said any."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +8,9 @@ from typing import Any
 import pytest
 from checkpoints import write_llama
 from gguf_files import write_gguf
-from serving import Live
+from serving import Live, engine_of
 
-from parlay import LLM, AsyncLLM, ConfigError, ModelError, SamplingParams
+from parlay import LLM, ConfigError, ModelError, SamplingParams
 from parlay.checkpoints.sampling_defaults import sampling_defaults
 from parlay.cli.main import main
 
@@ -50,10 +49,8 @@ def test_offline(model: Path, expected: dict[str, tuple[int, ...]]) -> None:
 
 @pytest.fixture(scope="module")
 def live(model: Path) -> Iterator[Live]:
-    engine = AsyncLLM(model, speculative_config=None)
-    with Live(engine) as server:
+    with engine_of(model, speculative_config=None) as engine, Live(engine) as server:
         yield server
-    asyncio.run(engine.close())
 
 
 def test_over_http(live: Live, expected: dict[str, tuple[int, ...]]) -> None:

@@ -1,6 +1,6 @@
 """Kernels of recurrent layers: against their formulas in float64, the twin, and rows however they are cut up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -121,6 +121,15 @@ def test_convolution_is_right(kernels: Kernels, dtype: torch.dtype, taps: int) -
     assert same_bits(tails[0], x[20 - taps + 1 :])
 
 
+def parts(x: Tensor, h: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield of each token a head's query and key, of length one, and its value."""
+    g = h // (HEADS // GROUPS)
+    for row in x.double():
+        q, k = (row[p * GROUPS * KEYS + g * KEYS :][:KEYS] for p in range(2))
+        q, k = (each / (each.square().sum() + 1e-6).sqrt() for each in (q, k))
+        yield q, k, row[2 * GROUPS * KEYS + h * VALUES :][:VALUES]
+
+
 def test_gated_delta_is_right(kernels: Kernels) -> None:
     """Equation 10 of Yang et al. 2024, with the state as a matrix of keys and values."""
     x, gates = random(9, 2 * GROUPS * KEYS + HEADS * VALUES), random(9, 2 * HEADS, seed=1)
@@ -132,12 +141,8 @@ def test_gated_delta_is_right(kernels: Kernels) -> None:
             x, gates, rate, bias, GROUPS, False, states, own.stored, own.kept, own.gates, out, None, write_scale
         )
         for h in range(HEADS):
-            g, state = h // (HEADS // GROUPS), torch.zeros(KEYS, VALUES, dtype=torch.float64)
-            for t in range(9):
-                row = x[t].double()
-                q, k = (row[p * GROUPS * KEYS + g * KEYS :][:KEYS] for p in range(2))
-                q, k = (each / (each.square().sum() + 1e-6).sqrt() for each in (q, k))
-                v = row[2 * GROUPS * KEYS + h * VALUES :][:VALUES]
+            state = torch.zeros(KEYS, VALUES, dtype=torch.float64)
+            for t, (q, k, v) in enumerate(parts(x, h)):
                 step = torch.nn.functional.softplus(gates[t, HEADS + h].double() + bias[h].double())
                 beta, decay = write_scale * gates[t, h].double().sigmoid(), (rate[h].double() * step).exp()
                 state = decay * (state - beta * torch.outer(k, k @ state)) + beta * torch.outer(k, v)
@@ -155,12 +160,8 @@ def test_gated_delta_with_a_decay_for_each_channel_is_right(kernels: Kernels) ->
     where = chain(9), own.stored, own.kept, own.gates, out
     kernels.gated_delta(x, gates, rate, bias, GROUPS, False, *where, channels, 2.0)
     for h in range(HEADS):
-        g, state = h // (HEADS // GROUPS), torch.zeros(KEYS, VALUES, dtype=torch.float64)
-        for t in range(9):
-            row = x[t].double()
-            q, k = (row[p * GROUPS * KEYS + g * KEYS :][:KEYS] for p in range(2))
-            q, k = (each / (each.square().sum() + 1e-6).sqrt() for each in (q, k))
-            v = row[2 * GROUPS * KEYS + h * VALUES :][:VALUES]
+        state = torch.zeros(KEYS, VALUES, dtype=torch.float64)
+        for t, (q, k, v) in enumerate(parts(x, h)):
             logits = channels[t, h * KEYS :][:KEYS].double() + bias[h * KEYS :][:KEYS].double()
             state = (rate[h].double() * torch.nn.functional.softplus(logits)).exp()[:, None] * state
             state = state + 2 * gates[t, h].double().sigmoid() * torch.outer(k, v - k @ state)

@@ -1,7 +1,6 @@
 """Logits against the transformers library of every family, and of classes that no family serves."""
 
 import json
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -10,16 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from asking import random_seed
 from checkpoints import write_llama
 from families import FAMILIES, OTHERS, reference, write_family
-from families_in_turn import covering, distinctions, in_turn
+from families_in_turn import ONE_EACH, covering, distinctions, in_turn
 from pieces import LENGTH, assert_speculation_changes_no_token, logits_in_pieces, make_runner, random_tokens
-from random_requests import compare_random_requests
-from switching import any_choices
 from torch import Tensor
 
-from parlay import LLM, ModelError
+from parlay import ModelError
 from parlay.models.select import describe_model
 from parlay.runner.runner import ModelRunner
 
@@ -155,52 +151,9 @@ def test_nothing_is_left_out_where_families_take_turns(pairs: bool) -> None:
         assert (one,) in found
 
 
-# One of every family, with what it alone has switched on.
-ONE_EACH = ("llama-biases", "llama-dynamic", "llama-longrope-long", "mistral", "qwen2-windows", "qwen3", "granite")
-ONE_EACH += (
-    "phi3-partial",
-    "gemma2",
-    "gemma3",
-    "mixtral",
-    "qwen3moe",
-    "opt",
-    "smollm3-listed",
-    "seedoss",
-    "ernie4_5",
-)
-ONE_EACH += ("glm", "glm4", "exaone4-windows", "ministral3")
-ONE_EACH += ("gemma4", "gemma4-inputs", "gemma4-experts", "gemma4unified")
-ONE_EACH += ("olmo3", "olmoe", "minimaxm2", "arcee", "hunyuan", "cohere2")
-ONE_EACH += ("deepseekv3", "deepseekv2", "glm4moelite")
-ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gptoss")
-ONE_EACH += ("mistral4", "exaonemoe", "youtu")
-ONE_EACH += ("apertus", "hyv3", "cohere2moe", "llama4")
-ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads", "hunyuanmoe", "solaropen", "dots1")
-ONE_EACH += ("mimov2flash-wide", "step3p5", "hyperclovax")
-
-
 @in_turn(ONE_EACH, pairs=True)
 def test_speculation_changes_no_token(tmp_path: Path, name: str) -> None:
     assert_speculation_changes_no_token(tmp_path, name, 20)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", ONE_EACH)
-def test_random_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """That come, are preempted and aborted at any time, with drafts of any length; two thousand a family."""
-    any_choices(monkeypatch)
-    path, options = str(write_family(tmp_path, name, seed=2, calm=0.3)), {"dtype": "float32", "max_model_len": 96}
-    alone = LLM(path, enable_prefix_caching=False, speculative_config=None, **options)
-    llm = LLM(
-        path,
-        block_size=4,
-        num_blocks=160,
-        max_num_seqs=12,
-        max_num_batched_tokens=64,
-        speculative_config={"method": "auto", "prompt_lookup_min": 1},
-        **options,
-    )
-    compare_random_requests(alone, llm, random.Random(random_seed()), 2_000)
 
 
 REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (

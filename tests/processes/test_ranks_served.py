@@ -1,6 +1,5 @@
 """A server whose engine has several ranks: it answers as one rank does, and outlives each of them."""
 
-import asyncio
 import os
 import signal
 import threading
@@ -10,9 +9,7 @@ import pytest
 from checkpoints import write_llama
 from ranks import free_address, joining
 from server_process import ServerProcess, alive, children
-from serving import Live, wait_for
-
-from parlay import AsyncLLM
+from serving import Live, engine_of, wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
 
@@ -39,11 +36,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def alone(model: str) -> tuple[object, object]:
     """What a server of one rank answers, and what it says of itself."""
-    engine = AsyncLLM(model)
-    with Live(engine) as live:
-        said = answer(live), live.http.get("/version").json()
-    asyncio.run(engine.close())
-    return said
+    with engine_of(model) as engine, Live(engine) as live:
+        return answer(live), live.http.get("/version").json()
 
 
 def test_it_answers_alike_and_outlives_its_ranks(model: str, alone: tuple[object, object]) -> None:

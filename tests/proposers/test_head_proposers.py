@@ -16,11 +16,11 @@ import torch
 from asking import (
     Ask,
     accepted,
-    ask_for,
     assert_same,
     assert_whole,
     preempt_every_third_step,
     run,
+    wish_in_turn,
     with_params,
 )
 from conftest import MakeLLM, Pair, Plain
@@ -151,14 +151,7 @@ def test_after_preemption(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_switched_off_and_on_again(make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str) -> None:
-    steps = count()
-
-    def switch(engine: Engine, requests: list[Request]) -> None:
-        step = next(steps)
-        for i, request in enumerate(requests):
-            wish = [None, {"enabled": False}, {"num_speculative_tokens": 1}, None][(step + i) // 2 % 4]
-            ask_for(engine, request, wish)
-
+    switch = wish_in_turn(None, {"enabled": False}, {"num_speculative_tokens": 1}, None, every=2)
     llm, watch = make_llm(method, 4), Watch(switch)
     answers = run(llm, asks(), watch)
     assert_same(answers, plain("float32", asks()))

@@ -1,16 +1,14 @@
 """`/v1/messages` through Anthropic's own client: prompts and tokens are those of chat completions."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
 from checkpoints import write_llama
-from serving import Live, wait_for
+from serving import Live, engine_of, wait_for
 
 from parlay import AsyncLLM
 from parlay.server.anthropic.blocks import Content
@@ -45,13 +43,10 @@ NUMBERS = count()
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
-    model: Path = write_llama(tmp_path_factory.mktemp("messages") / "target", seed=3, max_position_embeddings=2048)
-    settings = model / "tokenizer_config.json"
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": TEMPLATE}))
-    made = AsyncLLM(model, served_model_name="small", speculative_config={"method": "ngram"})
-    yield made
-    made._llm.engine.check()
-    asyncio.run(made.close())
+    path = tmp_path_factory.mktemp("messages") / "target"
+    model = write_llama(path, seed=3, max_position_embeddings=2048, template=TEMPLATE)
+    with engine_of(model, served_model_name="small", speculative_config={"method": "ngram"}) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """What takes long is done in threads, so that other requests' events go on."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,19 +7,17 @@ from typing import Any
 
 import pytest
 from checkpoints import write_llama
-from serving import Live
+from serving import Live, engine_of
 
-from parlay import AsyncLLM
 from parlay.server.openai.completions import CompletionShape
 from parlay.text.tokenizer import TextCodec
 
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[Live]:
-    engine = AsyncLLM(write_llama(tmp_path, seed=2, scale=7.0), served_model_name="small")
-    with Live(engine) as server:
+    model = write_llama(tmp_path, seed=2, scale=7.0)
+    with engine_of(model, served_model_name="small") as engine, Live(engine) as server:
         yield server
-    asyncio.run(engine.close())
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[int]:

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from serving import Live, wait_for
+from serving import Live, engine_of, wait_for
 
 from parlay import AsyncLLM, RequestOutput
 from parlay.server.openai.answer import merge
@@ -36,9 +36,8 @@ class Counting:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[AsyncLLM]:
-    made = AsyncLLM("tiny-code", speculative_config={"method": "ngram"}, max_model_len=512)
-    yield made
-    asyncio.run(made.close())
+    with engine_of("tiny-code", speculative_config={"method": "ngram"}, max_model_len=512) as made:
+        yield made
 
 
 @pytest.mark.parametrize("more", [{}, {"return_sources": True, "return_token_ids": True}], ids=["text", "sources"])

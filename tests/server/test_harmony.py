@@ -1,6 +1,5 @@
 """gpt-oss's messages on channels: any cut gives the same parts, and nothing is lost of what is damaged."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from answer_forms import permitted_as
 from checkpoints import write_llama
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import Live
+from serving import Live, engine_of
 from tokenizers import AddedToken, Tokenizer
 
 from parlay import AsyncLLM
@@ -215,9 +214,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
     )
     (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [262, 263]}))  # call, return
-    made = AsyncLLM(str(path), speculative_config=None)
-    yield made
-    asyncio.run(made.close())
+    with engine_of(path, speculative_config=None) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """What the server refuses, bounds and survives."""
 
-import asyncio
 import contextlib
 import gzip
 import json
@@ -15,7 +14,7 @@ import pytest
 from checkpoints import write_llama
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import Live, wait_for
+from serving import Live, engine_of, wait_for
 
 from parlay import AsyncLLM, RequestOutput
 from parlay.config import ServerConfig
@@ -59,10 +58,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[AsyncLLM]:
-    made = AsyncLLM(model, served_model_name="small")
-    yield made
-    made._llm.engine.check()
-    asyncio.run(made.close())
+    with engine_of(model, served_model_name="small") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

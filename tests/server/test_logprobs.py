@@ -1,6 +1,5 @@
 """Log-probabilities in OpenAI's shapes: texts that make up the answer, bytes of characters, places in the text."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -10,10 +9,9 @@ from typing import Any
 
 import pytest
 from checkpoints import write_llama
-from serving import Live
+from serving import Live, engine_of
 from word_tokenizers import KINDS
 
-from parlay import AsyncLLM
 from parlay.server.openai.logprobs import Offsets, chat_logprobs, completion_logprobs, prompt_offsets
 from parlay.text.tokenizer import TextCodec
 from parlay.types.output import Logprob
@@ -115,10 +113,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     tokenizer, path = KINDS["llama"](), tmp_path_factory.mktemp("llama")
     write_llama(path, vocab_size=tokenizer.get_vocab_size(), eos_token_id=2)
     tokenizer.save(str(path / "tokenizer.json"))
-    engine = AsyncLLM(path, max_model_len=64)
-    with Live(engine) as server:
+    with engine_of(path, max_model_len=64) as engine, Live(engine) as server:
         yield server
-    asyncio.run(engine.close())
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,6 +1,5 @@
 """`/v1/responses` through OpenAI's own client: the tokens are those of chat completions."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from itertools import count
@@ -10,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 from checkpoints import write_llama
-from serving import Live, wait_for
+from serving import Live, engine_of, wait_for
 
 from parlay import AsyncLLM
 from parlay.server.openai.responses import Scores
@@ -41,18 +40,14 @@ MORE = {"seed": 4, "top_k": 50}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = write_llama(tmp_path_factory.mktemp("responses") / "target", seed=3, max_position_embeddings=2048)
-    settings = made / "tokenizer_config.json"
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": TEMPLATE}))
-    return made
+    path = tmp_path_factory.mktemp("responses") / "target"
+    return write_llama(path, seed=3, max_position_embeddings=2048, template=TEMPLATE)
 
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[AsyncLLM]:
-    made = AsyncLLM(model, served_model_name=["small", "alias"], speculative_config={"method": "ngram"})
-    yield made
-    made._llm.engine.check()
-    asyncio.run(made.close())
+    with engine_of(model, served_model_name=["small", "alias"], speculative_config={"method": "ngram"}) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

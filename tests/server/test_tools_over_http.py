@@ -1,6 +1,5 @@
 """Tools, reasoning and unknown fields as clients meet them."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletionMessage
 from openai.types.chat.chat_completion_message_custom_tool_call import ChatCompletionMessageCustomToolCall
-from serving import Live, wait_for
+from serving import Live, engine_of, wait_for
 
 from parlay import AsyncLLM
 from parlay.server.openai import chat
@@ -35,9 +34,8 @@ PLACE = (
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[AsyncLLM]:
-    made = AsyncLLM("tiny-code", max_model_len=1024, speculative_config=None)
-    yield made
-    asyncio.run(made.close())
+    with engine_of("tiny-code", max_model_len=1024, speculative_config=None) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,13 @@
 """`metrics.speculative_decoding`: what vLLM's clients read of each answer, and where it stands."""
 
-import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoints import write_llama
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import GUESSING, Live
+from serving import GUESSING, Live, engine_of
 
 from parlay import AsyncLLM
 from parlay.server.errors import ApiError
@@ -59,10 +57,9 @@ def test_of_several_completions_there_is_none() -> None:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
-    model: Path = write_llama(tmp_path_factory.mktemp("metrics") / "target", seed=2, scale=7.0, calm=0.2)
-    made = AsyncLLM(model, served_model_name=("small", "tiny"), speculative_config=GUESSING)
-    yield made
-    asyncio.run(made.close())
+    model = write_llama(tmp_path_factory.mktemp("metrics") / "target", seed=2, scale=7.0, calm=0.2)
+    with engine_of(model, served_model_name=("small", "tiny"), speculative_config=GUESSING) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

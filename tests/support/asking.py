@@ -115,6 +115,18 @@ def ask_for(engine: Engine, request: Request, wish: Any) -> None:
     engine._scheduler.drafting.add(request)
 
 
+def wish_in_turn(*wishes: Any, every: int = 3) -> Meddle:
+    """Return what gives each running request the next wish of speculation after so many steps."""
+    steps = count()
+
+    def switch(engine: Engine, requests: list[Request]) -> None:
+        step = next(steps)
+        for i, request in enumerate(requests):
+            ask_for(engine, request, wishes[(step + i) // every % len(wishes)])
+
+    return switch
+
+
 def assert_same(found: Sequence[CompletionOutput], expected: Sequence[CompletionOutput]) -> None:
     """Compare completions one by one, so that a failure shows the first that differs."""
     assert len(found) == len(expected)

@@ -13,6 +13,14 @@ from gguf_files import add_keys, add_raw, finish, to_blocks, tokenizer_keys
 from safetensors.torch import load_file
 from torch import Tensor
 
+# Of a target and an assistant: the target's family, and what the assistant has.
+PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("gemma4", {}),
+    "ordered": ("gemma4", {"centroids": 20}),
+    "shared-keys": ("gemma4-inputs", {"kinds": ("full", "sliding", "sliding", "full"), "num_attention_heads": 2}),
+    "shared-keys-ordered": ("gemma4-inputs", {"centroids": 52, "hidden_size": 48}),
+    "capped": ("gemma4-experts", {"final_logit_softcapping": 2.0}),
+}
 WIDTH = 32
 _SHARED = ("num_key_value_heads", "head_dim", "rope_parameters", "per_layer_config", "sliding_window", "vocab_size")
 _PARTS = {

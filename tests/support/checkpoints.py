@@ -14,6 +14,7 @@ from parlay.models.families import llama
 from parlay.models.tensor_shapes import weight_shapes
 
 EOS = 256
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 VOCAB = 257
 
 
@@ -25,6 +26,7 @@ def write_llama(
     scale: float = 1.0,
     calm: float = 1.0,
     noise: float = 0.0,
+    template: str = CHAT,
     **overrides: Any,
 ) -> Path:
     """Write a Llama with random weights: 64 wide, 3 layers, 4 heads in 2 groups unless overridden.
@@ -32,6 +34,7 @@ def write_llama(
     `scale` multiplies the head's weights: small values flatten the distribution. `calm` multiplies what layers add to
     the residual stream: small values let the last token decide, so that texts fall into loops. `noise` is added to
     every matrix, relative to its own spread: the result agrees in part with what the same seed gives without.
+    `template` is that of chats.
     """
     path.mkdir(parents=True, exist_ok=True)
     config = {
@@ -72,11 +75,11 @@ def write_llama(
             tensor *= calm
         tensors[name] = tensor.to(dtype)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    write_byte_tokenizer(path, config["vocab_size"])
+    write_byte_tokenizer(path, config["vocab_size"], template)
     return path
 
 
-def write_byte_tokenizer(path: Path, vocab_size: int = VOCAB) -> None:
+def write_byte_tokenizer(path: Path, vocab_size: int = VOCAB, template: str = CHAT) -> None:
     """Write a tokenizer whose ids below 256 are bytes; 256 ends a text; further ones are named after themselves."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {c: i for i, c in enumerate(alphabet[: min(vocab_size, 256)])}
@@ -87,9 +90,7 @@ def write_byte_tokenizer(path: Path, vocab_size: int = VOCAB) -> None:
     if vocab_size > EOS:
         tokenizer.add_special_tokens([f"<{EOS}>"])
     tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(
-        json.dumps({"chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"})
-    )
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
 
 
 def read_config(path: Path) -> ModelConfig:

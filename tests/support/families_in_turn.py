@@ -15,6 +15,29 @@ from families import FAMILIES, SMALL
 
 from parlay.models.select import describe_model
 
+# One of every family, with what it alone has switched on.
+ONE_EACH = ("llama-biases", "llama-dynamic", "llama-longrope-long", "mistral", "qwen2-windows", "qwen3", "granite")
+ONE_EACH += (
+    "phi3-partial",
+    "gemma2",
+    "gemma3",
+    "mixtral",
+    "qwen3moe",
+    "opt",
+    "smollm3-listed",
+    "seedoss",
+    "ernie4_5",
+)
+ONE_EACH += ("glm", "glm4", "exaone4-windows", "ministral3")
+ONE_EACH += ("gemma4", "gemma4-inputs", "gemma4-experts", "gemma4unified")
+ONE_EACH += ("olmo3", "olmoe", "minimaxm2", "arcee", "hunyuan", "cohere2")
+ONE_EACH += ("deepseekv3", "deepseekv2", "glm4moelite")
+ONE_EACH += ("qwen2moe", "granitemoe", "glm4moe", "ernie4_5_moe", "mellum", "gptoss")
+ONE_EACH += ("mistral4", "exaonemoe", "youtu")
+ONE_EACH += ("apertus", "hyv3", "cohere2moe", "llama4")
+ONE_EACH += ("graniteswa-bases", "granitemoeswa-shared", "afmoe", "laguna-heads", "hunyuanmoe", "solaropen", "dots1")
+ONE_EACH += ("mimov2flash-wide", "step3p5", "hyperclovax")
+
 
 def _attributes(value: Any, name: str) -> Iterator[str]:
     """Yield the name of all that differs from its default, of numbers without their size."""

@@ -218,3 +218,9 @@ def windows_of(target: Path) -> tuple[Tensor, Tensor]:
         torch.cat([hidden[:, i] for i in starts]),
         torch.cat([texts[:, i + 1 : i + GUESSES + 2] for i in starts]),
     )
+
+
+def serve_head(target: Path, head: Path, **config: Any) -> LLM:
+    """Return an engine that always drafts chains, unless `config` says otherwise."""
+    given = {"model": str(head), "lengths": "fixed", "tree": "off", **config}
+    return LLM(str(target), dtype="float32", max_model_len=128, speculative_config=given)

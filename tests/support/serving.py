@@ -80,14 +80,20 @@ class Live:
 
 
 @contextmanager
-def live_and_guessing(**options: Any) -> Iterator[Live]:
-    """Serve the embedded model with guesses from n-grams; in the end it must be idle and whole."""
-    engine = AsyncLLM("tiny-code", speculative_config=GUESSING)
-    with Live(engine, **options) as server:
-        yield server
+def engine_of(model: Path | str, **options: Any) -> Iterator[AsyncLLM]:
+    """Run an engine; in the end it must be idle and whole."""
+    engine = AsyncLLM(model, **options)
+    yield engine
     assert not engine._llm.engine.busy
     engine._llm.engine.check()
     asyncio.run(engine.close())
+
+
+@contextmanager
+def live_and_guessing(**options: Any) -> Iterator[Live]:
+    """Serve the embedded model with guesses from n-grams."""
+    with engine_of("tiny-code", speculative_config=GUESSING) as engine, Live(engine, **options) as server:
+        yield server
 
 
 class NoEngine:

@@ -15,13 +15,11 @@ from parlay.train.data import Text, digest, read_texts
 
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    path = write_llama(tmp_path_factory.mktemp("codec") / "target")
     template = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant:{% endif %}"
     )
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    return TextCodec(path)
+    return TextCodec(write_llama(tmp_path_factory.mktemp("codec") / "target", template=template))
 
 
 def read(path: Path, codec: TextCodec, length: int = 64) -> list[Text]:

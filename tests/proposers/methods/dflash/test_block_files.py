@@ -8,9 +8,9 @@ import pytest
 import torch
 from asking import run
 from blocks import block_config, markov_tensors, random_block, walk_tensors, write_head
-from checkpoints import write_llama
 from gguf import GGUFWriter
 from gguf_files import add_keys, add_raw, finish, to_blocks
+from heads import serve_head
 from watching import Watch, asks
 
 from parlay import LLM, ModelError
@@ -150,14 +150,8 @@ HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("target"))
-
-
 def drafts(target: Path, head: Path) -> list[Any]:
-    config = {"model": str(head), "lengths": "fixed", "tree": "off"}
-    llm, watch = LLM(str(target), dtype="float32", max_model_len=128, speculative_config=config), Watch()
+    llm, watch = serve_head(target, head), Watch()
     run(llm, asks(max_tokens=6)[:4], watch)
     return [(known, noted.draft.tokens, noted.draft.probs) for known, noted in watch.drafts.items()]
 

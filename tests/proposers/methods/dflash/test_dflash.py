@@ -2,18 +2,18 @@
 
 import json
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from asking import ask_for, assert_same, preempt_every_third_step, run, with_params
+from asking import assert_same, preempt_every_third_step, run, wish_in_turn, with_params
 from blocks import BlockTwin, block_config, random_block, twin_for, write_head
 from checkpoints import write_llama
 from conftest import MakeLLM, Pair, Plain
 from eagles import Tensors, assert_drafts
 from fitting import fitted
+from heads import serve_head
 from safetensors.torch import load_file
 from towers import write_tower
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
@@ -21,8 +21,6 @@ from transformers.cache_utils import DFlashCache
 from watching import Watch, asks, head_of
 
 from parlay import LLM, ConfigError, ModelError
-from parlay.engine.engine import Engine
-from parlay.engine.request import Request
 
 Head = tuple[dict[str, Any], Tensors]
 
@@ -102,16 +100,6 @@ HEADS: dict[str, Callable[[], Head]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("target"))
-
-
-def serve(target: Path, head: Path, **options: Any) -> LLM:
-    config = {"model": str(head), "lengths": "fixed", "tree": "off", **options.pop("config", {})}
-    return LLM(str(target), dtype="float32", max_model_len=128, speculative_config=config, **options)
-
-
 @pytest.mark.parametrize("window", [64, 7])
 def test_the_reference_is_transformers(tmp_path: Path, window: int) -> None:
     """So is the twin, with which drafts are compared."""
@@ -138,7 +126,7 @@ def test_the_reference_is_transformers(tmp_path: Path, window: int) -> None:
 @pytest.mark.parametrize("name", HEADS)
 def test_drafts_are_right(tmp_path: Path, target: Path, name: str) -> None:
     path = write_head(tmp_path, *HEADS[name]())
-    llm, watch = serve(target, path), Watch()
+    llm, watch = serve_head(target, path), Watch()
     run(llm, asks(max_tokens=10), watch)
     twin = twin_for(llm, path)
     assert_drafts(llm, twin, watch.drafts)
@@ -151,7 +139,7 @@ def test_muse_glimmer_with_its_assistant(tmp_path: Path) -> None:
     target = tmp_path / "target"
     write_tower(target, "muse_glimmer")
     path = write_head(tmp_path, *assistant())
-    llm, watch = serve(target, path), Watch()
+    llm, watch = serve_head(target, path), Watch()
     found = run(llm, asks(max_tokens=10), watch)
     lent = load_file(target / "model.safetensors")
     twin = BlockTwin(path, lent["model.language_model.embed_tokens.weight"], lent["lm_head.weight"])
@@ -165,10 +153,10 @@ def test_a_mask_of_its_own(tmp_path: Path, target: Path) -> None:
     mask = torch.randn(64, generator=torch.Generator().manual_seed(5))
     path = write_head(tmp_path, *authors({"mask_token_id": 500}))
     with pytest.raises(ModelError, match=r"the mask token 500 is beyond the target's 257 tokens, and mask_emb"):
-        serve(target, path)
+        serve_head(target, path)
     for content in (mask, {"embedding": mask, "mask_token_id": 500}):
         torch.save(content, path / "mask_embedding.pt")
-        llm, watch = serve(target, path), Watch()
+        llm, watch = serve_head(target, path), Watch()
         run(llm, asks(max_tokens=6)[:3], watch)
         twin = twin_for(llm, path)
         twin.own_mask = mask
@@ -182,20 +170,13 @@ def test_a_mask_of_its_own(tmp_path: Path, target: Path) -> None:
     ):
         torch.save(wrong, path / "mask_embedding.pt")
         with pytest.raises(ModelError, match=told):
-            serve(target, path)
+            serve_head(target, path)
 
 
 @pytest.mark.parametrize("rows", [24, pytest.param(2048, marks=pytest.mark.soak)])
 def test_whatever_happens_on_the_way(make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, rows: int) -> None:
     """Cached prefixes, steps without it, preemptions: a draft follows from the known tokens alone."""
-    steps = count()
-
-    def switch(engine: Engine, requests: list[Request]) -> None:
-        step = next(steps)
-        for i, request in enumerate(requests):
-            wish = [None, {"enabled": False}, {"num_speculative_tokens": 1}, None]
-            ask_for(engine, request, wish[(step + i) // 3 % 4])
-
+    switch = wish_in_turn(None, {"enabled": False}, {"num_speculative_tokens": 1}, None)
     llm = make_llm("dflash", 4, max_num_batched_tokens=rows, block_size=4)
     path = fitted("dflash", models["float32"].target)
     for meddle in (switch, preempt_every_third_step(), None):
@@ -255,20 +236,20 @@ def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> 
     config["dflash_config"].update(changes.pop("inner", {}))
     path = write_head(tmp_path / "head", {**config, **changes}, {n: t for n, t in tensors.items() if n != gone})
     with pytest.raises((ConfigError, ModelError), match=told):
-        serve(target, path, config=options)
+        serve_head(target, path, **options)
 
 
 def test_offsets_of_a_vocabulary_beyond_the_targets(tmp_path: Path, target: Path) -> None:
     config, tensors = speculators()
     tensors["d2t"] += 200
     with pytest.raises(ModelError, match="d2t maps to token ids beyond the target's 257"):
-        serve(target, write_head(tmp_path, config, tensors))
+        serve_head(target, write_head(tmp_path, config, tensors))
 
 
 def test_a_tree_may_have_more_nodes_than_a_block(tmp_path: Path, target: Path) -> None:
     path = write_head(tmp_path, *authors({"block_size": 4}))
     tree = {"tree": {"width": 4, "depth": 3}, "num_speculative_tokens": 20}
-    llm, watch = serve(target, path, config=tree), Watch()
+    llm, watch = serve_head(target, path, **tree), Watch()
     answers = run(llm, asks(max_tokens=8), watch)
     assert_same(
         answers,
@@ -278,12 +259,12 @@ def test_a_tree_may_have_more_nodes_than_a_block(tmp_path: Path, target: Path) -
     assert any(not draft.is_chain for draft in drafts)
     assert max(len(draft) for draft in drafts) > 4
     with pytest.raises(ConfigError, match=r"tree depth 4 exceeds the 3 tokens that 'dflash' can draft in a row"):
-        serve(target, path, config={"tree": {"width": 4, "depth": 4}})
+        serve_head(target, path, tree={"width": 4, "depth": 4})
 
 
 def test_its_shapes_are_read_before_any_weights(tmp_path: Path, target: Path) -> None:
     path = write_head(tmp_path, *authors())
-    head = head_of(serve(target, path))
+    head = head_of(serve_head(target, path))
     stored = sum(tensor.nbytes for tensor in load_file(path / "model.safetensors").values())
     assert head.weight_bytes == stored + (64 * 4 + 8) * 257
     assert json.loads((path / "config.json").read_text())["block_size"] == head.max_draft_tokens + 1

@@ -7,12 +7,12 @@ import pytest
 import torch
 from asking import run
 from blocks import WalkTwin, block_config, random_block, twin_for, walk_tensors, write_head
-from checkpoints import write_llama
 from eagles import Tensors, assert_drafts
+from heads import serve_head
 from safetensors.torch import load_file
 from watching import Watch, asks
 
-from parlay import LLM, ModelError
+from parlay import ModelError
 from parlay.kernels.select import select_kernels
 from parlay.proposers.methods.dflash2.convolution import Convolution
 from parlay.weights.weight import Weight
@@ -49,16 +49,6 @@ def speculators() -> tuple[dict[str, Any], Tensors]:
 HEADS = {"authors": walk, "one tap": lambda: walk(1), "more taps than rows": lambda: walk(7), "library": speculators}
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("target"))
-
-
-def serve(target: Path, head: Path, **config: Any) -> LLM:
-    given = {"model": str(head), "lengths": "fixed", "tree": "off", **config}
-    return LLM(str(target), dtype="float32", max_model_len=128, speculative_config=given)
-
-
 def test_convolutions_and_the_selector_are_those_of_the_library(tmp_path: Path, target: Path) -> None:
     golden = load_file(GOLDEN)
     base, projection = golden["conv.base_kernel"], golden["conv.kernel_projection.weight"]
@@ -81,7 +71,7 @@ def test_convolutions_and_the_selector_are_those_of_the_library(tmp_path: Path, 
 @pytest.mark.parametrize("name", HEADS)
 def test_drafts_are_right(tmp_path: Path, target: Path, name: str) -> None:
     path = write_head(tmp_path, *HEADS[name]())
-    llm, watch = serve(target, path), Watch()
+    llm, watch = serve_head(target, path), Watch()
     run(llm, asks(max_tokens=10), watch)
     assert_drafts(llm, twin_for(llm, path, WalkTwin), watch.drafts)
 
@@ -98,4 +88,4 @@ def test_what_is_refused(tmp_path: Path, target: Path, changes: dict[str, Any], 
     config, tensors = walk()
     config["dflash_config"] |= changes
     with pytest.raises(ModelError, match=told):
-        serve(target, write_head(tmp_path, config, tensors))
+        serve_head(target, write_head(tmp_path, config, tensors))

@@ -7,13 +7,13 @@ import pytest
 import torch
 from asking import Ask, assert_same, run
 from blocks import SparkTwin, block_config, markov_tensors, random_block, twin_for, write_head
-from checkpoints import write_llama
 from conftest import MakeLLM, Plain
 from eagles import Tensors, assert_drafts
+from heads import serve_head
 from safetensors.torch import load_file
 from watching import Watch, asks
 
-from parlay import LLM, ConfigError, ModelError
+from parlay import ConfigError, ModelError
 from parlay.kernels.select import select_kernels
 from parlay.models.layers import OutputLayer
 from parlay.proposers.branching import _trusted
@@ -73,16 +73,6 @@ HEADS = {
 }
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("target"))
-
-
-def serve(target: Path, head: Path, **config: Any) -> LLM:
-    given = {"model": str(head), "lengths": "fixed", "tree": "off", **config}
-    return LLM(str(target), dtype="float32", max_model_len=128, speculative_config=given)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_biases_are_those_of_the_library(kind: str) -> None:
     golden = load_file(GOLDENS / f"{kind}.safetensors")
@@ -104,7 +94,7 @@ def test_biases_are_those_of_the_library(kind: str) -> None:
 def test_drafts_are_right(tmp_path: Path, target: Path, name: str) -> None:
     """So are the probabilities that the confidence head gives them."""
     path = write_head(tmp_path, *HEADS[name]())
-    llm, watch = serve(target, path), Watch()
+    llm, watch = serve_head(target, path), Watch()
     run(llm, asks(max_tokens=10), watch)
     assert_drafts(llm, twin_for(llm, path, SparkTwin), watch.drafts)
     assert max(len(noted.draft) for noted in watch.drafts.values()) == {"s": 5, "w": 6}.get(name[0], 7)
@@ -116,7 +106,7 @@ def test_the_first_path_of_a_tree_is_the_chain(tmp_path: Path, target: Path, kin
     path = write_head(tmp_path, *spark(kind))
     drafts = []
     for tree in ("off", {"width": 3, "depth": 4}):
-        llm, watch = serve(target, path, tree=tree, num_speculative_tokens=7 if tree == "off" else 39), Watch()
+        llm, watch = serve_head(target, path, tree=tree, num_speculative_tokens=7 if tree == "off" else 39), Watch()
         run(llm, asks(temperature=0, max_tokens=10), watch)
         drafts.append(watch.drafts)
     compared = 0
@@ -162,9 +152,9 @@ def test_same_tokens_from_several_turns(make_llm: MakeLLM, plain: Plain) -> None
 def test_what_is_refused(tmp_path: Path, target: Path, changes: dict[str, Any], told: str) -> None:
     config, tensors = spark()
     with pytest.raises(ModelError, match=told):
-        serve(target, write_head(tmp_path, {**config, **changes}, tensors))
+        serve_head(target, write_head(tmp_path, {**config, **changes}, tensors))
 
 
 def test_more_tokens_than_a_block_has(tmp_path: Path, target: Path) -> None:
     with pytest.raises(ConfigError, match="num_speculative_tokens=8 is more than the 7 tokens that 'dspark' drafts"):
-        serve(target, write_head(tmp_path, *spark()), num_speculative_tokens=8)
+        serve_head(target, write_head(tmp_path, *spark()), num_speculative_tokens=8)

@@ -5,21 +5,17 @@ What holds for all heads is in `test_head_proposers.py`.
 """
 
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from asking import ask_for, assert_same, run, with_params
+from asking import assert_same, run, wish_in_turn, with_params
 from conftest import MakeLLM, Pair, Plain
 from crossing import crossed
 from eagles import assert_right, eagle_config, random_eagle, random_eagle3, write
 from fitting import fitted
 from watching import Watch, asks, head_of
-
-from parlay.engine.engine import Engine
-from parlay.engine.request import Request
 
 METHODS = ("eagle", "eagle3")
 
@@ -68,16 +64,9 @@ def test_shared_blocks_stay_as_they_are(make_llm: MakeLLM, method: str) -> None:
 def test_switched_off_and_on_again(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, rows: int
 ) -> None:
-    steps = count()
-
-    def switch(engine: Engine, requests: list[Request]) -> None:
-        step = next(steps)
-        for i, request in enumerate(requests):
-            wish = [None, {"enabled": False}, {"enabled": False}, {"num_speculative_tokens": 1}, None]
-            ask_for(engine, request, wish[(step + i) // 3 % 5])
-
+    off = {"enabled": False}
     llm = make_llm(method, 4, max_num_batched_tokens=rows)
-    watch = Watch(switch).over(llm)
+    watch = Watch(wish_in_turn(None, off, off, {"num_speculative_tokens": 1}, None)).over(llm)
     answers = run(llm, asks(max_tokens=40), watch)
     assert_same(answers, plain("float32", asks(max_tokens=40)))
     assert max(watch.rerun) > (4 if rows > 9 else 0)

@@ -170,24 +170,13 @@ def test_generations_with_trees(cases: dict[str, Case], name: str) -> None:
     """Every tree of a whole generation, what was accepted of it, and what was emitted."""
     case = cases[name]
     for run in case.golden["tree_generate"]:
-        speculative = {
-            "model": str(case.draft),
-            "lengths": "fixed",
-            "tree": {"width": run["top_k"], "depth": run["depth"] + 1},
-            "num_speculative_tokens": run["total_tokens"] - 1,
-        }
-        llm = LLM(str(case.target), dtype="float32", max_model_len=128, speculative_config=speculative)
-        params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-        (request,) = llm.engine.add(run["prompt"], params)
-        _until(llm.engine, request, 1)
+        tree = {"width": run["top_k"], "depth": run["depth"] + 1}
+        llm, request = _begun(case, run["prompt"], tree=tree, num_speculative_tokens=run["total_tokens"] - 1)
         for expected in run["rounds"]:
-            before, accepted = len(request.output_tokens), request.counts.draft_stats.accepted
-            newest, *tree = expected["tree_tokens"]
+            newest, *drafted = expected["tree_tokens"]
             assert request.output_tokens[-1] == newest
-            assert sorted(request.drafting.pending.tokens) == sorted(tree)
-            llm.engine.step()
-            assert request.output_tokens[before:] == expected["emitted"]
-            assert request.counts.draft_stats.accepted - accepted == expected["accepted"]
+            assert sorted(request.drafting.pending.tokens) == sorted(drafted)
+            _assert_step(llm.engine, request, expected)
         llm.engine.abort(request)
         llm.engine.check()
 
@@ -198,24 +187,35 @@ def test_generations(cases: dict[str, Case], name: str, options: dict[str, int])
     """Every draft of a whole generation, what was accepted of it, and what was emitted."""
     case = cases[name]
     for run in case.golden["chain_generate"]:
-        speculative = {"model": str(case.draft), "lengths": "fixed", "num_speculative_tokens": run["k"]}
-        llm = LLM(str(case.target), dtype="float32", max_model_len=128, speculative_config=speculative, **options)
+        llm, request = _begun(case, run["prompt"], options, num_speculative_tokens=run["k"])
         assert llm.engine.methods[1] == case.golden["method"]
-        params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-        (request,) = llm.engine.add(run["prompt"], params)
-        _until(llm.engine, request, 1)
         assert request.output_tokens == [run["first_token"]]
         for expected in run["rounds"]:
-            before, accepted = len(request.output_tokens), request.counts.draft_stats.accepted
             assert list(request.drafting.pending.tokens) == expected["draft"]
-            llm.engine.step()
-            assert request.output_tokens[before:] == expected["emitted"]
-            assert request.counts.draft_stats.accepted - accepted == expected["accepted"]
+            _assert_step(llm.engine, request, expected)
         _until(llm.engine, request, 32)
         assert request.output_tokens[:32] == run["target_greedy_32"]
         assert request.output_tokens[: len(run["tokens"])] == run["tokens"]
         llm.engine.abort(request)
         llm.engine.check()
+
+
+def _begun(
+    case: Case, prompt: list[int], options: dict[str, int] | None = None, **speculative: Any
+) -> tuple[LLM, Any]:
+    """Return an engine and a request whose first token is there."""
+    config = {"model": str(case.draft), "lengths": "fixed", **speculative}
+    llm = LLM(str(case.target), dtype="float32", max_model_len=128, speculative_config=config, **(options or {}))
+    (request,) = llm.engine.add(prompt, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
+    _until(llm.engine, request, 1)
+    return llm, request
+
+
+def _assert_step(engine: Engine, request: Any, expected: dict[str, Any]) -> None:
+    before, accepted = len(request.output_tokens), request.counts.draft_stats.accepted
+    engine.step()
+    assert request.output_tokens[before:] == expected["emitted"]
+    assert request.counts.draft_stats.accepted - accepted == expected["accepted"]
 
 
 def _until(engine: Engine, request: Any, count: int) -> None:

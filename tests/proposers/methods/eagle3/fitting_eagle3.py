@@ -1,30 +1,13 @@
 """An EAGLE-3 head that agrees with a random target in part: its output layer is fitted to what it makes of texts."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from blocks import states_after
 from eagles import Twin, eagle_config, random_eagle3
 from heads import solve, texts_of, write_head
 from safetensors.torch import load_file
-from torch import Tensor
 from torch.nn.functional import one_hot
-
-from parlay.kernels.select import select_kernels
-from parlay.models.select import describe_model, load_model
-from parlay.runner.batch import Segment, flatten
-from parlay.runner.runner import ModelRunner
-
-
-def states(target: Path, texts: Tensor, layers: tuple[int, ...]) -> Iterator[Tensor]:
-    """Yield of each of a target's texts `[n, length]` the states after some layers, `[length, layers H]`."""
-    kernels, length = select_kernels(), texts.shape[1]
-    model = load_model(describe_model(str(target)), torch.float32, length, kernels)
-    runner = ModelRunner(model, kernels, length, 1)
-    runner.tap(layers)
-    for text in texts.tolist():
-        runner.forward(flatten([Segment(text, 0, range(length))], 1))
-        yield torch.cat(list(runner.tapped), 1)
 
 
 def write(path: Path, target: Path) -> None:
@@ -48,7 +31,7 @@ def write(path: Path, target: Path) -> None:
     features, wanted = [], []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # its products are small
-    for text, known in zip(texts, states(target, texts, (0, 2, 3)), strict=True):
+    for text, known in zip(texts, states_after(target, texts, (0, 2, 3)), strict=True):
         foreseen = twin.foresee(text[1:], twin.states(known[:-1]))
         again = twin.foresee(text[2:], foreseen[:-1])  # fed with its own states, as along a draft
         for made, first in ((foreseen, 2), (again, 3)):

@@ -2,23 +2,21 @@
 
 import json
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from asking import ask_for, assert_same, preempt_every_third_step, run, with_params
+from asking import assert_same, preempt_every_third_step, run, wish_in_turn, with_params
 from checkpoints import write_llama
 from conftest import MakeLLM, Pair, Plain
 from fitting import fitted
+from heads import serve_head
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from watching import Known, Noted, Watch, asks, head_of
 
 from parlay import LLM, ConfigError, ModelError
-from parlay.engine.engine import Engine
-from parlay.engine.request import Request
 
 MASK = 250
 SHAPES: dict[str, dict[str, Any]] = {
@@ -43,22 +41,12 @@ def write(path: Path, more: dict[str, Any] | None = None, **shape: Any) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("target"))
-
-
 @pytest.fixture(autouse=True)
 def _single_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the twin's products are small
     yield
     torch.set_num_threads(threads)
-
-
-def serve(target: Path, draft: Path, **config: Any) -> LLM:
-    given = {"model": str(draft), "lengths": "fixed", "tree": "off", **config}
-    return LLM(str(target), dtype="float32", max_model_len=128, speculative_config=given)
 
 
 class Twin:
@@ -93,7 +81,7 @@ def test_logits_are_those_of_transformers(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     path = write(tmp_path / "draft", **SHAPES[shape])
-    llm, watch, scored, twin = serve(target, path), Watch(), list[Tensor](), Twin(path)
+    llm, watch, scored, twin = serve_head(target, path), Watch(), list[Tensor](), Twin(path)
     head = head_of(llm)
     logits = head.logits
     monkeypatch.setattr(head, "logits", lambda states: scored.append(logits(states).clone()) or scored[-1])
@@ -113,14 +101,7 @@ def test_logits_are_those_of_transformers(
 @pytest.mark.parametrize("rows", [2048, 24])
 def test_whatever_happens_on_the_way(make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, rows: int) -> None:
     """Cached prefixes, steps without it, preemptions: a draft follows from the known tokens alone."""
-    steps = count()
-
-    def switch(engine: Engine, requests: list[Request]) -> None:
-        step = next(steps)
-        for i, request in enumerate(requests):
-            wish = [None, {"enabled": False}, {"num_speculative_tokens": 1}, None]
-            ask_for(engine, request, wish[(step + i) // 3 % 4])
-
+    switch = wish_in_turn(None, {"enabled": False}, {"num_speculative_tokens": 1}, None)
     llm = make_llm("pard", 4, max_num_batched_tokens=rows, block_size=4)
     twin = Twin(fitted("pard", models["float32"].target), 255)
     for meddle in (switch, preempt_every_third_step(), None):
@@ -146,21 +127,21 @@ def test_one_pass_for_a_draft(make_llm: MakeLLM, plain: Plain, monkeypatch: pyte
 
 
 def test_a_tree(tmp_path: Path, target: Path, plain: Plain) -> None:
-    llm, watch = serve(target, write(tmp_path / "draft"), tree={"width": 3, "depth": 4}), Watch()
+    llm, watch = serve_head(target, write(tmp_path / "draft"), tree={"width": 3, "depth": 4}), Watch()
     answers = run(llm, asks(max_tokens=8), watch)
     alone = LLM(str(target), dtype="float32", max_model_len=128, speculative_config=None)
     assert_same(answers, run(alone, asks(max_tokens=8)))
     assert any(not noted.draft.is_chain for noted in watch.drafts.values())
     with pytest.raises(ConfigError, match=r"tree depth 17|1 to 16"):
-        serve(target, tmp_path / "draft", tree={"width": 3, "depth": 17})
+        serve_head(target, tmp_path / "draft", tree={"width": 3, "depth": 17})
 
 
 def test_as_vllm_names_it(tmp_path: Path, target: Path) -> None:
     draft, plain = write(tmp_path / "draft"), write_llama(tmp_path / "plain")
     for more in ({}, {"method": "draft_model"}, {"method": "draft_model", "parallel_drafting": True}):
-        assert head_of(serve(target, draft, **more)).source == "pard"
+        assert head_of(serve_head(target, draft, **more)).source == "pard"
     with pytest.raises(ConfigError, match=r"whose config has a pard_token .* is for the method 'draft_model'"):
-        serve(target, plain, method="draft_model", parallel_drafting=True)
+        serve_head(target, plain, method="draft_model", parallel_drafting=True)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +163,7 @@ def test_what_is_refused(
     tmp_path: Path, target: Path, more: dict[str, Any], options: dict[str, Any], told: str
 ) -> None:
     with pytest.raises((ConfigError, ModelError), match=told):
-        serve(target, write(tmp_path / "draft", more), method="pard", **options)
+        serve_head(target, write(tmp_path / "draft", more), method="pard", **options)
 
 
 def test_another_vocabulary(tmp_path: Path, target: Path) -> None:
@@ -190,4 +171,4 @@ def test_another_vocabulary(tmp_path: Path, target: Path) -> None:
     with pytest.raises(
         ModelError, match=r"has 500 tokens but .* has 257; a parallel draft model must share the target's"
     ):
-        serve(target, draft)
+        serve_head(target, draft)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from asking import Ask, assert_same, preempt_every_third_step, run
-from checkpoints import write_llama
 from conftest import MakeLLM, Plain
 from eagles import Tensors, Twin, eagle_config, random_eagle3, write
+from heads import serve_head
 from safetensors.torch import load_file
 from torch import Tensor
 from watching import Known, Noted, Watch, asks, head_of
@@ -65,20 +65,10 @@ def assert_right(llm: LLM, path: Path, drafts: dict[Known, Noted]) -> None:
         assert noted.draft.probs == pytest.approx(probs, rel=2e-3)
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("target"))
-
-
-def serve(target: Path, head: Path, **config: Any) -> LLM:
-    given = {"model": str(head), "lengths": "fixed", "tree": "off", **config}
-    return LLM(str(target), dtype="float32", max_model_len=128, speculative_config=given)
-
-
 @pytest.mark.parametrize("library", [False, True])
 def test_drafts_are_right(tmp_path: Path, target: Path, library: bool) -> None:
     path = write(tmp_path / "head", *masked(library=library))
-    llm, watch = serve(target, path), Watch(preempt_every_third_step())
+    llm, watch = serve_head(target, path), Watch(preempt_every_third_step())
     run(llm, asks(max_tokens=14), watch)
     assert_right(llm, path, watch.drafts)
     assert max(len(noted.draft) for noted in watch.drafts.values()) == (10 if library else 5)
@@ -91,10 +81,10 @@ def test_as_vllm_names_it(tmp_path: Path, target: Path) -> None:
     other = write(tmp_path / "other", config | {"architectures": ["LlamaForCausalLMEagle3"]}, tensors)
     given = {"method": "eagle3", "num_speculative_tokens": 3}
     for more in ({}, {"parallel_drafting": True}):
-        assert head_of(serve(target, head, **given, **more)).source == "peagle"
-    assert head_of(serve(target, other, **given)).source == "eagle3"
+        assert head_of(serve_head(target, head, **given, **more)).source == "peagle"
+    assert head_of(serve_head(target, other, **given)).source == "eagle3"
     with pytest.raises(ConfigError, match="'eagle3'"):
-        serve(target, other, **given, parallel_drafting=True)
+        serve_head(target, other, **given, parallel_drafting=True)
 
 
 def test_same_tokens_from_several_turns(make_llm: MakeLLM, plain: Plain) -> None:
@@ -112,16 +102,16 @@ def test_same_tokens_from_several_turns(make_llm: MakeLLM, plain: Plain) -> None
 def test_what_is_refused(tmp_path: Path, target: Path, changes: dict[str, Any], told: str) -> None:
     config, tensors = masked()
     with pytest.raises(ModelError, match=told):
-        serve(target, write(tmp_path / "head", {**config, **changes}, tensors))
+        serve_head(target, write(tmp_path / "head", {**config, **changes}, tensors))
 
 
 def test_without_what_stands_for_states(tmp_path: Path, target: Path) -> None:
     config, tensors = masked()
     del tensors["mask_hidden"]
     with pytest.raises(ModelError, match="lacks the tensor 'mask_hidden'"):
-        serve(target, write(tmp_path / "head", config, tensors))
+        serve_head(target, write(tmp_path / "head", config, tensors))
 
 
 def test_more_tokens_than_it_was_trained_for(tmp_path: Path, target: Path) -> None:
     with pytest.raises(ConfigError, match="num_speculative_tokens=9 is more than the 8 tokens that 'peagle' drafts"):
-        serve(target, write(tmp_path / "head", *masked()), num_speculative_tokens=9)
+        serve_head(target, write(tmp_path / "head", *masked()), num_speculative_tokens=9)
