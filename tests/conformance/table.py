@@ -180,13 +180,6 @@ OF_MANY = {
     "latency": Condition(lengths="latency", right=None),
     "any-choices": Condition(({}, *SMALL), wishing, meddle=at_random(0.1), patch=any_choices, lengths="goodput"),
 }
-# Of each of these a configuration runs one in the suite: another condition that it runs has what they share. Threads
-# add to requests together; the others are the policy's choices, between which any-times and off-and-on change.
-IN_TURN = (
-    ("together", "three-threads"),
-    ("predicted-small-steps", "predicted-preempted"),
-    ("free-rows", "off", "expensive-rows"),
-)
 OF_LISTS = {"lists": Condition(({"max_num_batched_tokens": 400},))}
 
 # --------------------------------------------------------------------------------------------------- configurations
@@ -278,18 +271,15 @@ class Cell(NamedTuple):
 def cells() -> Iterator[tuple[Cell, bool]]:
     """Yield every cell, and whether the suite runs it.
 
-    It runs each configuration under each of its conditions once, or in turn under one; of some conditions that are
-    near each other, each under one. Dtype and temperature, the engine's options and what is added to the
-    configuration take turns, so that different ones meet; `make soak` runs all of the former.
+    It runs each configuration under each of its conditions once, or in turn under one. Dtype and temperature, the
+    engine's options and what is added to the configuration take turns, so that different ones meet; `make soak` runs
+    all of the former.
     """
     common = list(product(DTYPES, TEMPERATURES))
     for i, (configuration, how) in enumerate(CONFIGURATIONS.items()):
-        groups = [[name for name in names if name in how.conditions] for names in IN_TURN]
-        left_out = {name for names in groups for k, name in enumerate(names) if i // 6 % len(names) != k}
         for j, (condition, circumstances) in enumerate(how.conditions.items()):
             for turn in range(len(common)):
                 n = i + j + turn
                 options = circumstances.options[(i + turn) % len(circumstances.options)]
                 cell = Cell(configuration, condition, *common[n % len(common)], options, how.more[n % len(how.more)])
-                runs = i % len(how.conditions) == j if how.in_turn else condition not in left_out
-                yield cell, turn == 0 and runs
+                yield cell, turn == 0 and (not how.in_turn or i % len(how.conditions) == j)
