@@ -78,6 +78,16 @@ def test_speculation(examples: int) -> None:
     run()
 
 
+def test_a_path_as_speculative_config() -> None:
+    for text in ("/models/head", "./head.gguf", "head-" + "9" * 5000 + "/x"):
+        with (
+            orderly(),
+            pytest.raises(ConfigError, match=r'for a draft model or head write {"model": \.\.\.}') as error,
+        ):
+            SpeculativeConfig.parse(text)
+        assert len(str(error.value)) < 1000
+
+
 @pytest.mark.parametrize(
     "text", [DEEP, "9" * 5000, '{"method": "ngram", "num_speculative_tokens": ' + "9" * 5000 + "}"]
 )

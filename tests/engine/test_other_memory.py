@@ -29,9 +29,9 @@ MOST_UP, MOST_DOWN = 4, 4  # copies to the device and back in a step; see docs/g
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [20, 21, 22, 20, 21, 22, 20, 21]]
 LONGER = [[5, *prompt] for prompt in PROMPTS]
 PARAMS = [
-    SamplingParams(temperature=0.0, max_tokens=16),
-    SamplingParams(temperature=0.8, seed=3, max_tokens=16, top_p=0.9),
-    SamplingParams(temperature=1.0, seed=4, max_tokens=16),
+    SamplingParams(temperature=0.0, max_tokens=24),
+    SamplingParams(temperature=0.8, seed=3, max_tokens=24, top_p=0.9),
+    SamplingParams(temperature=1.0, seed=4, max_tokens=24),
 ]
 
 
@@ -118,7 +118,7 @@ def test_padded_rows_leave_no_trace(on_device: dict[str, Any], tmp_path: Path, n
         write_tower(tmp_path / name, name)
     else:
         write_family(tmp_path / name, name, seed=2, calm=0.3)
-    asked = [with_params(ask, logprobs=None, max_tokens=4 + 2 * i) for i, ask in enumerate(asks())]
+    asked = [with_params(ask, logprobs=None, max_tokens=5 + 3 * i) for i, ask in enumerate(asks())]
     options: dict[str, Any] = {"dtype": "float32", "max_model_len": 256}
     expected = run(LLM(path, speculative_config=None, **options), asked)
     for method in (None, {"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 3}):

@@ -194,11 +194,11 @@ def from_json(value: Any) -> Any:
         found = json.loads(text)
         return from_json(found) if isinstance(found, str) else found
     except (ValueError, RecursionError) as error:
-        if text[:1] in "{[":
+        if not re.match(r"[A-Za-z.~/]", text):
             raise ConfigError(f"speculative_config is not valid JSON: {error}") from None
-        config = json.dumps({"model": text})
         raise ConfigError(
-            f"speculative_config={shown(text)} is neither a method nor JSON; write {config} for a draft model or head"
+            f"speculative_config={shown(text)} is neither a method nor JSON; for a draft model or head write "
+            '{"model": ...}'
         ) from None
 
 
