@@ -25,6 +25,7 @@ import os
 import resource
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from parlay import control_groups, system
@@ -50,8 +51,12 @@ _WAITING = "OMP_WAIT_POLICY"
 def ollama_models() -> list[Path]:
     """Return the folders in which Ollama may keep models."""
     given = os.environ.get("OLLAMA_MODELS")
-    usual = Path.home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")
-    return [Path(given)] if given else [*usual]
+    if given:
+        return [Path(given)]
+    found = [Path("/usr/share/ollama/.ollama/models")]
+    with suppress(RuntimeError):  # a user without a home
+        found.insert(0, Path.home() / ".ollama/models")
+    return found
 
 
 def prepare_process() -> None:

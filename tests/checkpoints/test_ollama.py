@@ -15,7 +15,7 @@ from parlay.errors import ModelError
 
 pytestmark = pytest.mark.usefixtures("_own_folders")
 
-HOST = "registry.example"
+HOST = "registry.ollama.example"
 Put = Callable[..., Path]
 
 
@@ -118,9 +118,41 @@ def test_files_that_may_not_be_read(put: Put) -> None:
         find_model("ollama:tiny")
 
 
-def test_a_digest_that_leaves_the_folder(put: Put, tmp_path: Path) -> None:
+@pytest.mark.parametrize("digest", ["../../secret", "..", "", "sha256:", "sha256:a\\u0000"])
+def test_a_digest_that_is_none(put: Put, tmp_path: Path, digest: str) -> None:
     put("library/tiny/latest")
     manifest = tmp_path / "ollama/manifests" / HOST / "library/tiny/latest"
-    manifest.write_text(manifest.read_text().replace("sha256:aa", "../../secret"))
+    manifest.write_text(manifest.read_text().replace("sha256:aa", digest))
     with pytest.raises(ModelError, match="no file that is here"):
         find_model("ollama:tiny")
+    assert main(["list"]) == 0
+
+
+def test_a_model_of_another_host(put: Put, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As Ollama names those from the hub."""
+    file = put("library/tiny/latest")
+    other = tmp_path / "ollama/manifests/hf.co/u/m/Q4"
+    other.parent.mkdir(parents=True)
+    other.write_text((tmp_path / "ollama/manifests" / HOST / "library/tiny/latest").read_text())
+    assert find_model("ollama:hf.co/u/m:Q4") == file
+    with pytest.raises(ModelError, match="Ollama has no model"):
+        find_model("ollama:u/m:Q4")
+    assert main(["list"]) == 0
+    assert "ollama:hf.co/u/m:Q4 " in capsys.readouterr().out
+
+
+def test_its_file_is_not_removed(put: Put, capsys: pytest.CaptureFixture[str]) -> None:
+    file = put("library/tiny/latest")
+    assert main(["rm", str(file)]) != 0
+    assert "ollama rm" in capsys.readouterr().err
+    assert file.exists()
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("OLLAMA_MODELS")
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(ModelError, match="there is no model"):
+        find_model("no-such")

@@ -6,8 +6,8 @@ import pytest
 import word_tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance import LLTokenizer, TokenizerWrapper
-from tokenizers import Tokenizer
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from tokenizers import AddedToken, Tokenizer
 
 from parlay.checkpoints.find import find_model
 from parlay.text.grammar_tokenizer import GrammarTokenizer
@@ -53,6 +53,17 @@ def test_forced_text_is_spelled_as_within_a_text(kind: str, text: str) -> None:
     ours, theirs = READ[kind]
     assert ours.tokenize_str(text) == theirs.tokenize_str(text)
     assert ours.tokenize_bytes(text.encode()[:-1]) == theirs.tokenize_bytes(text.encode()[:-1])
+
+
+def test_an_added_token_that_is_not_special_is_text() -> None:
+    """Such as Qwen's `<tool_call>`, which llguidance's own reading takes for a special one."""
+    tokenizer = tiny_code()
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False)])
+    (token,) = tokenizer.encode("<tool_call>", add_special_tokens=False).ids
+    ours, theirs = both(tokenizer, tokenizer.get_vocab_size())
+    for read, permitted in ((ours, True), (theirs, False)):
+        matcher = LLMatcher(read, LLMatcher.grammar_from_regex('[^"]*'))
+        assert (matcher.validate_tokens([token]) == 1) == permitted
 
 
 def test_a_space_that_only_the_first_word_has() -> None:

@@ -8,6 +8,7 @@ Source: Ollama's `types/model/name.go` and `manifest` package.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,8 +64,10 @@ def names() -> Iterator[str]:
     found = set[str]()
     for folder in _folders():
         for manifest in folder.glob("*/*/*/*"):
-            *_, owner, model, tag = manifest.parts
+            *_, host, owner, model, tag = manifest.parts
             short = model if owner == _OWNER else f"{owner}/{model}"
+            if not _is_own(host):
+                short = f"{host}/{owner}/{model}"
             if "model" in _layers(manifest):
                 found.add(f"{PREFIX}{short}:{tag}")
     yield from sorted(found)
@@ -76,10 +79,16 @@ def _manifest(name: str) -> Path:
     model, _, tag = rest.partition(":")
     wanted = [*(owner or _OWNER).split("/"), model, tag or _TAG]
     for folder in _folders():
-        for manifest in folder.glob("*/*/*/*"):
-            if [part.lower() for part in manifest.parts[-len(wanted) :]] == wanted:
+        for manifest in sorted(folder.glob("*/*/*/*")):
+            *place, tag_here = (part.lower() for part in manifest.parts[-4:])
+            if [*place, tag_here][-len(wanted) :] == wanted and (len(wanted) == 4 or _is_own(place[0])):
                 return manifest
     raise ModelError(f"Ollama has no model {shown(name)} on this machine; `parlay list` shows which it has")
+
+
+def _is_own(host: str) -> bool:
+    """Whether a host is Ollama's own, which names leave out."""
+    return "ollama" in host
 
 
 def _folders() -> list[Path]:
@@ -104,7 +113,7 @@ def _layers(manifest: Path) -> dict[str, str]:
 
 def _blob(manifest: Path, digest: str | None) -> Path | None:
     """Return the file of a layer; None if it is not here, or may not be read."""
-    if digest is None or "/" in digest:
+    if digest is None or not re.fullmatch(r"sha256[:-][0-9a-f]+", digest):
         return None
     file = manifest.parents[4] / "blobs" / digest.replace(":", "-")
-    return file if os.access(file, os.R_OK) else None
+    return file if os.access(file, os.R_OK) and file.is_file() else None

@@ -46,6 +46,8 @@ def removable(name: str, hub: Hub = DEFAULT) -> Removable:
         path = None if named is None else named.path
     else:  # as everywhere, a path counts before a name
         found, named = [one for one in take_inventory(hub).checkpoints if one.path == path.absolute()], None
+    if any(one.place == "ollama" for one in found):
+        raise ConfigError(f"{shown(name)} is Ollama's, and parlay does not remove it; `ollama rm` does")
     if any(one.place == "embedded" for one in found):
         raise ConfigError(f"{shown(name)} is a part of parlay and cannot be removed")
     repositories = {one.repository for one in found if one.repository}

@@ -136,12 +136,15 @@ def near_flag(flag: str, known: Collection[str]) -> str:
 
 def _is_model(word: str) -> bool:
     """Whether a word names a model, as far as can be said without loading it."""
+    from parlay.checkpoints import ollama
     from parlay.checkpoints.find import here
     from parlay.checkpoints.hub import is_hub_id
     from parlay.checkpoints.short_names import resolve
 
     try:
-        return is_hub_id(word) or here(word) is not None or resolve(word) is not None
+        return (
+            is_hub_id(word) or word.startswith(ollama.PREFIX) or here(word) is not None or resolve(word) is not None
+        )
     except ParlayError:  # a directory of several files, or a family without that tag
         return True
 

@@ -21,7 +21,6 @@ _SERVER = "leave it out: the server always has it"
 _PROXY = "leave it out: paths and sockets are a reverse proxy's business; put one before the server"
 _ONE_WAY = "leave it out: the scheduler and the cache have one way to work"
 _COUNTERS = "leave it out: counters are at /metrics, and `return_metrics` gives a request's own"
-_REQUESTS = "leave it out: requests give it, and --generation-config DIR has the defaults"
 _SAMPLERS = "leave it out: there are temperature, top_k, top_p, min_p and penalties, which requests give"
 _PLUGINS = "leave it out: no code but parlay's own is loaded"
 _COMPILED = "leave it out: nothing is compiled at run time"
@@ -121,7 +120,8 @@ _ANSWERS: dict[str, str] = {
     "--scheduler-cls --kv-transfer-config --kv-events-config --headless --data-parallel-rank --data-parallel-backend",
     _COUNTERS: "--kv-cache-metrics --kv-cache-metrics-sample --otlp-traces-endpoint --collect-detailed-traces "
     "--enable-server-load-tracking --show-hidden-metrics-for-version",
-    _REQUESTS: "--repeat-last-n --response-role",
+    "leave it out: answers come from the assistant": "--response-role",
+    "leave it out: penalties count the whole text": "--repeat-last-n",
     _SAMPLERS: "--mirostat --mirostat-lr --mirostat-ent --samplers --sampler-seq --sampling-seq --typical "
     "--dynatemp-range --dynatemp-exp --xtc-probability --xtc-threshold --dry-multiplier --top-nsigma",
     _PLUGINS: "--tool-parser-plugin --reasoning-parser-plugin --logits-processors --worker-cls --tool-server "

@@ -31,7 +31,7 @@ class RequestState:
         body: the share of `resources` that its body takes, which may be given back earlier.
         began: whether its answer has begun, so that the status is out.
         admitted: its open completions, if it was admitted.
-        asked: how many completions the engine was asked for.
+        asked: how many completions the request is to return, once the engine is asked for them.
         failed: whether the answer ended with an error of the server's after it had begun.
     """
 

@@ -88,7 +88,7 @@ def _known(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
             found[key] = value
         elif not why:
             raise ConfigError(f"unknown sampling parameter {shown(key)}{nearest(key, known)}")
-        elif not any(value is one or value == one for one in accepted):
+        elif not any(type(value) is type(one) and value == one for one in accepted):
             raise ConfigError(f"{key}={shown(value)} is not served: {why}")
     return found
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from parlay.errors import shown
 from parlay.server.context import Context
@@ -29,7 +29,6 @@ _IGNORED = (
     "the model's chat template ignores tools: the system message describes them instead, and calls are expected "
     "between <tool_call> tags"
 )
-T = TypeVar("T")
 Read = tuple["ChatShape", list[dict[str, Any]], ChatOptions]
 
 
