@@ -67,7 +67,7 @@ def test_a_name_without_its_prefix(put: Put) -> None:
 
 def test_its_sampling_is_the_default(put: Put) -> None:
     given = {"temperature": 0.6, "top_k": 20, "repeat_penalty": 1.1, "stop": ["<|im_end|>"], "num_ctx": 40960}
-    put("library/tiny/latest", params={**given, "top_p": "x"})
+    put("library/tiny/latest", params={**given, "top_p": -1, "min_p": 7})
     assert recommended("ollama:tiny") == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
     put("library/plain/latest")
     assert recommended("ollama:plain") == {}

@@ -33,7 +33,7 @@ class Watcher:
         self.firsts: list[float] = []
         self.steps: list[int] = []
         self.ends: list[tuple[str, int, Sequence[RequestOutput]]] = []
-        self.asked: list[int] = []  # by each of them
+        self.requested: list[int] = []  # by each of them
 
     def observe_first(self, seconds: float, replica: int) -> None:
         self.firsts.append(seconds)
@@ -42,10 +42,10 @@ class Watcher:
         self.steps.append(tokens)
 
     def observe_end(
-        self, path: str, status: int, outputs: Sequence[RequestOutput], *, asked: int = 0, failed: bool = False
+        self, path: str, status: int, outputs: Sequence[RequestOutput], *, requested: int = 0, failed: bool = False
     ) -> None:
         self.ends.append((path, status, outputs))
-        self.asked.append(asked)
+        self.requested.append(requested)
 
     def expose(self) -> tuple[bytes, str]:
         return b"ends %d\n" % len(self.ends), "text/plain"
@@ -250,7 +250,7 @@ def test_a_client_that_leaves_frees_its_requests(live: Live, watcher: Watcher, s
             assert client.recv(10)
     wait_for(lambda: idle(live))
     wait_for(lambda: any(status == 499 for _, status, _ in watcher.ends))
-    *_, (left, asked) = [(end[2], n) for end, n in zip(watcher.ends, watcher.asked, strict=True) if end[1] == 499]
+    *_, (left, asked) = [(end[2], n) for end, n in zip(watcher.ends, watcher.requested, strict=True) if end[1] == 499]
     assert asked == 8
     assert sum(len(output.outputs[0].token_ids) for output in left) < 8 * 480
     live.engine._llm.engine.check()

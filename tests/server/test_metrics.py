@@ -199,11 +199,11 @@ def test_ends() -> None:
     metrics.observe_end(PATH, 499, ended(nothing, reason=None))  # the client left
     metrics.observe_end(PATH, 503, ended(nothing, reason=None))  # the engine died
     metrics.observe_end(PATH, 503)
-    metrics.observe_end(PATH, 503, asked=2)  # before anything was known of either
-    metrics.observe_end(PATH, 499, asked=3)  # the client of an answer that was to come whole
-    metrics.observe_end(PATH, 200, ended(nothing, reason=None), asked=2, failed=True)  # in the middle of a stream
-    metrics.observe_end(PATH, 200, ended(nothing, reason="stop"), asked=1, failed=True)  # it was complete
-    metrics.observe_end(PATH, 400, asked=1)
+    metrics.observe_end(PATH, 503, requested=2)  # before anything was known of either
+    metrics.observe_end(PATH, 499, requested=3)  # the client of an answer that was to come whole
+    metrics.observe_end(PATH, 200, ended(nothing, reason=None), requested=2, failed=True)  # in the middle of a stream
+    metrics.observe_end(PATH, 200, ended(nothing, reason="stop"), requested=1, failed=True)  # it was complete
+    metrics.observe_end(PATH, 400, requested=1)
     metrics.observe_end("/ready", 503)  # a probe, every second until it is back
     metrics.observe_end(PATH, 400)
     metrics.observe_end("/wp-admin/setup.php", 404)

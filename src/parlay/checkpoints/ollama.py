@@ -14,7 +14,6 @@ from pathlib import Path
 
 from parlay import env
 from parlay.checkpoints.files import read_json
-from parlay.checkpoints.short_names import SAMPLING
 from parlay.errors import ModelError, shown
 
 PREFIX = "ollama:"
@@ -54,9 +53,12 @@ def sampling(name: str) -> dict[str, float]:
         ModelError: as `find`.
     """
     manifest = _manifest(name)
+    from parlay.checkpoints.sampling_defaults import usable
+
     file = _blob(manifest, _layers(manifest).get("params"))
-    found = {} if file is None else {_RENAMED.get(key, key): value for key, value in read_json(file).items()}
-    return {key: found[key] for key in SAMPLING if type(found.get(key)) in (int, float)}
+    if file is None:
+        return {}
+    return usable({_RENAMED.get(key, key): value for key, value in read_json(file).items()}, file)
 
 
 def names() -> Iterator[str]:

@@ -36,12 +36,12 @@ def sampling_defaults(model: Path, source: str = "auto") -> dict[str, Any]:
             raise ConfigError(
                 f"generation_config={shown(source)}: {file} does not exist; give auto, vllm or a directory with one"
             )
-        return _numbers(read_json(file), file)
+        return usable(read_json(file), file)
     if model.is_file():
         with GGUFFile(model) as gguf:
-            return _numbers(stated_in_gguf(gguf), model)
+            return usable(stated_in_gguf(gguf), model)
     file = model / FILE
-    return _numbers(read_json(file), file) if file.is_file() else {}
+    return usable(read_json(file), file) if file.is_file() else {}
 
 
 def stated_in_gguf(file: GGUFFile) -> dict[str, float]:
@@ -50,7 +50,7 @@ def stated_in_gguf(file: GGUFFile) -> dict[str, float]:
     return {name: file.value(key) for name, key in keys.items() if key in file}
 
 
-def _numbers(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
+def usable(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Return the parameters as a request could give them, so that a file's odd ones fail no request."""
     found = {name: values[name] for name in SAMPLING if values.get(name) is not None}
     for name, value in found.items():

@@ -76,11 +76,11 @@ class Device:
 
         That is for a trial, or because drafts pay, and only those requests that run already lack too much.
         """
-        ahead = self._policy.device_length if self._policy is not None else None
-        if ahead is None or not self._pairs or self._length or not request.drafting.device:
+        lengths = self._policy.device_length if self._policy is not None else None
+        if lengths is None or not self._pairs or self._length or not request.drafting.device:
             return
         pays = self._saving is not None and self._saving > 0 and self._worth(request, self._saving)
-        request.drafting.scout = pays or (request.remaining > 1 and ahead.scouts(self._catching_up(request)))
+        request.drafting.scout = pays or (request.remaining > 1 and lengths.scouts(self._catching_up(request)))
 
     def adopt(self, request: Drafted) -> None:
         """Record how much of the prefix in a request's blocks is valid for the proposer too."""
@@ -128,16 +128,16 @@ class Device:
     def choose(self, requests: Sequence[Drafted], limits: Sequence[int], emitting: int, keys: int) -> None:
         """Choose the next length from the cost and gain of drafting for requests with these limits."""
         assert self._policy is not None
-        ahead = self._policy.device_length
-        assert ahead is not None
+        lengths = self._policy.device_length
+        assert lengths is not None
         if self._policy.measuring.left > 1:
             self.next_length = 0
             return
         pairs = zip(requests, limits, strict=True)
         every = [(request, limit) for request, limit in pairs if self._may_draft_for(request)]
         most = min(self.length, max((limit for _, limit in every), default=0))
-        if every and most > 0 and ahead.cost.timed:
-            self._saving = ahead.best(self.length, len(every), emitting, keys)[1]
+        if every and most > 0 and lengths.cost.timed:
+            self._saving = lengths.best(self.length, len(every), emitting, keys)[1]
         ready = [one for one in every if self._worth(one[0], self._saving or 0.0)]
         free = ready or [one for one in every if self._worth(one[0], _LEFT)]
         if not (free or self._pairs):  # the price of a trial has what catching up takes
@@ -149,8 +149,8 @@ class Device:
         passed = 1 if self._length else TRIAL_INTERVAL
         rerun = self._policy.extra(emitting, again)
         steps = emitting, keys, len(trying), behind, rerun, passed
-        self.next_length = self._length = ahead.choose(most, len(free), *steps, ready=bool(ready))
-        self._tried = trying if ahead.trial else None
+        self.next_length = self._length = lengths.choose(most, len(free), *steps, ready=bool(ready))
+        self._tried = trying if lengths.trial else None
         if not self._length:  # what was processed for a trial that is not made is lost
             for request in requests:
                 request.drafting.scout &= len(request.tokens) <= len(request.prompt_tokens)

@@ -224,7 +224,7 @@ def _policy(
     models = [one.options["model"] for one in (config, *config.several) if "model" in one.options]
     model = f"{name} {_identity(next(iter(models), None))}"  # in the file, where a name may have several models
     belief = Belief({name: known.acceptance[model]} if model in known.acceptance else {})
-    ahead = DeviceLength(name, cost, belief, DraftCost(known.drafting.get(model))) if name else None
+    device_length = DeviceLength(name, cost, belief, DraftCost(known.drafting.get(model))) if name else None
 
     def keep(policy: Policy) -> None:
         saved = Costs(policy.cost.known)
@@ -235,4 +235,4 @@ def _policy(
             )
         file.write(saved)
 
-    return Policy(cost, belief, ahead, fair=config.lengths == "latency", keep=keep)
+    return Policy(cost, belief, device_length, fair=config.lengths == "latency", keep=keep)

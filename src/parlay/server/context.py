@@ -31,7 +31,7 @@ class RequestState:
         body: the share of `resources` that its body takes, which may be given back earlier.
         began: whether its answer has begun, so that the status is out.
         admitted: its open completions, if it was admitted.
-        asked: how many completions the request is to return, once the engine is asked for them.
+        requested: completions that the engine was given to compute and the request is to return.
         failed: whether the answer ended with an error of the server's after it had begun.
     """
 
@@ -45,7 +45,7 @@ class RequestState:
         self.resources = ExitStack()
         self.body = self.resources.enter_context(ExitStack())
         self.admitted: Admitted | None = None
-        self.asked, self.failed = 0, False
+        self.requested, self.failed = 0, False
 
     @property
     def newest(self) -> list[RequestOutput]:

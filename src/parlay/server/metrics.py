@@ -177,7 +177,7 @@ class PrometheusMetrics:
         status: int,
         outputs: Sequence[RequestOutput] = (),
         *,
-        asked: int = 0,
+        requested: int = 0,
         failed: bool = False,
     ) -> None:
         """Note a request's end: each completion the engine knew, or one error where the server is to blame.
@@ -186,7 +186,7 @@ class PrometheusMetrics:
             path: of the request.
             status: of the answer; 499 if the client left before it.
             outputs: the newest of each prompt, of a stream the last delta; none for one that did not get so far.
-            asked: completions that the engine was asked for.
+            requested: completions that the engine was given to compute.
             failed: an answer that had begun ended with an error of the server's.
         """
         for engine in self._engines:
@@ -201,8 +201,8 @@ class PrometheusMetrics:
             self._engines[replica].observe_request(reason, one.metrics)
         if failed or status == CLIENT_LEFT:
             # A probe's 503 is its answer. A request that failed before it was read is one.
-            asked = max(asked, failed and endpoint in _COMPLETIONS)
-            for _ in range(asked - len(completions)):
+            requested = max(requested, int(failed and endpoint in _COMPLETIONS))
+            for _ in range(requested - len(completions)):
                 self._engines[0].end("error" if failed else "abort")
 
     def expose(self) -> tuple[bytes, str]:

@@ -104,7 +104,9 @@ class AccessLayer:
         seconds = time.perf_counter() - state.arrival
         path = scope["path"]
         if self._metrics is not None:
-            self._metrics.observe_end(path, state.status, state.newest, asked=state.asked, failed=state.failed)
+            self._metrics.observe_end(
+                path, state.status, state.newest, requested=state.requested, failed=state.failed
+            )
         if path in OPEN and state.status < 400:
             return  # probes come every second
         self._log(

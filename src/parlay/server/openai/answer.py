@@ -129,7 +129,7 @@ class Answer(Response):
             context.check_ready()
             assert state.admitted is not None
             context.admission.widen(state.admitted, len(self._prompts) * self._params.candidates)
-            state.asked = len(self._prompts) * self._params.n
+            state.requested = len(self._prompts) * self._params.n
             state.body.close()  # it has become prompts and parameters
             work = self._events(state, send) if self._fields.stream else self._whole(state, scope, receive, send)
             async with asyncio.timeout(context.config.request_timeout + _GRACE):
