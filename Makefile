@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 CLIENTS := build/clients
 ARM := build/arm
+AMX := build/amx
 ARM_TOOLS := $(and $(shell command -v aarch64-linux-gnu-g++),$(shell command -v qemu-aarch64))
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test arm gpu clients client-tools processes soak check lint docs stub wheels clean
+.PHONY: demo test arm amx gpu clients client-tools processes soak check lint docs stub wheels clean
 
 # A stamp per set of tools, so that `make demo` installs no test tools. Native sources are part of the package: when
 # they change, it is built again, and nothing else builds it. pip knows dependency groups since 25.1.
@@ -72,6 +73,14 @@ $(ARM)/.built: $(SOURCES) scripts/arm.sh | $(VENV)/.tools
 	PYTHON=$(BIN)/python scripts/arm.sh $(ARM)
 	touch $@
 
+# The native module with AMX's tile instructions emulated, for processors that have AVX512 with bf16 alone.
+amx: $(AMX)/.built
+
+$(AMX)/.built: $(SOURCES) scripts/amx.sh tests/support/emulated_tiles.h | $(VENV)/.tools
+	rm -f $@
+	PYTHON=$(BIN)/python scripts/amx.sh $(AMX)
+	touch $@
+
 # Clients that live outside of the environment.
 client-tools: $(CLIENTS)/.installed $(CLIENTS)/older/.installed $(CLIENTS)/load/.installed
 
@@ -86,6 +95,7 @@ processes: $(VENV)/.tools
 
 soak: $(VENV)/.clients
 	$(if $(ARM_TOOLS),-$(MAKE) arm)
+	$(if $(shell grep -s avx512_bf16 /proc/cpuinfo),-$(MAKE) amx)
 	PARLAY_SOAK_SECONDS=$${PARLAY_SOAK_SECONDS:-600} PARLAY_TEST_SEED=$${PARLAY_TEST_SEED:-$$(date +%Y%m%d)} $(BIN)/python -m pytest -m soak
 
 check: $(VENV)/.tools lint

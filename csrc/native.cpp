@@ -33,11 +33,13 @@ namespace nb = nanobind;
 namespace parlay {
 namespace {
 
-#if defined(PARLAY_HAS_AMX)
-// Whether Linux lets this process have the tiles' eight kilobytes of registers a thread (x86/xstate).
-bool tiles_allowed() {
+#if defined(PARLAY_EMULATED_TILES)
+bool tiles_work(const Processor&) { return true; }
+#elif defined(PARLAY_HAS_AMX)
+// Whether there are tiles, and Linux lets this process have their eight kilobytes of registers a thread (x86/xstate).
+bool tiles_work(const Processor& here) {
   constexpr long kAskFor = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;
+  return here.tiles && syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;
 }
 #endif
 
@@ -47,7 +49,7 @@ std::vector<const Table*> supported() {  // best first
   const Processor here;
   if (here.avx512bf16 && here.avx512vnni) {
 #if defined(PARLAY_HAS_AMX)
-    if (here.tiles && tiles_allowed()) all.push_back(table_amx());
+    if (tiles_work(here)) all.push_back(table_amx());
 #endif
     all.push_back(table_avx512bf16());
   }
