@@ -41,10 +41,22 @@ def with_tiles(*command: str | Path) -> str:
     return ran.stdout
 
 
+def passed(chosen: str, *paths: Path) -> int:
+    """Run the tests that `chosen` picks and return how many passed; none may fail."""
+    said = with_tiles("-m", "pytest", "-p", "amx_native", "-p", "no:cacheprovider", "-k", chosen, *paths)
+    return int(said.split(" passed")[0].split()[-1])
+
+
 def test_the_kernels_own_tests() -> None:
     files = [path for path in sorted(HERE.glob("test_*.py")) if path.name not in LEFT_OUT]
-    counted = with_tiles("-m", "pytest", "-p", "amx_native", "-p", "no:cacheprovider", "-k", "amx", *files)
-    assert int(counted.split(" passed")[0].split()[-1]) > 500
+    assert passed("amx", *files) > 500
+
+
+@pytest.mark.soak
+def test_the_tables_of_same_tokens() -> None:
+    """But for ranks and other processes, which have this machine's module."""
+    alone = "not ranks and not stages and not test_instruction_sets"
+    assert passed(alone, ROOT / "tests" / "conformance") > 400
 
 
 @pytest.mark.soak
