@@ -68,6 +68,47 @@ def test_as_offline(make: MakeAsync, make_llm: MakeLLM, method: str | None) -> N
     assert [answer(o) for o in asyncio.run(main())] == [answer(o) for o in offline]
 
 
+@pytest.mark.parametrize("deltas", [False, True])
+def test_a_request_is_aborted_by_its_id(make: MakeAsync, deltas: bool) -> None:
+    """Its last output has what came so far; another request goes on."""
+
+    async def main() -> tuple[list[RequestOutput], RequestOutput]:
+        async with make() as llm:
+            other = asyncio.ensure_future(last(llm, PROMPT, PARAMS))
+            outputs = []
+            async for output in llm.generate(PROMPT, replace(LONG, n=2), "mine", deltas=deltas):
+                outputs.append(output)
+                if len(outputs) == 4:
+                    await llm.abort(["mine", "nobody's"])
+                    await llm.abort("mine")
+            assert not llm._streams.keys() - {0, 1}
+            return outputs, await other
+
+    outputs, other = asyncio.run(main())
+    whole = outputs if deltas else outputs[-1:]
+    tokens = [sum((o.outputs[i].token_ids for o in whole), ()) for i in range(2)]
+    assert all(0 < len(own) < 100 for own in tokens)
+    assert [c.finish_reason for c in outputs[-1].outputs] == ["abort", "abort"]
+    assert {o.request_id for o in outputs} == {"mine"}
+    assert [o.finished for o in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert other.outputs[0].finish_reason == "length"
+    assert isinstance(other.request_id, int)
+
+
+def test_ids_of_open_requests_are_taken(make: MakeAsync) -> None:
+    async def main() -> None:
+        async with make() as llm:
+            async for output in llm.generate(PROMPT, LONG, request_id="mine"):
+                if not output.finished:
+                    with pytest.raises(RequestError, match="request_id: 'mine' is that of an open request"):
+                        await last(llm, PROMPT, PARAMS, request_id="mine")
+            assert (await last(llm, PROMPT, PARAMS, request_id="mine")).request_id == "mine"
+            with pytest.raises(RequestError, match="request_id is text, not int"):
+                await last(llm, PROMPT, PARAMS, request_id=3)
+
+    asyncio.run(main())
+
+
 def test_outputs_grow(make: MakeAsync) -> None:
     async def main() -> list[RequestOutput]:
         async with make("ngram") as llm:

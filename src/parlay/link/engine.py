@@ -6,14 +6,14 @@ one of several. A request's stream keeps its outputs until they are read.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 from threading import Lock
 from typing import Any, Literal
 
 from parlay.config import EngineConfig
-from parlay.errors import EngineFaultError, ParlayError
+from parlay.errors import EngineFaultError, ParlayError, RequestError, shown
 from parlay.link.protocol import Abort, Add, Delta, EngineReady, Outputs, PromptScores, ProtocolError, plain_params
 from parlay.link.stream import Stream
 from parlay.link.transport import Link
@@ -29,7 +29,7 @@ from parlay.types.stats import StatsSnapshot
 
 State = Literal["starting", "ready", "restarting", "closed"]
 _LONG = 1 << 15  # characters of a prompt that is encoded beside the event loop instead of on it
-_REQUEST_OPTIONS = ("priority", "tenant", "timeout", "final_only", "deltas")
+_REQUEST_OPTIONS = ("request_id", "priority", "tenant", "timeout", "final_only", "deltas")
 
 
 class AsyncEngine(ABC):
@@ -101,6 +101,7 @@ class AsyncEngine(ABC):
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
         *,
         priority: int = 0,
         tenant: str = "",
@@ -110,12 +111,13 @@ class AsyncEngine(ABC):
     ) -> AsyncIterator[RequestOutput]:
         """Yield what one prompt's completions have, as they grow; the last output is finished.
 
-        The request is queued when the first output is awaited. It is aborted when the iterator is closed or the
-        coroutine that awaits it is cancelled. With `best_of` above `n` there is one output, at the end.
+        The request is queued when the first output is awaited. It is aborted by `abort`, when the iterator is closed,
+        or when the coroutine that awaits it is cancelled. With `best_of` above `n` there is one output, at the end.
 
         Args:
             prompt: text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
             sampling_params: how tokens are chosen; `logits_processors` only where the engine is in this process.
+            request_id: for `abort`, and in the outputs; left out, outputs have a number.
             priority: lower runs first among the waiting.
             tenant: requests of different tenants share no cache.
             timeout: seconds after which the request is aborted.
@@ -125,18 +127,20 @@ class AsyncEngine(ABC):
                 answer. Their metrics and everything about the prompt are complete.
 
         Raises:
-            RequestError: the prompt cannot be served, or fails on the way.
+            RequestError: the prompt cannot be served, or fails on the way; or another open request has its id.
             EngineDeadError: the engine's process is not there, or died; the same request may be sent again.
             ParlayError: the engine was closed, or has failed.
         """
         key, ordinal = next(self._keys), next(self._arrivals)
         self._check_present()
         check_queue_position(priority, tenant, timeout)
+        if not isinstance(request_id, str | None):
+            raise RequestError(f"request_id is text, not {type(request_id).__name__}", param="request_id")
         params = sampling_params or SamplingParams.parse(self.sampling_defaults)
         tokens = await self._tokens(prompt)
         if params.prediction:
             params = replace(params, prediction=await self._predicted(params.prediction))
-        stream = Stream(self.codec, text_of(prompt), tokens, params, deltas=deltas)
+        stream = Stream(self.codec, text_of(prompt), tokens, params, deltas=deltas, name=request_id)
         if params.seed is None:
             params = replace(params, seed=arrival_seed(self._config.seed, ordinal))
         add = Add(key, tokens, plain_params(params), priority, tenant, timeout, final_only)
@@ -172,6 +176,20 @@ class AsyncEngine(ABC):
         finally:
             await outputs.aclose()  # type: ignore[attr-defined]
 
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests; the last output of each has what came so far, with `finish_reason` "abort".
+
+        Ids that no open request has are ignored: their requests have finished.
+
+        Args:
+            request_id: one or several that `generate` was given.
+        """
+        ended = {request_id} if isinstance(request_id, str) else {*request_id}
+        for key, stream in list(self._streams.items()):
+            if stream.name in ended:
+                self._leave(key, stream)
+                stream.abort()
+
     # ------------------------------------------------------------------------------------------------- requests
 
     def _check_present(self) -> None:
@@ -194,6 +212,8 @@ class AsyncEngine(ABC):
         with self._lock:  # a link that ends now fails this stream too, or it is not opened
             self._check_present()  # encoding may have taken its time
             assert self._link is not None
+            if stream.name is not None and any(other.name == stream.name for other in self._streams.values()):
+                raise RequestError(f"request_id: {shown(stream.name)} is that of an open request; give another")
             self._streams[key] = stream  # first: a thread may answer before this one goes on
             try:
                 self._link.send(add)

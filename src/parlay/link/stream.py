@@ -20,6 +20,7 @@ class Stream:
     """Collects one request's deltas for one reader, on the event loop that made it; any thread may add them.
 
     Attributes:
+        name: the reader's id of the request.
         ended: whether nothing more will come.
         replica: which of several engines computes it.
     """
@@ -32,6 +33,7 @@ class Stream:
         params: SamplingParams,
         *,
         deltas: bool = False,
+        name: str | None = None,
     ) -> None:
         """Begin with nothing; needs a running event loop.
 
@@ -41,12 +43,14 @@ class Stream:
             prompt: token ids.
             params: how tokens are chosen.
             deltas: give only what is new.
+            name: the reader's id of the request, which outputs have then; None for the engine's.
         """
         self._codec = codec
+        self.name = name
         self._prompt = prompt
         self._text = text
         self._deltas = deltas
-        self._request_id: int | None = None
+        self._request_id: int | str | None = name
         self._completions = [_Completion(params) for _ in range(params.n)]
         self._scores: tuple[dict[int, Logprob] | None, ...] | None = None
         self._loop = get_running_loop()
@@ -55,7 +59,7 @@ class Stream:
         self._news: list[Delta | PromptScores] = []
         self._unfinished = set(range(params.n))
         self._error: ParlayError | None = None
-        self._woken = False
+        self._woken = self._aborted = False
         self.ended = False
         self.replica = 0
 
@@ -86,6 +90,13 @@ class Stream:
                 self._error, self.ended = error, True
                 self._wake()
 
+    def abort(self) -> None:
+        """End with what has come so far, unless the answer is complete."""
+        with self._lock:
+            if not self.ended:
+                self._aborted = self.ended = True
+                self._wake()
+
     def _wake(self) -> bool:
         """Wake the reader."""
         if self._woken:
@@ -111,16 +122,20 @@ class Stream:
         with self._lock:
             self._woken = False
             news, self._news = self._news, []
-            error, ended = self._error, self.ended
+            error, ended, aborted = self._error, self.ended, self._aborted
         if error is not None:
             raise error
         for one in news:
             if isinstance(one, Delta):
-                self._request_id = one.request_id
+                if self.name is None:
+                    self._request_id = one.request_id
                 self._completions[one.index].add(one, self._codec)
             else:
                 entries = [TokenLogprobs(*entry) for entry in one.scores]
                 self._scores = (None, *logprob_tables(self._codec, self._prompt[1:], entries))
+        if aborted:
+            for completion in self._completions:
+                completion.abort()
         return RequestOutput(
             request_id=self._request_id,
             prompt=self._text,
@@ -159,6 +174,10 @@ class _Completion:
         self._rejected += delta.rejected or ()
         self._finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
         self._metrics = RequestMetrics(*delta.metrics)
+
+    def abort(self) -> None:
+        if self._finish_reason is None:
+            self._finish_reason = "abort"
 
     def output(self, index: int, delta: bool) -> CompletionOutput:
         self._texts = ["".join(self._texts)]

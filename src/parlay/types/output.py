@@ -133,14 +133,15 @@ class CompletionOutput:
 class RequestOutput:
     """Everything about one prompt. Either `outputs` has its completions, or `error` says why there are none.
 
-    `request_id` is None for a prompt that was refused or failed. `prompt_logprobs` has, when asked for, one mapping
-    of token id to log-probability for each token of the prompt, and None for the first, which has no predecessor.
+    `request_id` is the one that was given or a number, and None for a prompt that was refused or failed.
+    `prompt_logprobs` has, when asked for, one mapping of token id to log-probability for each token of the prompt,
+    and None for the first, which has no predecessor.
 
     Where `deltas` were asked for, completions hold what is new since the previous output, except for their metrics.
     `replica` is the number of the server's engine that computes it, from 0 on.
     """
 
-    request_id: int | None
+    request_id: int | str | None
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
