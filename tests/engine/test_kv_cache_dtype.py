@@ -100,8 +100,6 @@ def test_what_cannot_have_it(tmp_path: Path) -> None:
         engine(narrow)
     with pytest.raises(ConfigError, match=r"kv_cache_dtype.*fp8"):
         engine(narrow, kv_cache_dtype="fp8")
-    with pytest.raises(ConfigError, match="kv_cache_dtype='int8' is for processors so far"):
-        engine(narrow, device="cuda")
 
 
 def test_an_assistant_reads_the_targets_keys(folder: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from asking import accepted, assert_same, run, with_params
+from checkpoints import write_llama
 from conftest import MakeLLM, Pair, guesses_on_random_texts, proposer_options
 from families import write_family
 from mtp_layers import write_mtp
@@ -99,6 +100,15 @@ def test_a_draft_model_of_another_vocabulary(
     assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
     assert accepted([one.outputs[0] for one in found]) > 0
     assert LONGEST[-1] == 2 * 128  # the draft model may have twice as many tokens
+
+
+def test_a_cache_in_eight_bits(on_device: dict[str, Any], tmp_path: Path) -> None:
+    path = str(write_llama(tmp_path / "model", seed=2, scale=7.0, calm=0.2, head_dim=32))
+    options: dict[str, Any] = {"max_model_len": 128, "kv_cache_dtype": "int8"}
+    spec = {"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 3}
+    expected = LLM(path, speculative_config=None, **options).generate(PROMPTS, PARAMS)
+    found = LLM(path, speculative_config=spec, **options, **on_device).generate(PROMPTS, PARAMS)
+    assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
 
 
 def test_output_layers_of_further_layers(on_device: dict[str, Any], tmp_path: Path) -> None:

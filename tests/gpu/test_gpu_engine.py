@@ -91,6 +91,14 @@ def test_of_quantised_weights(make: Callable[..., LLM]) -> None:
     assert tokens(make(quantization="int8")) == tokens(make(quantization="int8"), alone=True)
 
 
+def test_of_a_cache_in_eight_bits(make: Callable[..., LLM]) -> None:
+    options = {"kv_cache_dtype": "int8"}
+    expected = tokens(make(**options), alone=True)
+    assert expected != plain()
+    for more in ({}, {"max_num_batched_tokens": 32}, {"speculative_config": METHODS["eagle3"]}):
+        assert tokens(make(**options, **more)) == expected
+
+
 def test_nearly_the_tokens_of_a_processor() -> None:
     """Another device sums in another order; a text may part where two tokens are nearly alike, and not at once."""
     try:

@@ -135,5 +135,5 @@ def gumbel(kernels: Kernels, seed: int, position: int, vocab: int) -> Tensor:
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same bits; unlike `torch.equal`, -0 is not 0 and a NaN equals itself."""
-    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return a.dtype == b.dtype and torch.equal(a.contiguous().view(words), b.contiguous().view(words))

@@ -184,8 +184,6 @@ class EngineConfig:
                 f"device={shown(self.device)} serves a model on one GPU so far; leave tensor_parallel_size and "
                 "pipeline_parallel_size at 1"
             )
-        if self.device != "cpu" and self.kv_cache_dtype != "auto":
-            raise ConfigError("kv_cache_dtype='int8' is for processors so far; leave it out, or device at 'cpu'")
 
     @property
     def storage(self) -> Storage:

@@ -24,7 +24,8 @@ def moved(view: AttentionView, device: torch.device) -> AttentionView:
 def run(
     device: torch.device, q: Tensor, keys: Tensor, values: Tensor, view: AttentionView, **options: object
 ) -> Tensor:
-    out = torch.full((len(q), q.shape[1] * values.shape[3]), torch.nan, dtype=q.dtype, device=device)
+    width = q.shape[2] if values.dtype is torch.uint8 else values.shape[3]
+    out = torch.full((len(q), q.shape[1] * width), torch.nan, dtype=q.dtype, device=device)
     own = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in options.items()}
     TritonAttention().attention(
         q.to(device), keys.to(device), values.to(device), moved(view, device), q.shape[2] ** -0.5, out, **own

@@ -1,12 +1,14 @@
 """A tiny model and every method end to end: tokens are those of the processor's kernels, but for rounding."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkpoints import write_llama
 from conftest import MakeLLM
 
-from parlay import SamplingParams
+from parlay import LLM, SamplingParams
 from parlay.engine import load, resolve
 from parlay.kernels.base import Kernels
 from parlay.kernels.select import select_kernels
@@ -49,6 +51,19 @@ def test_briefly(make_llm: MakeLLM, on_triton: dict[str, Any]) -> None:
     """With a head, which reads states and drafts on the GPU; a text's end has no draft any more."""
     params = [SamplingParams(temperature=0.8, seed=3, max_tokens=3)]
     check(make_llm, on_triton, "eagle3", 2, [PROMPTS[1][:5]], params)
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("int8", marks=LONG)])
+def test_a_cache_in_eight_bits(on_triton: dict[str, Any], tmp_path: Path, dtype: str) -> None:
+    path = str(write_llama(tmp_path / "model", seed=2, scale=7.0, calm=0.2, head_dim=32))
+    options: dict[str, Any] = {"max_model_len": 128, "kv_cache_dtype": dtype}
+    spec = {"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 3}
+    found = [
+        LLM(path, speculative_config=config, **options, **more).generate(PROMPTS, PARAMS)
+        for config, more in ((None, {}), (None, on_triton), (spec, on_triton))
+    ]
+    expected, *others = [[one.outputs[0].token_ids for one in answers] for answers in found]
+    assert others == [expected, expected]
 
 
 @pytest.mark.parametrize("method", [pytest.param(name, marks=LONG) for name in sorted(proposers.names())])

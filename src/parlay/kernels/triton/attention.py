@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from parlay.kernels.base import AttentionView
+from parlay.kernels.triton.cache_rows import load_rows
 from parlay.kernels.triton.launch import EXACT, arrived_last, dot, padded, rounded
 
 _CHUNK = 256  # keys of which one program makes a softmax
@@ -81,7 +82,7 @@ def _softmax(
         within = tl.where(in_table, index % block_size, extra % block_size)
         place = (block * kv_heads + kv_head) * block_size + within
         is_number = seen[:, None] & (lane < dim)[None, :]
-        keys = tl.load(key_cache + place[:, None] * dim + lane[None, :], mask=is_number, other=0.0)
+        keys = load_rows(key_cache, place, lane, is_number, dim, query.dtype)
         scores = dot(query, tl.trans(keys), tl.zeros((group, tile), tl.float32)) * scale
         if cap > 0:
             # tanh by e^x, which the interpreter has too
@@ -93,7 +94,7 @@ def _softmax(
         shares = tl.exp(scores - new[:, None])
         before = tl.exp(best - new)
         is_number = seen[:, None] & (column < columns)[None, :]
-        values = tl.load(value_cache + place[:, None] * columns + column[None, :], mask=is_number, other=0.0)
+        values = load_rows(value_cache, place, column, is_number, columns, query.dtype)
         mass = mass * before + tl.sum(shares, 1)
         mixed = dot(rounded(shares, values.dtype).to(values.dtype), values, mixed * before[:, None])
         best = new
@@ -185,7 +186,7 @@ class TritonAttention:
         if not rows or not heads:
             return
         kv_heads, block_size = key_cache.shape[1:3]
-        columns = value_cache.shape[3]
+        columns = out.shape[1] // heads
         lanes, wide = (max(padded(each), _LEAST) for each in (dim, columns))
         group, widest = max(padded(heads // kv_heads), _LEAST), max(lanes, wide)
         longest = min(view.tables.shape[1] * block_size, self.longest) + min(view.extra_slots.numel(), _EXTRA)

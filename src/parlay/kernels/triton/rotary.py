@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .cache_rows import store_row
 from .launch import EXACT, padded, rounded
 from .norms import mean_scale, warps, weighted
 
@@ -86,11 +87,9 @@ def _rotary_store(
         if slot >= 0:
             first = slot // BLOCK_SIZE * KV_HEADS * BLOCK_SIZE + slot % BLOCK_SIZE
             if turns:
-                place = first + (number - HEADS) * BLOCK_SIZE
-                tl.store(key_cache + place * DIM + column, value, mask=inside)
+                store_row(key_cache, first + (number - HEADS) * BLOCK_SIZE, value, DIM, BLOCK)
             else:
-                place = first + (number - HEADS - KV_HEADS) * BLOCK_SIZE
-                tl.store(value_cache + place * VALUE_DIM + column, value, mask=inside)
+                store_row(value_cache, first + (number - HEADS - KV_HEADS) * BLOCK_SIZE, value, VALUE_DIM, BLOCK)
 
 
 @triton.jit(do_not_specialize_on_alignment=["query", "latent", "norm", "positions", "slots", "cos_sin", "cache"])
@@ -123,16 +122,14 @@ def _latent_store(
     else:
         slot = tl.load(slots + row)
         if slot >= 0:
-            head = latent + row * DIM
-            entry = cache + slot * DIM
-            turned = _turned(head, table, column, turning, TURNING // 2)
-            tl.store(entry + column, rounded(turned, dtype).to(dtype), mask=turning)
-            still = tl.arange(0, BLOCK)
-            inside = still < DIM - TURNING
-            value = tl.load(head + TURNING + still, mask=inside, other=0.0).to(tl.float32)
-            factor = tl.load(norm + still, mask=inside, other=0.0).to(tl.float32)
+            head, whole = latent + row * DIM, tl.arange(0, BLOCK)
+            turned = _turned(head, table, whole, whole < TURNING, TURNING // 2)
+            still = (whole >= TURNING) & (whole < DIM)
+            value = tl.load(head + whole, mask=still, other=0.0).to(tl.float32)
+            factor = tl.load(norm - TURNING + whole, mask=still, other=0.0).to(tl.float32)
             normal = weighted(value * mean_scale(tl.sum(value * value), DIM - TURNING, eps), factor, dtype)
-            tl.store(entry + TURNING + still, normal.to(dtype), mask=inside)
+            entry = tl.where(still, normal, rounded(turned, dtype)).to(dtype)
+            store_row(cache, slot, entry, DIM, BLOCK)
 
 
 class TritonRotary:
@@ -157,7 +154,7 @@ class TritonRotary:
             return
         if q_norm is None or k_norm is None:
             q_norm = k_norm = None
-        value_dim = value_cache.shape[3]
+        value_dim = (qkv.shape[1] - (heads + kv_heads) * dim) // kv_heads if kv_heads else dim
         block = padded(max(dim, value_dim))
         _rotary_store[rows, heads + 2 * kv_heads](
             qkv,
@@ -196,7 +193,7 @@ class TritonRotary:
         if not rows:
             return
         turning = cos_sin.shape[1]
-        block = padded(dim - turning)
+        block = padded(dim)
         _latent_store[rows, heads + 1](
             query,
             latent,
