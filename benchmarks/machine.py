@@ -8,7 +8,7 @@ import torch
 
 from parlay import env
 from parlay.errors import ConfigError
-from parlay.kernels.huge import empty_huge
+from parlay.kernels.huge_pages import empty_huge
 
 _WINDOW = 256 * 1024  # bytes that the probe reads at once, as in csrc/table.h
 # How far ahead a read asks for memory, in bytes; which is best differs among machines.

@@ -8,13 +8,13 @@ from benchmarks.timed_kernels import PARTS, TimedKernels
 from parlay.bench.workloads import load_prefixes
 from parlay.config import EngineConfig
 from parlay.drafting.drafting import Drafting
-from parlay.drafting.hosts import Method
+from parlay.drafting.host_drafts import LoadedProposer
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.step import Worker
 from parlay.explain.work import Work, linear_names, widths, work_of
 from parlay.kv.pool import BlockPool
-from parlay.kv.states import StatePool, begin_on
+from parlay.kv.recurrent_states import StatePool, begin_on
 from parlay.kv.table import BlockTable
 from parlay.models.select import CausalModel
 from parlay.proposers.base import DeviceProposer, Proposer, Runtime
@@ -23,7 +23,7 @@ from parlay.proposers.methods import none
 from parlay.runner.runner import ModelRunner
 from parlay.text.detokenizer import Detokenizer
 from parlay.text.tokenizer import TextCodec
-from parlay.types.cache import NO_ROOM, StateRoom
+from parlay.types.cache import NO_CAPACITY, StateCapacity
 from parlay.types.draft import Draft
 from parlay.types.params import SamplingParams
 
@@ -100,12 +100,12 @@ class Rig:
         max_rows = config.max_num_batched_tokens + batch
         spare = scratch_blocks(config.block_size) if proposer.uses_target_cache else 0
         places = 2 * batch * max(length, 1)
-        room_for = StateRoom(2 * batch, places) if model.config.style.recurrent is not None else NO_ROOM
+        room_for = StateCapacity(2 * batch, places) if model.config.style.recurrent is not None else NO_CAPACITY
         states = StatePool(room_for) if room_for.slots else None
         runner = ModelRunner(model, kernels.kernels, blocks + spare, config.block_size, room=room_for)
         proposer.load(Runtime(kernels.inner, blocks, config.block_size, max_rows, model, runner.cache, room_for))
         self._model, self._kernels = model, kernels
-        methods = [Method("method", proposer, length)] if length else []
+        methods = [LoadedProposer("method", proposer, length)] if length else []
         drafting = Drafting(methods, share_prefixes=False)
         self._scheduler = Scheduler(config, BlockPool(blocks, config.block_size), drafting, states=states)
         self._worker = Worker(kernels.kernels, runner, proposer if isinstance(proposer, DeviceProposer) else None)

@@ -1,4 +1,4 @@
-// The operations of the contract (`kernels.base`, `kernels.drawing`), which say what each one does: what they are given
+// The operations of the contract (`kernels.base`, `kernels.sampling`), which say what each one does: what they are given
 // is checked and handed to the kernels of the chosen instruction set, dealt to threads.
 #include <nanobind/nanobind.h>
 

@@ -147,7 +147,7 @@ struct MixArgs {
   bool bf16;
 };
 
-// Which rows of a recurrent layer go on from what (`kernels.views.StateView`).
+// Which rows of a recurrent layer go on from what (`kernels.metadata.StateMetadata`).
 struct StateArgs {
   const int32_t* sequences;  // [S, 5]: slot or -1, begin and end of its `replayed`, begin and end of its rows
   const int32_t* rows;       // [T, 4]: sequence, row before it or -1, slot to store to or -1, place to keep in or -1

@@ -121,17 +121,17 @@ struct PackedWeight {
   int64_t outputs = 0, inputs = 0;
 };
 
-// What rows see (`kernels.views.AttentionView`).
+// What rows see (`kernels.metadata.AttentionMetadata`).
 struct View {
   Tensor tables, row_request, first, last, extra_offsets, extra_slots;
 };
 
-// What rows of recurrent layers go on from (`kernels.views.StateView`).
+// What rows of recurrent layers go on from (`kernels.metadata.StateMetadata`).
 struct States {
   Tensor sequences, rows, replayed;
 };
 
-// Which tokens rows may draw (`kernels.views.Filters`).
+// Which tokens rows may draw (`kernels.metadata.Filters`).
 struct Kept {
   Tensor min_p, top_k, top_p;
 };
@@ -303,9 +303,9 @@ struct parlay_caster {
   }
 
 PARLAY_ARGUMENT(parlay::Tensor, const_name("torch.Tensor"));
-PARLAY_ARGUMENT(parlay::View, const_name("parlay.kernels.views.AttentionView"));
-PARLAY_ARGUMENT(parlay::States, const_name("parlay.kernels.views.StateView"));
-PARLAY_ARGUMENT(parlay::Kept, const_name("parlay.kernels.views.Filters"));
+PARLAY_ARGUMENT(parlay::View, const_name("parlay.kernels.metadata.AttentionMetadata"));
+PARLAY_ARGUMENT(parlay::States, const_name("parlay.kernels.metadata.StateMetadata"));
+PARLAY_ARGUMENT(parlay::Kept, const_name("parlay.kernels.metadata.Filters"));
 PARLAY_ARGUMENT(parlay::PackedWeight, const_name("parlay.kernels.linear.LinearWeight"));
 PARLAY_ARGUMENT(parlay::Activation, const_name("parlay.kernels.base.Activation"));
 PARLAY_ARGUMENT(parlay::Gate, const_name("parlay.kernels.base.Gate"));

@@ -37,8 +37,8 @@ class Fault(NamedTuple):
 FAULTS = [
     Fault(
         "a prompt that a head processes, however short the answer",
-        "tests/drafting/test_device.py",
-        "src/parlay/drafting/device.py",
+        "tests/drafting/test_device_drafts.py",
+        "src/parlay/drafting/device_drafts.py",
         "return self._catching_up(request) * policy.requests <=",
         "return 0 * policy.requests <=",
     ),
@@ -108,7 +108,7 @@ FAULTS = [
     Fault(
         "a key dropped from the noise",
         "tests/acceptance",
-        "src/parlay/acceptance/coupled.py",
+        "src/parlay/verification/coupled.py",
         "seeds += [span.seed] * own",
         "seeds += [0] * own",
     ),
@@ -299,21 +299,21 @@ FAULTS = [
     ),
     Fault(
         "a GPU that draws the highest id of equals",
-        "tests/kernels/triton/test_triton_drawing.py",
-        "src/parlay/kernels/triton/drawing.py",
+        "tests/kernels/triton/test_triton_sampling.py",
+        "src/parlay/kernels/triton/sampling.py",
         "first = tl.min(tl.where(value == best, place, _NOWHERE), 0)",
         "first = tl.max(tl.where(value == best, place, -1), 0)",
     ),
     Fault(
         "a GPU's noise with its words in another order",
-        "tests/kernels/triton/test_triton_drawing.py",
-        "src/parlay/kernels/triton/drawing.py",
+        "tests/kernels/triton/test_triton_sampling.py",
+        "src/parlay/kernels/triton/sampling.py",
         "tl.interleave(tl.interleave(a, c), tl.interleave(b, d))",
         "tl.interleave(tl.interleave(a, b), tl.interleave(c, d))",
     ),
     Fault(
         "a GPU's top-p without the token that reaches it",
-        "tests/kernels/triton/test_triton_drawing.py",
+        "tests/kernels/triton/test_triton_sampling.py",
         "src/parlay/kernels/triton/filtering.py",
         "key >= tl.where(share < 1, tl.load(second + row * 2), 0)",
         "key > tl.where(share < 1, tl.load(second + row * 2), -1)",
@@ -363,7 +363,7 @@ FAULTS = [
     Fault(
         "rows of a pass before in the padding of a GPU's next one",
         "tests/engine/test_other_memory.py",
-        "src/parlay/runner/inbox.py",
+        "src/parlay/runner/graph_inputs.py",
         "                to.states.rows[rows:] = -1\n",
         "",
     ),

@@ -11,7 +11,7 @@ from asking import essence
 from conftest import MakeLLM
 
 from parlay import LLM, ParlayError, RequestError, SamplingParams
-from parlay.engine.exclusive import Exclusive
+from parlay.engine.fair_lock import FairLock
 
 PROMPTS = [[5 + i, 9, 30 + 3 * i, 7] * (1 + i) for i in range(6)]
 PARAMS = [SamplingParams(temperature=0.7 * (i % 2), seed=i, max_tokens=8 + 3 * i, logprobs=1) for i in range(6)]
@@ -113,7 +113,7 @@ def test_a_call_from_within_a_step_is_refused(make_llm: MakeLLM) -> None:
 
 
 def test_a_thread_that_waits_comes_before_one_that_comes_back() -> None:
-    alone, order, inside = Exclusive(), list[str](), threading.Event()
+    alone, order, inside = FairLock(), list[str](), threading.Event()
 
     def come_back() -> None:
         for _ in range(200):
@@ -134,7 +134,7 @@ def _spin() -> None:
 
 
 def test_an_interrupt_leaves_nothing_taken() -> None:
-    alone = Exclusive()
+    alone = FairLock()
     with pytest.raises(KeyboardInterrupt):
         alone.run(lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
     with ThreadPoolExecutor(1) as pool:

@@ -19,14 +19,13 @@ import torch
 from benchmarks.replays.costs import Costs, LookUps
 from benchmarks.replays.steps import Outcome, Step, step_of
 from benchmarks.replays.traces import Recorded
-from parlay.acceptance.tree import children
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import AUTO
 from parlay.drafting.belief import Belief
 from parlay.drafting.cost import StepCost
 from parlay.drafting.device_length import DeviceLength
 from parlay.drafting.drafting import Drafting
-from parlay.drafting.hosts import Method
+from parlay.drafting.host_drafts import LoadedProposer
 from parlay.drafting.policy import Policy
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
@@ -37,6 +36,7 @@ from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, Target
 from parlay.proposers.select import automatic, make_proposer, proposers
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
+from parlay.types.draft_tree import children
 from parlay.types.params import SamplingParams
 from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, StepOutput, StepTimes, Verdict
 
@@ -216,7 +216,7 @@ class Replay:
         return Outcome(tuple(self._log.steps), tuple(self._log.seconds))
 
     def step(self) -> Step:
-        """Run one step, as `parlay.engine.step.drive` does."""
+        """Run one step, as `parlay.engine.step.run_step` does."""
         scheduler = self._scheduler
         plan = scheduler.plan()
         verdicts = [self._verdict(span) for span in plan.spans]
@@ -287,7 +287,9 @@ class Replay:
         return factor * (noise.factor if self._burst else 1.0)
 
 
-def drafting(methods: Sequence[Method], policy: Policy | None, clock: Callable[[], float] = lambda: 0.0) -> Drafting:
+def drafting(
+    methods: Sequence[LoadedProposer], policy: Policy | None, clock: Callable[[], float] = lambda: 0.0
+) -> Drafting:
     """Return an engine's drafting."""
     return Drafting(methods, share_prefixes=False, policy=policy, tree=policy is not None, clock=clock)
 
@@ -341,7 +343,7 @@ def _policy(costs: Costs, device: str, learn: bool) -> Policy:
     return Policy(cost, belief, DeviceLength(device, cost, belief) if device else None)
 
 
-def _methods(setting: Setting, requests: Sequence[Recorded], costs: Costs) -> list[Method]:
+def _methods(setting: Setting, requests: Sequence[Recorded], costs: Costs) -> list[LoadedProposer]:
     """Return the proposers; none for plain decoding."""
     if setting.method == PLAIN.method:
         return []
@@ -349,7 +351,7 @@ def _methods(setting: Setting, requests: Sequence[Recorded], costs: Costs) -> li
         name: _proposer(name, requests, costs.look_ups.get(name, LookUps()).asked)
         for name in (automatic() if setting.method == AUTO else [setting.method])
     }
-    return [Method(name, one, setting.length or one.default_length) for name, one in found.items()]
+    return [LoadedProposer(name, one, setting.length or one.default_length) for name, one in found.items()]
 
 
 def _proposer(method: str, requests: Sequence[Recorded], seconds: float) -> Proposer:

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from parlay import control_groups, system
+from parlay import cgroups, system
 from parlay.errors import ConfigError, shown
 
 ARITHMETIC = (
@@ -99,7 +99,7 @@ def threads() -> int:
     asked = _number("PARLAY_THREADS", MOST_THREADS, f"a number from 1 to {MOST_THREADS} (so must --threads)")
     if asked is not None:
         return asked
-    return min(system.core_count(), control_groups.available_processors())
+    return min(system.core_count(), cgroups.available_processors())
 
 
 def rank_timeout() -> float:
@@ -225,7 +225,7 @@ def available_memory() -> int:
         ConfigError: PARLAY_MEMORY is no number of bytes.
     """
     most = _number("PARLAY_MEMORY", sys.maxsize, "a number of bytes above 0") or sys.maxsize
-    return min(system.free_memory(), control_groups.available_memory(), _available_addresses(), most)
+    return min(system.free_memory(), cgroups.available_memory(), _available_addresses(), most)
 
 
 def _number(variable: str, most: int, form: str) -> int | None:

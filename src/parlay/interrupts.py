@@ -17,7 +17,7 @@ _AT_ONCE = int(signal.SIGINT)  # if it comes again: what the region waits for ma
 _Handler = Callable[[int, FrameType | None], Any]
 
 
-class Deferred:
+class DeferredSignals:
     """A region in which Python's signal handlers wait. Made once, entered as often, though not within itself.
 
     They run in the main thread alone, so elsewhere the region does nothing. A second Ctrl-C does not wait.

@@ -11,7 +11,7 @@ from typing import Any
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
 from parlay.config.speculative import DEFAULT, Speculation
 from parlay.engine.engine import Engine
-from parlay.engine.exclusive import Exclusive
+from parlay.engine.fair_lock import FairLock
 from parlay.engine.request import Request, best
 from parlay.errors import CapacityError, ConfigError, RequestError, shown
 from parlay.loading_bar import loading_bar
@@ -66,7 +66,7 @@ class LLM:
                     "memory ran out while the model was loaded; take a smaller one, or lower kv_cache_memory or a "
                     "limit such as that of `ulimit -v`"
                 ) from error
-        self._alone = Exclusive()  # for whatever uses the engine
+        self._alone = FairLock()  # for whatever uses the engine
         self._left = deque[list[Request]]()  # requests of iterators that were left
 
     @property

@@ -10,7 +10,7 @@
     huge pages              `madvise`                         usual pages
     memory for processes    `memfd_create`                    a temporary file without a name
 
-Control groups are in control_groups.py, memory nodes in parallel/numa.py; where a system has none, none are found.
+Control groups are in cgroups.py, memory nodes in parallel/numa.py; where a system has none, none are found.
 """
 
 import mmap

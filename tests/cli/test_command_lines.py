@@ -11,7 +11,7 @@ from parlay.cli.flags import Parser, _int, near_flag, normalise
 from parlay.cli.main import main
 from parlay.cli.serving import read_speculation
 from parlay.cli.template import read_template
-from parlay.config.foreign_flags import _BY_FLAG, answer
+from parlay.config.other_flags import _BY_FLAG, answer
 from parlay.errors import ConfigError
 
 COMMANDS = run, chat, generate, serve, demo, bench, explain, verify

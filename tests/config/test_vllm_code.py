@@ -10,7 +10,7 @@ import parlay
 from parlay import ConfigError
 from parlay.cli.main import main
 from parlay.config import EngineConfig, SpeculativeConfig
-from parlay.config.foreign import FOREIGN
+from parlay.config.vllm_options import FOREIGN
 from parlay.metrics import Counter, Vector
 from parlay.sampling_params import SamplingParams
 

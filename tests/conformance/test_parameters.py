@@ -73,7 +73,7 @@ def test_penalties_in_the_draft_help_to_guess(make_llm: MakeLLM, method: str) ->
     llm = make_llm(method, 4)
     guided = accepted(run(llm, own))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("parlay.sampling.processors.Chain.process_draft", lambda *args: None)
+        patch.setattr("parlay.sampling.processors.ProcessorChain.process_draft", lambda *args: None)
         blind = accepted(run(llm, own))
     assert guided > blind
 

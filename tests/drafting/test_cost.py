@@ -237,7 +237,7 @@ def test_bursts_and_steps_that_record_passes_change_little() -> None:
     cost = drafted(1)
     cost.observe(1, 1, 10.0)
     assert cost.by_length(1, 1)[1] < 1.35 * draft_seconds(1, 1)
-    cost.observe(1, 1, 10.0, settled=False)
+    cost.observe(1, 1, 10.0, typical=False)
     for seconds in (0.0, -1.0, math.nan, math.inf):
         cost.observe(4, 1, seconds)
     assert cost.by_length(4, 1)[4] == pytest.approx(draft_seconds(4, 1), rel=0.2)

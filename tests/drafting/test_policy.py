@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from parlay import SamplingParams
 from parlay.drafting.belief import Belief
-from parlay.drafting.budget import SHARE, Budget
+from parlay.drafting.budget import SHARE, ExplorationBudget
 from parlay.drafting.cost import StepCost
 from parlay.drafting.device_length import DeviceLength
 from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.goodput import choose
-from parlay.drafting.host_budget import HostBudget
-from parlay.drafting.hosts import Method
-from parlay.drafting.policy import Measuring, Policy
+from parlay.drafting.host_budget import HostProposerBudget
+from parlay.drafting.host_drafts import LoadedProposer
+from parlay.drafting.policy import PlainStepSchedule, Policy
 from parlay.drafting.state import DraftState, Outcome, Rows
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
@@ -96,7 +96,7 @@ class Simulation:
         self.proposer = Ones()
         self.seconds = 0.0
         self.policy = Policy(steps(seconds_of) if learn else StepCost(512), fair=fair)
-        methods = [Method("ones", self.proposer, LENGTH)]
+        methods = [LoadedProposer("ones", self.proposer, LENGTH)]
         self.drafting = Drafting(methods, policy=self.policy, clock=lambda: self.seconds)
         pool = BlockPool(batch, 16)
         self.requests = [Endless(i, BlockTable(pool)) for i in range(batch)]
@@ -257,7 +257,7 @@ def test_what_drafts_gain_is_counted_as_lengths_are_chosen(waiting: bool, latenc
 STEP, ASK = 1e-3, 20e-6
 
 
-def asked(asking: HostBudget, count: int, gain: float, requests: int = 1) -> int:
+def asked(asking: HostProposerBudget, count: int, gain: float, requests: int = 1) -> int:
     """Run steps in each of which some requests may be asked for; a draft saves `gain`. Return how often they were."""
     found = 0
     for _ in range(count):
@@ -270,7 +270,7 @@ def asked(asking: HostBudget, count: int, gain: float, requests: int = 1) -> int
 
 
 def test_what_pays_is_always_asked_and_an_end_of_it_is_noticed() -> None:
-    asking = HostBudget()
+    asking = HostProposerBudget()
     assert asked(asking, 5000, 2 * ASK) == 5000
     asked(asking, 3000, 0.0)
     assert asked(asking, 1000, 0.0) < 300
@@ -279,7 +279,7 @@ def test_what_pays_is_always_asked_and_an_end_of_it_is_noticed() -> None:
 @pytest.mark.parametrize("requests", [1, 32])
 @pytest.mark.parametrize("gain", [0.0, -2 * ASK])
 def test_what_never_pays_is_asked_as_the_budget_allows_and_comes_back(requests: int, gain: float) -> None:
-    asking = HostBudget()
+    asking = HostProposerBudget()
     asked(asking, 1000, gain, requests)
     assert asked(asking, 20_000, gain, requests) * requests * ASK < 1.05 * SHARE * 20_000 * STEP
     asked(asking, 1000, 50 * ASK, requests)
@@ -287,7 +287,7 @@ def test_what_never_pays_is_asked_as_the_budget_allows_and_comes_back(requests: 
 
 
 def test_a_process_that_was_stopped_changes_little() -> None:
-    asking = HostBudget()
+    asking = HostProposerBudget()
     asked(asking, 1000, 1.5 * ASK)
     asking.spend(3600.0, 1)
     assert asked(asking, 2000, 1.5 * ASK) > 1900
@@ -295,7 +295,7 @@ def test_a_process_that_was_stopped_changes_little() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(-10, 10)), max_size=100))
 def test_a_budget_never_holds_or_owes_more_than_it_may(changes: list[tuple[float, float]]) -> None:
-    budget = Budget()
+    budget = ExplorationBudget()
     for room, change in changes:
         budget.hold(room, room / 2)
         budget.add(change)
@@ -321,7 +321,7 @@ def test_a_device_proposers_length_follows_what_drafting_costs(branches: int) ->
             rows = 1 + branches * length
             cost.observe(rows, 0, seconds_of(rows))
             if length:
-                ahead.timed(length, 1, each * length, 0, settled=True)
+                ahead.timed(length, 1, each * length, 0, typical=True)
             accepted: list[bool] = []
             while len(accepted) < length and (not accepted or accepted[-1]):
                 accepted.append(rng.random() < 0.8)
@@ -349,7 +349,7 @@ def test_a_device_proposer_is_off_where_the_rest_is_faster(colder: float, hosts:
         ahead.observe_hosts(hosts)
         if length:
             ahead.verified(1 + length, 0, colder * 0.001 * (1 + 0.01 * (1 + length)))
-            ahead.timed(length, 1, 0.0002 * length, 0, settled=True)
+            ahead.timed(length, 1, 0.0002 * length, 0, typical=True)
             ahead.judged([True, False], length, length)
         else:
             cost.observe(1, 0, 0.00101)
@@ -364,7 +364,7 @@ def test_any_times_give_a_length(times: list[tuple[int, int, float]]) -> None:
     ahead = ahead_of(cost)
     for length, count, seconds in times:
         cost.observe(1 + length, 0, seconds)
-        ahead.timed(length, count, seconds, 0, settled=True)
+        ahead.timed(length, count, seconds, 0, typical=True)
         assert 0 <= ahead.choose(LENGTH, 2, 2, 10) <= LENGTH
 
 
@@ -373,7 +373,7 @@ def test_trials_cost_no_more_than_the_share_of_the_time() -> None:
     cost = steps(lambda rows: 0.010)
     ahead, lengths = ahead_of(cost), []
     for _ in range(40):
-        ahead.timed(1, 1, 0.004, 0, settled=True)
+        ahead.timed(1, 1, 0.004, 0, typical=True)
     for _ in range(4000):
         lengths.append(ahead.choose(4, 1, 1, 0, behind=0))
         if lengths[-1]:
@@ -391,7 +391,7 @@ def test_the_next_run_knows_that_a_proposer_does_not_pay() -> None:
         cost, device_length=ahead, keep=lambda own: saved.append(own.device_length and own.device_length.belief.known)
     )
     for _ in range(3):
-        ahead.timed(1, 1, 0.01, 0, settled=True)
+        ahead.timed(1, 1, 0.01, 0, typical=True)
     for step in range(1, 300):
         ahead.judged([False], 1, 1)
         before = len(saved)
@@ -408,7 +408,7 @@ def test_the_next_run_knows_that_a_proposer_does_not_pay() -> None:
 
 @pytest.mark.parametrize("length", [1, 4])
 def test_measuring_becomes_rare_until_a_surprise(length: int) -> None:
-    measuring, begun = Measuring(length), []
+    measuring, begun = PlainStepSchedule(length), []
     for step in range(1200 * length):
         before = measuring.left
         measuring.step(drafted=not before)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parlay.cache_file import CacheFile
-from parlay.drafting.remembered import _VERSION, CostFile, Costs
+from parlay.drafting.cost_file import _VERSION, CostFile, Costs
 
 SUMS = [20.0, 40.0, 90.0, 0.02, 0.045]
 COSTS = Costs({1: (0.005, 40), 8: (0.0085, 3)}, {"eagle": {2: SUMS}}, {"eagle": [[70.0, 100.0], [3.0, 9.0]]})

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay import SamplingParams
-from parlay.acceptance.tree import paths
 from parlay.drafting.belief import Belief, survivals
 from parlay.drafting.state import Candidate
 from parlay.drafting.union import union
 from parlay.types.draft import ROOT, Draft
+from parlay.types.draft_tree import paths
 from parlay.types.plan import Verdict
 
 GREEDY = SamplingParams(temperature=0)

@@ -22,10 +22,10 @@ from parlay import LLM, EngineFaultError, RankError, SamplingParams
 from parlay.drafting.belief import Belief
 from parlay.drafting.device_length import DeviceLength
 from parlay.drafting.policy import Policy
-from parlay.engine import exclusive
+from parlay.engine import fair_lock
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.step import Worker
-from parlay.interrupts import Deferred
+from parlay.interrupts import DeferredSignals
 from parlay.proposers.methods.ngram import Proposer as NGram
 from parlay.runner.graphs import Graphs
 
@@ -42,7 +42,7 @@ FORMED = SamplingParams(temperature=0.7, seed=3, max_tokens=12, structured_outpu
 
 # Between the lines of this file nothing can be raised: the interpreter looks for signals and for exceptions of other
 # threads after calls, and locks are taken and released by single ones.
-LOCKS = exclusive.__file__
+LOCKS = fair_lock.__file__
 
 
 class Stop(BaseException):
@@ -210,7 +210,7 @@ def test_signals_wait_until_a_step_is_done(
 
 
 def test_a_second_ctrl_c_does_not_wait() -> None:
-    region, came = Deferred(), list[str]()
+    region, came = DeferredSignals(), list[str]()
 
     def handler(number: int, frame: object) -> None:
         came.append("handled")
@@ -234,7 +234,7 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
 
 
 def test_signals_that_nobody_handles_in_python_and_other_threads() -> None:
-    region = Deferred()
+    region = DeferredSignals()
     with handling(signal.SIGUSR1, signal.SIG_IGN), region:
         assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
         os.kill(os.getpid(), signal.SIGUSR1)

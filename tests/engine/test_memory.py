@@ -8,12 +8,12 @@ from checkpoints import write_llama
 
 from parlay import CapacityError
 from parlay.config import EngineConfig
-from parlay.engine.loads import Load, check_room, count_on_all, loads
+from parlay.engine.machine_memory import MachineMemory, check_room, count_on_all, memory_by_machine
 from parlay.engine.memory import count_blocks
 from parlay.models.config import ModelConfig
 from parlay.models.select import describe_model
 from parlay.parallel.group import Group
-from parlay.types.cache import CacheSpec, StateRoom
+from parlay.types.cache import CacheSpec, StateCapacity
 
 TARGET, DRAFT = CacheSpec(3, 2, 16, 4), CacheSpec(1, 1, 8, 4)
 PER_TOKEN = 2 * 3 * 2 * 16 * 4
@@ -109,15 +109,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return describe_model(str(write_llama(tmp_path_factory.mktemp("memory") / "target", **shape)))
 
 
-def split(model: ModelConfig, drafts: Load, drafters: int = 1, **options: Any) -> list[tuple[int, int]]:
+def split(model: ModelConfig, drafts: MachineMemory, drafters: int = 1, **options: Any) -> list[tuple[int, int]]:
     """Return layers times key heads of the target, and groups, on each machine."""
-    found = loads(EngineConfig(**options), model, torch.float32, drafts, drafters)
+    found = memory_by_machine(EngineConfig(**options), model, torch.float32, drafts, drafters)
     return [(load.groups[0].layers * load.groups[0].kv_heads, len(load.groups)) for load in found]
 
 
 AWAY = {"rank_address": "10.0.0.1:29500"}
-NOTHING = Load(0, ())
-A_DRAFT = Load(100, (DRAFT,))
+NOTHING = MachineMemory(0, ())
+A_DRAFT = MachineMemory(100, (DRAFT,))
 
 
 def test_ranks_of_one_machine_hold_all_together(model: ModelConfig) -> None:
@@ -135,7 +135,7 @@ def test_each_machine_holds_its_own_heads_or_layers(model: ModelConfig) -> None:
 
 def test_who_drafts_holds_the_draft_too(model: ModelConfig) -> None:
     assert split(model, A_DRAFT, tensor_parallel_size=2, **AWAY) == [(4, 2), (8, 1)]
-    first, second, third, _ = loads(
+    first, second, third, _ = memory_by_machine(
         EngineConfig(tensor_parallel_size=4, **AWAY), model, torch.float32, A_DRAFT, drafters=2
     )
     assert first.weights == second.weights == third.weights + 100
@@ -145,20 +145,22 @@ def test_who_drafts_holds_the_draft_too(model: ModelConfig) -> None:
 def test_the_pool_is_what_every_machine_has_room_for() -> None:
     narrow, wide, none = CacheSpec(3, 1, 16, 4), CacheSpec(3, 2, 16, 4), CacheSpec(3, 0, 16, 4)
 
-    def counted(available: int, *machines: Load, **options: Any) -> int:
+    def counted(available: int, *machines: MachineMemory, **options: Any) -> int:
         return count_on_all(EngineConfig(**options), machines, LENGTH, available)[0]
 
-    assert counted(1 << 40, Load(0, (narrow,)), Load(0, (wide,)), kv_cache_memory=20 * BLOCK) == 20
-    assert counted(1 << 40, Load(0, (narrow,)), Load(0, (narrow,)), kv_cache_memory=20 * BLOCK) == 40
-    assert counted(1000 + 4 * 9 * BLOCK, Load(1000, (wide,)), Load(0, (wide,))) == 9
-    assert counted(4 * 9 * BLOCK, Load(0, (none,)), Load(0, (wide,))) == 9
+    assert counted(1 << 40, MachineMemory(0, (narrow,)), MachineMemory(0, (wide,)), kv_cache_memory=20 * BLOCK) == 20
+    assert (
+        counted(1 << 40, MachineMemory(0, (narrow,)), MachineMemory(0, (narrow,)), kv_cache_memory=20 * BLOCK) == 40
+    )
+    assert counted(1000 + 4 * 9 * BLOCK, MachineMemory(1000, (wide,)), MachineMemory(0, (wide,))) == 9
+    assert counted(4 * 9 * BLOCK, MachineMemory(0, (none,)), MachineMemory(0, (wide,))) == 9
     with pytest.raises(CapacityError, match="the weights take 2000 bytes but only 1000"):
-        counted(1000, Load(2000, (none,)), Load(0, (wide,)))
+        counted(1000, MachineMemory(2000, (none,)), MachineMemory(0, (wide,)))
 
 
 def test_a_rank_with_less_memory_says_so(model: ModelConfig) -> None:
-    (load, _) = loads(EngineConfig(tensor_parallel_size=2, **AWAY), model, torch.float32, NOTHING)
+    (load, _) = memory_by_machine(EngineConfig(tensor_parallel_size=2, **AWAY), model, torch.float32, NOTHING)
     need = load.weights + 100 * load.bytes_per_token
-    check_room(model, torch.float32, Group(0, 2), 100, StateRoom(), need)
+    check_room(model, torch.float32, Group(0, 2), 100, StateCapacity(), need)
     with pytest.raises(CapacityError, match=f"only {need - 1} bytes are free on its machine; lower the engine's"):
-        check_room(model, torch.float32, Group(0, 2), 100, StateRoom(), need - 1)
+        check_room(model, torch.float32, Group(0, 2), 100, StateCapacity(), need - 1)

@@ -17,8 +17,8 @@ from switching import any_choices
 from vocabularies import permuted
 
 from parlay import LLM, ModelError, SamplingParams
-from parlay.drafting.device import Device
-from parlay.drafting.state import Drafted
+from parlay.drafting.device_drafts import DeviceDrafts
+from parlay.drafting.state import DraftedRequest
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.plan import Proposal
 
@@ -87,13 +87,13 @@ def test_trees_of_a_draft_model(
 ) -> None:
     """Of the same weights, so that it knows the target's probability of each token that is accepted."""
     trees: dict[tuple[int, ...], Draft] = {}
-    inner = Device.advance
+    inner = DeviceDrafts.advance
 
-    def keep(self: Device, request: Drafted, proposal: Proposal) -> None:
+    def keep(self: DeviceDrafts, request: DraftedRequest, proposal: Proposal) -> None:
         inner(self, request, proposal)
         trees[tuple(request.tokens)] = proposal.draft
 
-    monkeypatch.setattr(Device, "advance", keep)
+    monkeypatch.setattr(DeviceDrafts, "advance", keep)
     greedy, depths = asks()[::2], [0] * 4
     found = run(engine(name, name, TREE), greedy)
     assert_same(found, plainly(name)[::2])

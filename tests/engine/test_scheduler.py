@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from parlay import SamplingParams, SpeculationOverride
 from parlay.config import EngineConfig
 from parlay.drafting.drafting import Drafting
-from parlay.drafting.hosts import Method
+from parlay.drafting.host_drafts import LoadedProposer
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.kv.pool import BlockPool
@@ -47,7 +47,7 @@ class Rig:
         config = EngineConfig(**{"block_size": 4, "enable_prefix_caching": False, **options})
         self.pool = BlockPool(blocks, config.block_size)
         self.proposer = Zeros()
-        methods = [Method("one", proposer or self.proposer, k)] if k else []
+        methods = [LoadedProposer("one", proposer or self.proposer, k)] if k else []
         drafting = Drafting(methods, share_prefixes=config.enable_prefix_caching)
         self.scheduler = Scheduler(config, self.pool, drafting)
         self.count = 0

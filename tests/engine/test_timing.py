@@ -14,7 +14,7 @@ from parlay.engine.timing import timed_passes
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
 from parlay.runner.runner import ModelRunner
-from parlay.types.cache import StateRoom
+from parlay.types.cache import StateCapacity
 
 
 class Slow:
@@ -23,7 +23,7 @@ class Slow:
     They take four times as long when they are recorded, and twice when that is checked, at other positions.
     """
 
-    block_size, recurrent, room = 16, False, StateRoom()
+    block_size, recurrent, room = 16, False, StateCapacity()
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=1000))
 
     def __init__(self, seconds: float, burst: range = range(0)) -> None:

@@ -5,7 +5,7 @@ import os
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import Activation, AttentionView, Filters, Kernels
+from parlay.kernels.base import Activation, AttentionMetadata, Filters, Kernels
 
 DTYPES = (torch.float32, torch.bfloat16)
 BLOCK = 16
@@ -33,15 +33,15 @@ def ints(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def table_view(tables: Tensor, requests: list[int], lasts: list[int]) -> AttentionView:
+def table_view(tables: Tensor, requests: list[int], lasts: list[int]) -> AttentionMetadata:
     """Rows that see the first `last` keys of their request, and nothing else."""
     rows = len(requests)
     none = torch.zeros(rows + 1, dtype=torch.int32)
-    return AttentionView(tables.int(), ints(*requests), none[:rows].clone(), ints(*lasts), none, ints())
+    return AttentionMetadata(tables.int(), ints(*requests), none[:rows].clone(), ints(*lasts), none, ints())
 
 
 def attend(
-    kernels: Kernels, q: Tensor, keys: Tensor, values: Tensor, view: AttentionView, scale: float | None = None
+    kernels: Kernels, q: Tensor, keys: Tensor, values: Tensor, view: AttentionMetadata, scale: float | None = None
 ) -> Tensor:
     out = torch.full((q.shape[0], q.shape[1] * q.shape[2]), torch.nan, dtype=q.dtype)
     kernels.attention(q, keys, values, view, q.shape[2] ** -0.5 if scale is None else scale, out)

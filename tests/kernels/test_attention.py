@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView, Kernels
+from parlay.kernels.base import AttentionMetadata, Kernels
 from parlay.kernels.reference import ReferenceKernels
 
 from .helpers import BLOCK, DTYPES, attend, ints, random, same_bits, table_view
@@ -33,13 +33,13 @@ def caches(kv_heads: int, dim: int, dtype: torch.dtype, blocks: int = 24) -> tup
     )
 
 
-def slots_of(view: AttentionView, row: int) -> list[int]:
+def slots_of(view: AttentionMetadata, row: int) -> list[int]:
     table = view.tables[view.row_request[row]].tolist()
     seen = [table[k // BLOCK] * BLOCK + k % BLOCK for k in range(int(view.first[row]), int(view.last[row]))]
     return seen + view.extra_slots[view.extra_offsets[row] : view.extra_offsets[row + 1]].tolist()
 
 
-def exact_attention(q: Tensor, keys: Tensor, values: Tensor, view: AttentionView) -> Tensor:
+def exact_attention(q: Tensor, keys: Tensor, values: Tensor, view: AttentionMetadata) -> Tensor:
     rows, heads, dim = q.shape
     group = heads // keys.shape[1]
     flat = [c.transpose(1, 2).reshape(-1, *c.shape[1::2]).double() for c in (keys, values)]
@@ -51,9 +51,9 @@ def exact_attention(q: Tensor, keys: Tensor, values: Tensor, view: AttentionView
     return out.view(rows, -1)
 
 
-def mixed_view() -> AttentionView:
+def mixed_view() -> AttentionMetadata:
     """Plain rows, a draft's rows, a window and a row that sees only itself; two requests."""
-    return AttentionView(
+    return AttentionMetadata(
         tables=torch.randperm(24, generator=torch.Generator().manual_seed(7)).view(2, 12).int(),
         row_request=ints(0, 0, 1, 1, 0, 1),
         first=ints(0, 0, 0, 5, 17, 0),
@@ -110,7 +110,7 @@ def test_table_and_extra_slots_give_the_same_bits(
             ReferenceKernels().copy_slots(originals, moved, their_keys, their_values)
             for cache in (their_keys, their_values):  # what is not seen must not matter, even NaN
                 cache[originals // BLOCK, :, originals % BLOCK] = torch.nan
-            view = AttentionView(table, ints(0), ints(0), ints(length - extras), ints(0, extras), moved.int())
+            view = AttentionMetadata(table, ints(0), ints(0), ints(length - extras), ints(0, extras), moved.int())
             assert same_bits(attend(kernels, q, their_keys, their_values, view), expected), (length, extras)
 
 
@@ -156,7 +156,7 @@ def test_any_batch_gives_each_row_its_own_bits(kernels: Kernels, data: st.DataOb
         offsets = [0]
         for row in picked:
             offsets.append(offsets[-1] + len(row[3]))
-        view = AttentionView(
+        view = AttentionMetadata(
             tables,
             ints(*(r[0] for r in picked)),
             ints(*(r[1] for r in picked)),

@@ -14,7 +14,7 @@ import torch
 from crossing import crossed
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView, Kernels
+from parlay.kernels.base import AttentionMetadata, Kernels
 
 from .helpers import DTYPES, attend, ints, random, same_bits
 from .test_attention import exact_attention
@@ -54,8 +54,8 @@ def tables(block: int) -> Tensor:
     return torch.arange(REQUESTS * KEYS // block, dtype=torch.int32).view(REQUESTS, -1)
 
 
-def view_of(rows: Sequence[Row], block: int) -> AttentionView:
-    return AttentionView(
+def view_of(rows: Sequence[Row], block: int) -> AttentionMetadata:
+    return AttentionMetadata(
         tables(block),
         ints(*(r.request for r in rows)),
         ints(*(r.first for r in rows)),
@@ -160,6 +160,6 @@ def test_the_error_does_not_grow_with_the_context(native: Kernels) -> None:
     """Totals are sums over blocks of 64 keys, so 8,000 keys lose no more than a few hundred."""
     keys, values = random(500, 1, 16, 64, seed=1), random(500, 1, 16, 64, seed=2)
     table, q = torch.arange(500, dtype=torch.int32)[None], random(2, 2, 64)
-    view = AttentionView(table, ints(0, 0), ints(0, 0), ints(7990, 8000), ints(0, 0, 0), ints())
+    view = AttentionMetadata(table, ints(0, 0), ints(0, 0), ints(7990, 8000), ints(0, 0, 0), ints())
     error = attend(native, q, keys, values, view).double() - exact_attention(q, keys, values, view)
     assert error.abs().max() <= 2e-7

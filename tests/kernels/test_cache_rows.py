@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import Kernels
-from parlay.kernels.cache_rows import in_bytes, in_numbers
 from parlay.kernels.reference import ReferenceKernels
+from parlay.kernels.reference_cache_rows import in_bytes, in_numbers
 from parlay.types.cache import row_bytes
 
 from .helpers import BLOCK, DTYPES, attend, random, same_bits

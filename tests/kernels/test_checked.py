@@ -10,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("parlay.kernels._native")
 
 from parlay import ConfigError
-from parlay.kernels.base import AttentionView
+from parlay.kernels.base import AttentionMetadata
 from parlay.kernels.checked import CheckedKernels
 from parlay.kernels.cpu import NativeKernels
 from parlay.kernels.select import select_kernels
@@ -21,7 +21,7 @@ BLOCKS, BLOCK, HEADS, DIM = 3, 4, 2, 8
 SLOTS = BLOCKS * BLOCK
 CACHE = random(BLOCKS, HEADS, BLOCK, DIM)
 # Two rows of one request, the second behind a draft token, and one of another; what no row sees is no block.
-VIEW = AttentionView(
+VIEW = AttentionMetadata(
     tables=torch.tensor([[1, 2, -1], [-1, 0, 99]], dtype=torch.int32),
     row_request=ints(0, 0, 1),
     first=ints(0, 0, 4),

@@ -14,8 +14,8 @@ from scipy.stats import chisquare, kstest
 from torch import Tensor
 
 from parlay.kernels.base import Kernels
-from parlay.kernels.noise import ln, philox
 from parlay.kernels.reference import ReferenceKernels
+from parlay.kernels.reference_noise import ln, philox
 
 from .conftest import ISAS
 from .helpers import branch, draw, filters_of, guess, gumbel, random, same_bits

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import Kernels
+from parlay.kernels.metadata import Filters
 from parlay.kernels.reference import ReferenceKernels
-from parlay.kernels.views import Filters
 
 
 def rows(vocab: int, scale: float, seed: int, count: int = 3) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import Activation, AttentionView, Kernels
+from parlay.kernels.base import Activation, AttentionMetadata, Kernels
 from parlay.kernels.reference import ReferenceKernels
 
 from .helpers import BLOCK, DTYPES, attend, ints, random, same_bits, table_view
@@ -233,7 +233,7 @@ def test_rotary_of_some_columns(
         assert same_bits(keys[..., :turning], alone[1])
 
 
-def windowed(view: AttentionView, window: int, chunk: int = 0) -> AttentionView:
+def windowed(view: AttentionMetadata, window: int, chunk: int = 0) -> AttentionMetadata:
     """The same view, cut by hand: everything that a row still sees becomes an extra slot or lies in the table."""
     first, last, offsets, extra = [], [], [0], []
     for row in range(len(view.first)):
@@ -245,7 +245,7 @@ def windowed(view: AttentionView, window: int, chunk: int = 0) -> AttentionView:
         last.append(int(view.last[row]) + lost)
         extra += own[lost:]
         offsets.append(len(extra))
-    return AttentionView(view.tables, view.row_request, ints(*first), ints(*last), ints(*offsets), ints(*extra))
+    return AttentionMetadata(view.tables, view.row_request, ints(*first), ints(*last), ints(*offsets), ints(*extra))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -253,7 +253,7 @@ def windowed(view: AttentionView, window: int, chunk: int = 0) -> AttentionView:
 def test_a_window_or_chunk_is_a_view_cut_short(kernels: Kernels, dtype: torch.dtype, window: int, chunk: int) -> None:
     q, (keys, values) = random(6, 8, 32, dtype=dtype), caches(2, 32, dtype)
     tables = torch.randperm(24, generator=torch.Generator().manual_seed(7)).view(2, 12).int()
-    view = AttentionView(
+    view = AttentionMetadata(
         tables,
         ints(0, 0, 1, 1, 0, 1),
         ints(0, 0, 0, 5, 17, 0),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Filters, Kernels
 from parlay.kernels.reference import ReferenceKernels
-from parlay.kernels.reference_drawing import decay, survivors
+from parlay.kernels.reference_sampling import decay, survivors
 
 from .helpers import draw, filters_of, process, same_bits
 

@@ -5,7 +5,7 @@ import mmap
 import pytest
 import torch
 
-from parlay.kernels.huge import empty_huge
+from parlay.kernels.huge_pages import empty_huge
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (1 << 20, 3)])

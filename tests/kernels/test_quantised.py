@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import Kernels
-from parlay.kernels.quantised import product, quantise
 from parlay.kernels.reference import ReferenceKernels
+from parlay.kernels.reference_quantised import product, quantise
 from parlay.numerics.selfcheck import random_blocks
 from parlay.weights.blocks import unpack
 from parlay.weights.kinds import BY_NAME, COMPUTED, Kind

@@ -5,7 +5,7 @@ import torch
 from tests.kernels.helpers import random
 
 from parlay.kernels.base import Kernels
-from parlay.kernels.quantise import quantise
+from parlay.kernels.native_quantise import quantise
 from parlay.weights.quantise import INT4, INT8, to_int4, to_int8
 
 

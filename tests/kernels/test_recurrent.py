@@ -11,22 +11,22 @@ from crossing import crossed
 from torch import Tensor
 
 from parlay.kernels.base import Kernels
+from parlay.kernels.metadata import STATE_PIECE, StateMetadata
 from parlay.kernels.reference import ReferenceKernels
-from parlay.kernels.views import STATE_PIECE, StateView
 
 from .helpers import DTYPES, random, same_bits
 
 SLOTS, PLACES = 5, 20
 
 
-def view(sequences: list[list[int]], rows: list[list[int]], replayed: list[list[int]] | None = None) -> StateView:
+def view(sequences: list[list[int]], rows: list[list[int]], replayed: list[list[int]] | None = None) -> StateMetadata:
     def table(values: list[list[int]], columns: int) -> Tensor:
         return torch.tensor(values, dtype=torch.int32).view(-1, columns)
 
-    return StateView(table(sequences, 5), table(rows, 4), table(replayed or [], 2))
+    return StateMetadata(table(sequences, 5), table(rows, 4), table(replayed or [], 2))
 
 
-def chain(count: int, *, source: int = -1, to: int = -1, sequence: int = 0) -> StateView:
+def chain(count: int, *, source: int = -1, to: int = -1, sequence: int = 0) -> StateMetadata:
     """A text's rows, the state behind the last of which is stored."""
     rows = [[sequence, i - 1, to if i == count - 1 else -1, -1] for i in range(count)]
     return view([[source, 0, 0, 0, count]], rows)
@@ -42,7 +42,7 @@ class Layer:
         outputs: columns of the result.
     """
 
-    run: Callable[[Tensor, Tensor, StateView, "Memory"], Tensor]
+    run: Callable[[Tensor, Tensor, StateMetadata, "Memory"], Tensor]
     channels: int
     gates: int
 
@@ -76,7 +76,7 @@ def layer(kernels: Kernels, name: str, dtype: torch.dtype) -> Layer:
     gates = {"gated_delta": 2 * HEADS, "channels": HEADS + HEADS * KEYS}.get(name, HEADS)
     wide_bias = random(HEADS * KEYS, seed=85)
 
-    def run(x: Tensor, g: Tensor, states: StateView, own: Memory) -> Tensor:
+    def run(x: Tensor, g: Tensor, states: StateMetadata, own: Memory) -> Tensor:
         mixed, out = torch.full_like(x, torch.nan), torch.full((len(x), HEADS * VALUES), torch.nan, dtype=dtype)
         kernels.causal_conv(x, taps, bias, True, states, own.tails, own.rows, mixed)
         where = states, own.stored, own.kept, own.gates, out

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView, Kernels
-from parlay.kernels.cache_rows import in_bytes
+from parlay.kernels.base import AttentionMetadata, Kernels
+from parlay.kernels.reference_cache_rows import in_bytes
 from parlay.types.cache import row_bytes
 
 from .helpers import BLOCK, DTYPES, random, same_bits
@@ -15,7 +15,7 @@ from .test_attention_bits import cancelling_cache, many_rows, view_of
 WIDTHS = (24, 16), (32, 72), (192, 128)  # of keys and of values
 
 
-def attend(kernels: Kernels, q: Tensor, keys: Tensor, values: Tensor, view: AttentionView, width: int) -> Tensor:
+def attend(kernels: Kernels, q: Tensor, keys: Tensor, values: Tensor, view: AttentionMetadata, width: int) -> Tensor:
     out = torch.full((len(q), q.shape[1], width), torch.nan, dtype=q.dtype)
     kernels.attention(q, keys, values, view, q.shape[2] ** -0.5, out.view(len(q), -1))
     return out
@@ -27,7 +27,7 @@ def pieces(values: Tensor, width: int) -> list[Tensor]:
     return [one.contiguous() for one in whole.split(width, -1)]
 
 
-def in_pieces(kernels: Kernels, q: Tensor, keys: Tensor, values: Tensor, view: AttentionView) -> Tensor:
+def in_pieces(kernels: Kernels, q: Tensor, keys: Tensor, values: Tensor, view: AttentionMetadata) -> Tensor:
     """As `attend`, of pieces of the values that are as wide as keys."""
     each = [attend(kernels, q, keys, one, view, keys.shape[3]) for one in pieces(values, keys.shape[3])]
     return torch.cat(each, -1)[..., : values.shape[3]]

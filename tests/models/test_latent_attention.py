@@ -22,7 +22,7 @@ from torch import Tensor
 from parlay import LLM, ModelError
 from parlay.checkpoints.loader import TensorReader
 from parlay.kernels.select import select_kernels
-from parlay.kv.store import allocate
+from parlay.kv.cache_tensors import allocate
 from parlay.models.latent import _absorbed, absorbed_bytes
 from parlay.models.select import cache_spec, describe_model, load_model
 from parlay.models.stored import open_weights

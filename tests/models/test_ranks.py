@@ -25,7 +25,7 @@ from parlay.parallel.group import ALONE, Group
 from parlay.runner.batch import Batch, Segment, flatten
 from parlay.runner.orders import Forward, Move, decode, encode
 from parlay.runner.runner import ModelRunner
-from parlay.types.cache import StateRoom
+from parlay.types.cache import StateCapacity
 from parlay.types.draft import ROOT, Draft
 from parlay.types.plan import StateUse
 from parlay.types.storage import Storage
@@ -54,7 +54,7 @@ def tapped_runner(
 ) -> ModelRunner:
     """Return what runs a model, or a share of it, and keeps the states after its first and last layer."""
     config, chosen = replace(describe_model(str(path)), storage=storage), select_kernels(force=kernels)
-    model, room = load_model(config, dtype, 128, chosen, group), StateRoom(slots=3, places=8)
+    model, room = load_model(config, dtype, 128, chosen, group), StateCapacity(slots=3, places=8)
     runner = ModelRunner(model, chosen, len(BLOCKS), SIZE, group, room=room)
     if config.architecture != "OPTForCausalLM":
         runner.tap((1, config.num_layers))

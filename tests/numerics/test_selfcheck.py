@@ -8,7 +8,7 @@ from kernels.breaking import OneSlot, OtherOrder
 from kernels.helpers import DTYPES
 from torch import Tensor
 
-from parlay.kernels.base import Activation, AttentionView, Kernels
+from parlay.kernels.base import Activation, AttentionMetadata, Kernels
 from parlay.kernels.reference import ReferenceKernels
 from parlay.numerics import selfcheck
 from parlay.numerics.selfcheck import ROW_COUNTS, Case, check, product_case
@@ -107,7 +107,7 @@ class Careless(ReferenceKernels):
         out.copy_((gate * sigmoid).to(out.dtype) * up.to(out.dtype))
 
     def attention(
-        self, q: Tensor, key_cache: Tensor, value_cache: Tensor, view: AttentionView, scale: float, out: Tensor
+        self, q: Tensor, key_cache: Tensor, value_cache: Tensor, view: AttentionMetadata, scale: float, out: Tensor
     ) -> None:
         super().attention(q, key_cache, value_cache, view, scale, out)
         if len(q) > 3:

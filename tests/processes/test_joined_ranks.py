@@ -25,7 +25,7 @@ from parlay import ConfigError, RankError, SamplingParams
 from parlay.engine import joined_ranks
 from parlay.engine import joining as joining_module
 from parlay.engine.engine import Engine
-from parlay.engine.joining import Entrance, connect, listen, parse_address
+from parlay.engine.joining import RankListener, connect, listen, parse_address
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
 
@@ -164,7 +164,7 @@ def test_an_engine_of_another_version(address: str) -> None:
         assert process.stderr is not None
         assert f"no engine waits at {address} yet" in process.stderr.readline()
         server = listen(parse_address(address))
-        connection, _ = Entrance(server, KEY.encode()).next(SOON)
+        connection, _ = RankListener(server, KEY.encode()).next(SOON)
         connection.send_bytes(msgspec.msgpack.encode({"model": "tiny-code"}))
         (line,) = refused(process)
         assert line == (
@@ -186,7 +186,7 @@ def test_who_does_not_know_the_key_is_not_admitted(address: str, caplog: pytest.
     place = parse_address(address)
     with listen(place) as server:
         admitted = []
-        thread = threading.Thread(target=lambda: admitted.append(Entrance(server, b"right").next(SOON)))
+        thread = threading.Thread(target=lambda: admitted.append(RankListener(server, b"right").next(SOON)))
         thread.start()
         with pytest.raises(ConfigError, match="has another key; set PARLAY_RANK_KEY"):
             connect(place, b"wrong")
@@ -204,7 +204,7 @@ def test_who_does_not_know_the_key_is_not_admitted(address: str, caplog: pytest.
 
 def test_nobody_joins(address: str) -> None:
     with listen(parse_address(address)) as server, pytest.raises(TimeoutError):
-        Entrance(server, b"key").next(0.05)
+        RankListener(server, b"key").next(0.05)
 
 
 def test_an_address_that_is_taken(make_llm: MakeLLM, address: str) -> None:
@@ -241,7 +241,7 @@ def test_strangers_keep_nobody_out(address: str, count: int, sends: bytes) -> No
     """Who says nothing, or begins a message and stops; many at once."""
     place, began = parse_address(address), monotonic()
     with listen(place) as server, ThreadPoolExecutor(1) as pool:
-        entrance = Entrance(server, b"right")
+        entrance = RankListener(server, b"right")
         others = strangers(place, count, sends)
         admitted = pool.submit(entrance.next, SOON)
         connection, _ = connect(place, b"right")
@@ -259,7 +259,7 @@ def test_who_sends_a_byte_now_and_then_is_disconnected_all_the_same(
     monkeypatch.setattr(joining_module, "_GREETING", 0.3)
     place = parse_address(address)
     with listen(place) as server, ThreadPoolExecutor(1) as pool:
-        entrance = Entrance(server, b"right")
+        entrance = RankListener(server, b"right")
         pool.submit(entrance.next, 2.0)
         (stranger,) = strangers(place, 1)
         stranger.recv(100)  # the challenge

@@ -13,7 +13,6 @@ from torch import Tensor
 from watching import start
 
 from parlay import SamplingParams
-from parlay.acceptance.tree import depths, paths
 from parlay.drafting.belief import survivals
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
@@ -22,6 +21,7 @@ from parlay.proposers.branching import _chosen, _draft, _products
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.expander import Expander
 from parlay.types.draft import ROOT, Draft
+from parlay.types.draft_tree import depths, paths
 
 VOCAB = 12
 KERNELS = select_kernels()

@@ -124,7 +124,7 @@ def test_no_python_runs_between_two_levels(
     if tree == "off":
         with Between() as between:
             run(llm, asks(frequency_penalty=0.5))
-        assert {"Chain.process_draft", "replayed"} < between.functions, "or these would not be noticed"
+        assert {"ProcessorChain.process_draft", "replayed"} < between.functions, "or these would not be noticed"
 
 
 def test_passes_run_in_order_and_are_recorded_once() -> None:
@@ -350,7 +350,7 @@ def test_guesses_keep_to_what_a_request_asks_for(make_llm: MakeLLM, plain: Plain
         watch = Watch()
         with pytest.MonkeyPatch.context() as patch:
             if not guided:
-                patch.setattr("parlay.sampling.processors.Chain.process_draft", lambda *args: None)
+                patch.setattr("parlay.sampling.processors.ProcessorChain.process_draft", lambda *args: None)
             answers = run(llm, own, watch)
         assert_same(answers, plain("float32", own))
         lengths = {known: next(len(p) for p in prompts if known[: len(p)] == p) for known in watch.drafts}

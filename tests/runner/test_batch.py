@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parlay.acceptance.tree import depths, paths
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
 from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.types.draft import ROOT, Draft
+from parlay.types.draft_tree import depths, paths
 from parlay.types.plan import Span, Verdict
 
 SIZE = 4

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay.kernels.select import select_kernels
-from parlay.kv.store import allocate
+from parlay.kv.cache_tensors import allocate
 from parlay.models.context import Buffers, ForwardContext, LayerCache
 from parlay.models.select import CausalModel, cache_spec, describe_model, load_model
 from parlay.runner.batch import Batch, Segment, flatten

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from parlay.checkpoints.find import find_model
 from parlay.server.openai.chat import ChatShape
-from parlay.server.openai.choice import News
+from parlay.server.openai.choice import ChoiceDelta
 from parlay.server.openai.reasoning import MARKS, Calls, Marks, ReasoningReader, marks_of, reasoning_grammar
 from parlay.server.openai.tool_formats import FORMATS
 from parlay.server.openai.tool_readers import reader_of
@@ -287,7 +287,7 @@ def test_a_forced_call_begins_behind_the_reasoning() -> None:
     )
     found = []
     for text in ("We", "ll.", "</think>", '{"a"', ": 1}"):
-        news = News(text, (), (), None, "stop" if text.endswith("}") else None, None)
+        news = ChoiceDelta(text, (), (), None, "stop" if text.endswith("}") else None, None)
         reasoning, pieces = ChatShape._read(shape, 0, news)  # type: ignore[arg-type]
         found.append((reasoning, [piece["function"]["arguments"] for piece in pieces if isinstance(piece, dict)]))
     assert found == [("We", []), ("ll.", []), ("", []), ("", ['{"a"']), ("", [": 1}"])]

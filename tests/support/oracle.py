@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from parlay.kernels.noise import gumbel_noise
-from parlay.kernels.reference_drawing import process_row
+from parlay.kernels.reference_noise import gumbel_noise
+from parlay.kernels.reference_sampling import process_row
 from parlay.types.params import SamplingParams
 
 Logits = Callable[[tuple[int, ...]], NDArray[np.float32]]

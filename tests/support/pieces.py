@@ -15,7 +15,7 @@ from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_as, describe_model, load_model
 from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
-from parlay.types.cache import StateRoom
+from parlay.types.cache import StateCapacity
 from parlay.types.plan import StateUse
 from parlay.types.storage import Storage
 
@@ -35,7 +35,7 @@ def make_runner(
 ) -> ModelRunner:
     chosen = select_kernels(force=kernels)
     model = load_model(replace(describe_model(str(path)), storage=storage), dtype, length, chosen)
-    return ModelRunner(model, chosen, len(_BLOCKS), _BLOCK_SIZE, room=StateRoom(slots=2))
+    return ModelRunner(model, chosen, len(_BLOCKS), _BLOCK_SIZE, room=StateCapacity(slots=2))
 
 
 def logits_in_pieces(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> Tensor:

@@ -11,9 +11,9 @@ from parlay.drafting.cost import StepCost
 from parlay.drafting.device_length import DeviceLength
 from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.drafting import Drafting
-from parlay.drafting.host_budget import HostBudget
+from parlay.drafting.host_budget import HostProposerBudget
 from parlay.drafting.policy import Policy
-from parlay.drafting.state import Drafted
+from parlay.drafting.state import DraftedRequest
 from parlay.engine.scheduler import Scheduler
 from parlay.types.plan import Plan
 
@@ -49,7 +49,7 @@ def choose_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Non
     monkeypatch.setattr(Policy, "choose", choose)
     monkeypatch.setattr(Policy, "may_draft", property(lambda self: rng.random() < 0.8))
     monkeypatch.setattr(Policy, "branches", property(lambda self: rng.random() < 0.7))
-    monkeypatch.setattr(HostBudget, "affords", lambda self, count: rng.random() < 0.8)
+    monkeypatch.setattr(HostProposerBudget, "affords", lambda self, count: rng.random() < 0.8)
     monkeypatch.setattr(DeviceLength, "choose", length)
     monkeypatch.setattr(DeviceLength, "best", best)
     monkeypatch.setattr(DeviceLength, "affords", property(lambda self: rng.random() < 0.5))
@@ -72,7 +72,7 @@ def limited_drafts(choose: Callable[[int, int, int], int]) -> Patch:
             step += 1
             return plan(self, now)
 
-        def limit(self: Drafting, request: Drafted) -> int:
+        def limit(self: Drafting, request: DraftedRequest) -> int:
             return choose(step, request.request_id, usual(self, request))
 
         monkeypatch.setattr(Scheduler, "plan", planned)

@@ -19,8 +19,8 @@ from torch.utils._device import _device_constructors
 
 from parlay.kernels.base import Kernels
 from parlay.kernels.cpu import NativeKernels
-from parlay.kernels.drawing import Drawing
 from parlay.kernels.linear import LinearWeight
+from parlay.kernels.sampling import SamplingKernels
 from parlay.weights.weight import Weight
 
 _DOWN = {"tolist", "item", "__int__", "__float__", "__bool__", "__index__", "cpu", "__array__"}
@@ -98,7 +98,7 @@ class TaggedKernels(NativeKernels):
         super().__init__()
         self._host = NativeKernels()
         self.name = "tagged"
-        for name in (*vars(Kernels), *vars(Drawing)):
+        for name in (*vars(Kernels), *vars(SamplingKernels)):
             if not name.startswith("_") and name not in _OTHERS:
                 setattr(self, name, self._tagged(name))
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from parlay import LLM, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
-from parlay.kernels.noise import gumbel_noise
-from parlay.kernels.reference_drawing import process_row
+from parlay.kernels.reference_noise import gumbel_noise
+from parlay.kernels.reference_sampling import process_row
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.types.draft import Draft
 from parlay.types.plan import Plan, Span

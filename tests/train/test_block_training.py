@@ -17,7 +17,7 @@ from parlay.proposers.methods.dflash.training import Options, Trainee
 from parlay.train.data import Text
 from parlay.train.save import save_head
 from parlay.train.teacher import Teacher
-from parlay.types.cache import StateRoom
+from parlay.types.cache import StateCapacity
 from parlay.types.params import SamplingParams
 from parlay.types.plan import CatchUp, Span, Verdict
 
@@ -36,7 +36,7 @@ def test_what_is_written_drafts_as_it_was_trained(name: str, tmp_path: Path, mon
     kernels, config = select_kernels(), describe_model(str(path))
     head = Proposer(Served(model=str(tmp_path / "head")), TargetInfo(config, torch.float32, 128))
     target = load_model(config, torch.float32, 128, kernels)
-    head.load(Runtime(kernels, BLOCKS, SIZE, 128, target, (), StateRoom(2, 2)))
+    head.load(Runtime(kernels, BLOCKS, SIZE, 128, target, (), StateCapacity(2, 2)))
     monkeypatch.setattr(head._expander.recorder, "_usable", False)
     scored, score = [], head.logits
     monkeypatch.setattr(head, "logits", lambda state: scored.append(score(state).clone()) or scored[-1])

@@ -26,7 +26,7 @@ from parlay.train.data import Text
 from parlay.train.save import save_head
 from parlay.train.teacher import Teacher, TeacherBatch
 from parlay.train.trainee import distil
-from parlay.types.cache import StateRoom
+from parlay.types.cache import StateCapacity
 from parlay.types.params import SamplingParams
 from parlay.types.plan import CatchUp, Span, Verdict
 
@@ -111,7 +111,7 @@ def test_what_is_written_drafts_as_it_was_trained(
     kernels, config = select_kernels(), describe_model(str(path))
     target = load_model(config, torch.float32, 128, kernels)
     head = Proposer(Served(model=str(tmp_path / "layer")), TargetInfo(config, torch.float32, 128))
-    head.load(Runtime(kernels, BLOCKS, SIZE, 128, target, (), StateRoom(2, 2)))
+    head.load(Runtime(kernels, BLOCKS, SIZE, 128, target, (), StateCapacity(2, 2)))
     assert head.depth == layers
     monkeypatch.setattr(head._expander.recorder, "_usable", False)
     scored, score = [], head.logits

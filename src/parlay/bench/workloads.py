@@ -52,14 +52,14 @@ class Workload:
         prompts: their numbers are 0, 1 ... and, by default, their seeds.
         max_tokens: most tokens a completion.
         ignore_eos: whether all completions have that length.
-        in_order: whether later prompts depend on earlier ones, so that a part of them is another workload.
+        without_orphans: whether later prompts depend on earlier ones, so that a part of them is another workload.
     """
 
     name: str
     prompts: tuple[Prefix, ...]
     max_tokens: int = TOKENS
     ignore_eos: bool = True
-    in_order: bool = False
+    without_orphans: bool = False
 
     @property
     def digest(self) -> str:

@@ -27,7 +27,7 @@ from parlay.checkpoints.quantised.mxfp4 import MXFP4Layers
 from parlay.checkpoints.readable import Readable
 from parlay.checkpoints.towers import tower_names
 from parlay.errors import ModelError, shown
-from parlay.kernels.quantise import quantise
+from parlay.kernels.native_quantise import quantise
 from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import MADE, Storage
 from parlay.weights.kinds import COMPUTED, HALF, Kind

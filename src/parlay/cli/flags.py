@@ -13,9 +13,9 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from parlay.config.docs import attribute_docs
-from parlay.config.foreign import FOREIGN
-from parlay.config.foreign_flags import answer
-from parlay.config.older import OLDER
+from parlay.config.other_flags import answer
+from parlay.config.vllm_0_6 import OLDER
+from parlay.config.vllm_options import FOREIGN
 from parlay.errors import ParlayError, shown
 from parlay.types.params import SamplingParams
 

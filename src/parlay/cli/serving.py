@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from parlay.cli.flags import add_flags, add_foreign_flags, add_model, add_threads_flag, foreign_options, given
 from parlay.cli.settings import add_config_flag
 from parlay.config import EngineConfig, modernise
-from parlay.config.older import OLDER
 from parlay.config.speculative import DEFAULT, Speculation
+from parlay.config.vllm_0_6 import OLDER
 from parlay.errors import ConfigError, RequestError, shown
 from parlay.types.output import CompletionOutput, RequestOutput
 from parlay.types.params import SamplingParams

@@ -11,7 +11,7 @@ from parlay.cli.report import make_console, plain_table
 from parlay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from parlay.verify.same_tokens import Comparison
+    from parlay.same_tokens.offline import Comparison
 
 _LONGEST = 1024  # tokens of a prompt and its completion
 
@@ -92,7 +92,7 @@ def _model(options: argparse.Namespace) -> int:
     from parlay.config.verification import COUPLED
     from parlay.numerics.identify import inspect
     from parlay.proposers.select import resolve_methods
-    from parlay.verify.same_tokens import compare
+    from parlay.same_tokens.offline import compare
 
     comparison = _comparison(options)
     speculative, verification = None, COUPLED
@@ -138,8 +138,8 @@ def _server(options: argparse.Namespace) -> int:
 
     from parlay import env
     from parlay.bench.prompts import read_texts
-    from parlay.verify.same_tokens import PROMPTS
-    from parlay.verify.server import compare_server
+    from parlay.same_tokens.offline import PROMPTS
+    from parlay.same_tokens.server import compare_server
 
     texts = [str(one) for one in PROMPTS] if options.prompts is None else read_texts(Path(options.prompts))
     with Console(stderr=True).status("waiting for the server") as status:
@@ -186,7 +186,7 @@ def _verdict(verification: str, *, holds: bool) -> str:
 
 def _finish(options: argparse.Namespace, holds: bool, rows: list[dict[str, Any]], **more: Any) -> int:
     """Write the results where `--junit` and `--json` ask for it, and return the exit status."""
-    from parlay.verify.junit import write_junit
+    from parlay.same_tokens.junit import write_junit
 
     if options.junit is not None:
         write_junit(options.junit, more.get("checks", ()), rows)
@@ -199,8 +199,8 @@ def _comparison(options: argparse.Namespace) -> "Comparison":
     """Return the comparison; a model's tokenizer is read if prompts have to be."""
     from parlay.bench.prompts import read_prompts
     from parlay.checkpoints.find import find_model
+    from parlay.same_tokens.offline import KINDS, PROMPTS, QUICK, Comparison
     from parlay.text.tokenizer import TextCodec
-    from parlay.verify.same_tokens import KINDS, PROMPTS, QUICK, Comparison
 
     prompts: Any = PROMPTS
     if options.prompts is not None:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from parlay.config.origins import parse_origin
 from parlay.config.strict import build
+from parlay.config.web_origins import parse_origin
 from parlay.errors import ConfigError, shown
 
 # Names that vLLM gives to the ways in which families of models write calls and reasoning.

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from parlay.config.foreign import renamed
 from parlay.config.strict import build
 from parlay.config.verification import COUPLED, TYPICAL, VERIFICATIONS, in_own_words
+from parlay.config.vllm_options import renamed
 from parlay.errors import ConfigError, shown
 
 PLAIN = "none"

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import exp, log
 
-from parlay.acceptance.tree import depths
 from parlay.types.draft import ROOT, Draft
+from parlay.types.draft_tree import depths
 from parlay.types.params import DrawParams, SamplingParams
 from parlay.types.plan import Verdict
 

@@ -8,7 +8,7 @@ more than the share.
 SHARE = 0.005  # of the time
 
 
-class Budget:
+class ExplorationBudget:
     """Seconds that may be lost.
 
     Attributes:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from parlay.drafting.belief import Belief, survivals
-from parlay.drafting.hosts import Faults, Predictions
-from parlay.drafting.shape import shape
-from parlay.drafting.state import Candidate, Drafted, HostSource
+from parlay.drafting.grammar_drafts import constrain_draft
+from parlay.drafting.host_drafts import Faults, Predictions
+from parlay.drafting.state import Candidate, DraftedRequest, HostSource
 from parlay.drafting.union import best_of, union
 from parlay.types.draft import NO_DRAFT, Draft
 
@@ -26,7 +26,14 @@ class Candidates:
         self._faults = faults
 
     def gather(
-        self, request: Drafted, limit: int, room: int, hosts: Iterable[HostSource], price: float, *, branch: bool
+        self,
+        request: DraftedRequest,
+        limit: int,
+        room: int,
+        hosts: Iterable[HostSource],
+        price: float,
+        *,
+        branch: bool,
     ) -> list[Candidate]:
         """Return all drafts of a request that have a node: a device proposer's, and those of some on the host.
 
@@ -60,18 +67,20 @@ class Candidates:
             return []
 
     def _candidate(
-        self, request: Drafted, draft: Draft, room: int, least: float = 0.0, *, hosted: bool = False
+        self, request: DraftedRequest, draft: Draft, room: int, least: float = 0.0, *, hosted: bool = False
     ) -> Candidate:
         constraint, intact, own = request.drafting.constraint, len(draft), True
         if constraint is not None:
-            draft, intact = shape(draft, constraint, request.output_tokens, min(request.remaining - 1, room))
+            draft, intact = constrain_draft(
+                draft, constraint, request.output_tokens, min(request.remaining - 1, room)
+            )
             own = intact == len(draft)
         draft = self.belief.apply(draft, request.params, least)
         if hosted:
             return Candidate(draft, survivals(draft), frozenset(range(len(draft))))
         return Candidate(draft, survivals(draft), speculated=intact, pending=own)
 
-    def best(self, request: Drafted, limit: int, price: float, *, branches: bool) -> Candidate:
+    def best(self, request: DraftedRequest, limit: int, price: float, *, branches: bool) -> Candidate:
         """Return one draft: the candidate that promises most, or with `branches` a tree of all of them.
 
         Args:
@@ -87,7 +96,7 @@ class Candidates:
         return union(candidates, most, lambda draft: self.belief.estimate(draft, params))
 
 
-def hosted(requests: Iterable[Drafted]) -> list[Sequence[float]]:
+def hosted(requests: Iterable[DraftedRequest]) -> list[Sequence[float]]:
     """Return the chances of the likeliest draft of each request that proposers on the host have one for."""
     own = ([one.chances for one in request.drafting.candidates if not one.speculated] for request in requests)
     return [max(drafts, key=sum) for drafts in own if drafts]

@@ -72,7 +72,7 @@ class StepCost:
         self._seen: dict[int, int] = {}  # and the number of the step in which it was last observed
         self._steps = self._news = 0
         self._pace = 1.0
-        self.table: Sequence[float] = Curve((1,), (1.0,), most_rows)
+        self.table: Sequence[float] = StepCostTable((1,), (1.0,), most_rows)
 
     def derive(self) -> "StepCost":
         """Return the cost of steps under other circumstances, which starts from what is known here."""
@@ -218,10 +218,10 @@ class StepCost:
                 least = min(least, self._known[knot])
         knots, extra = sorted(self._known), self._extra
         seconds = isotonic([self._own(k, extra) for k in knots], [float(self._weights[k]) for k in knots])
-        self.table = Curve(knots, seconds, self._most_rows)
+        self.table = StepCostTable(knots, seconds, self._most_rows)
 
 
-class Curve(Sequence[float]):
+class StepCostTable(Sequence[float]):
     """A table with an entry for every number of rows; only the entries that are read are computed."""
 
     def __init__(self, knots: Sequence[int], seconds: Sequence[float], most_rows: int) -> None:
@@ -258,7 +258,7 @@ class Curve(Sequence[float]):
         return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
 
 
-class Behind(Sequence[float]):
+class AfterDraftTable(Sequence[float]):
     """Seconds of steps by rows, from another table beyond so many rows."""
 
     def __init__(self, table: Sequence[float], beyond: Sequence[float], rows: int) -> None:

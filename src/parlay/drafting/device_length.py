@@ -5,8 +5,8 @@ from itertools import accumulate
 from operator import mul
 
 from parlay.drafting.belief import Belief
-from parlay.drafting.budget import Budget
-from parlay.drafting.cost import Behind, StepCost
+from parlay.drafting.budget import ExplorationBudget
+from parlay.drafting.cost import AfterDraftTable, StepCost
 from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.goodput import best_draft
 
@@ -39,8 +39,8 @@ class DeviceLength:
         self.trial = False
         self._run = 0.0  # seconds that a run of trials may lose, as last computed
         self._steps, self.belief = steps, belief.of(name)
-        self._budget, self._running = Budget(), False
-        self._scouting = Budget()  # for prompts that are processed for a trial
+        self._budget, self._running = ExplorationBudget(), False
+        self._scouting = ExplorationBudget()  # for prompts that are processed for a trial
         self._pays = False
         self._answers = dict[tuple[int, int, int], tuple[int, float, int, list[float]]]()
         self._age = 0
@@ -135,7 +135,11 @@ class DeviceLength:
 
     def _table(self, requests: int) -> Sequence[float]:
         """Return seconds of steps by rows: of so many without drafts, and of more right behind drafts."""
-        return self._steps.table if self._colder is None else Behind(self._steps.table, self._colder.table, requests)
+        return (
+            self._steps.table
+            if self._colder is None
+            else AfterDraftTable(self._steps.table, self._colder.table, requests)
+        )
 
     def observe_hosts(self, gain: float) -> None:
         """Learn what the proposers on the host gain alone: the factor in goodput of a step."""
@@ -179,7 +183,7 @@ class DeviceLength:
         """Learn at which depths 1, 2, ... a draft was accepted, as far as it was judged.
 
         Args:
-            levels: see `parlay.acceptance.tree.levels`.
+            levels: see `parlay.types.draft_tree.levels`.
             length: nodes on the draft's longest path.
             nodes: its nodes that were verified; 0 if none were.
         """
@@ -187,15 +191,15 @@ class DeviceLength:
             self._branching += _BRANCHES * (max(nodes / length, 1.0) - self._branching)
         self.belief.reach(levels)
 
-    def timed(self, length: int, count: int, seconds: float, behind: int, *, settled: bool) -> None:
+    def timed(self, length: int, count: int, seconds: float, behind: int, *, typical: bool) -> None:
         """Learn the time of drafts for so many requests, after processing tokens that it was `behind`."""
         seconds /= self._steps.pace
         if behind and (self.cost.timed or not count):
             own, table = self.cost.by_length(length, count)[length] if count else 0.0, self._steps.table
-            if settled:  # it is smaller than the target
+            if typical:  # it is smaller than the target
                 self.cost.observe_following(behind, seconds - own, table[min(behind, len(table) - 1)])
         elif not behind:
-            self.cost.observe(length, count, seconds, settled=settled)
+            self.cost.observe(length, count, seconds, typical=typical)
 
     @property
     def gain(self) -> float:

@@ -58,8 +58,8 @@ class DraftCost:
         known, seconds = self._followed
         return seconds / known * tokens if known else 0.0
 
-    def observe(self, length: int, count: int, seconds: float, *, settled: bool = True) -> None:
-        """Record drafts of one length for so many requests; `settled`: whether their step recorded no pass."""
+    def observe(self, length: int, count: int, seconds: float, *, typical: bool = True) -> None:
+        """Record drafts of one length for so many requests; `typical`: whether their step recorded no pass."""
         size = count.bit_length()
         if not length or not LEAST < seconds < inf:
             return
@@ -69,7 +69,7 @@ class DraftCost:
         sums = self._sums.get(size)
         if sums is None:
             sums = self._sums[size] = [0.0] * 5
-        elif not settled:
+        elif not typical:
             return
         else:
             usual = self._at(sums, length)

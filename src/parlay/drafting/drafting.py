@@ -18,19 +18,29 @@ from dataclasses import replace
 from math import log1p
 from time import perf_counter
 
-from parlay.acceptance.tree import height, levels, walk
 from parlay.drafting.belief import Belief
 from parlay.drafting.candidates import Candidates, hosted
-from parlay.drafting.device import Device
-from parlay.drafting.hosts import Faults, Host, Method
+from parlay.drafting.device_drafts import DeviceDrafts
+from parlay.drafting.host_drafts import Faults, HostDrafts, LoadedProposer
 from parlay.drafting.limits import own_bound, permitted, within
 from parlay.drafting.policy import Policy
 from parlay.drafting.prediction import DEFAULT_LENGTH
-from parlay.drafting.state import PLAIN, Candidate, Drafted, HostSource, Outcome, Rows, StepDrafts, StepPart, Why
+from parlay.drafting.state import (
+    PLAIN,
+    Candidate,
+    DraftedRequest,
+    HostSource,
+    Outcome,
+    Rows,
+    StepDrafts,
+    StepPart,
+    Why,
+)
 from parlay.drafting.timing import learn_times
 from parlay.log import logger
 from parlay.proposers.base import DeviceProposer, HostProposer
 from parlay.types.draft import NO_DRAFT
+from parlay.types.draft_tree import height, levels, walk
 from parlay.types.plan import Plan, ProposerState, StepOutput, Verdict
 
 _TIMED = 8  # a few plain steps tell enough of their cost: one in so many is timed
@@ -49,7 +59,7 @@ class Drafting:
 
     def __init__(
         self,
-        methods: Sequence[Method],
+        methods: Sequence[LoadedProposer],
         *,
         predicted_length: int | None = None,
         share_prefixes: bool = True,
@@ -80,11 +90,13 @@ class Drafting:
         self._candidates = Candidates(policy.belief if policy else Belief(), self.faults)
         self._tree = tree
         hosts = (one for one in methods if isinstance(one.proposer, HostProposer))
-        self._hosts = [Host(one, vocab_size, self.faults) for one in hosts]
+        self._hosts = [HostDrafts(one, vocab_size, self.faults) for one in hosts]
         device = next((one for one in methods if isinstance(one.proposer, DeviceProposer)), None)
-        self._device: Device | None = None
+        self._device: DeviceDrafts | None = None
         if device is not None:
-            self._device = Device(device, policy, self.faults, share_prefixes=share_prefixes, vocab_size=vocab_size)
+            self._device = DeviceDrafts(
+                device, policy, self.faults, share_prefixes=share_prefixes, vocab_size=vocab_size
+            )
         self._lengths = {method.name: method.most for method in methods}
         self._longest = max([*self._lengths.values(), predicted_length or DEFAULT_LENGTH])
         self._most_nodes, self._bound = most_nodes, most_nodes(1)
@@ -96,7 +108,7 @@ class Drafting:
 
     # -------------------------------------------------------------------------------------- a request's life
 
-    def add(self, request: Drafted) -> None:
+    def add(self, request: DraftedRequest) -> None:
         """Register a waiting request and the proposers that may draft for it."""
         state, names = request.drafting, permitted(request, tuple(self._lengths))
         if names is None:
@@ -108,7 +120,7 @@ class Drafting:
         if state.prediction is not None or state.constraint is not None:
             self._eager.add(request.request_id)
 
-    def admit(self, request: Drafted) -> None:
+    def admit(self, request: DraftedRequest) -> None:
         """Register that a request runs for the first time."""
         for host in self._hosts:
             if host in request.drafting.hosts:
@@ -116,25 +128,25 @@ class Drafting:
         if self._device is not None:
             self._device.admit(request)
 
-    def adopt(self, request: Drafted) -> None:
+    def adopt(self, request: DraftedRequest) -> None:
         """Record how much of the prefix in a request's blocks is valid for the proposer too."""
         if self._device is not None:
             self._device.adopt(request)
 
-    def reset(self, request: Drafted) -> None:
+    def reset(self, request: DraftedRequest) -> None:
         """Forget what lay in blocks that a request has lost."""
         request.drafting.pending = NO_DRAFT
         request.drafting.clear()
         if self._device is not None:
             self._device.drop(request)
 
-    def lose_step(self, request: Drafted) -> None:
+    def lose_step(self, request: DraftedRequest) -> None:
         """Register that a step was lost, in which a device proposer may have advanced all the same."""
         request.drafting.clear()
         if self._device is not None:
             self._device.drop(request, layers=False)
 
-    def forget(self, request: Drafted) -> None:
+    def forget(self, request: DraftedRequest) -> None:
         """Drop everything kept for a request that has ended."""
         self._eager.discard(request.request_id)
         if self._device is not None:
@@ -142,18 +154,18 @@ class Drafting:
         for host in request.drafting.hosts:
             host.forget(request)
 
-    def reach(self, request: Drafted) -> int:
+    def reach(self, request: DraftedRequest) -> int:
         """Return how many tokens' slots a device proposer's layers use."""
         return request.drafting.layers.computed + request.drafting.layers.speculated
 
     # ------------------------------------------------------------------------------------------------- a step
 
-    def rerun(self, request: Drafted) -> int:
+    def rerun(self, request: DraftedRequest) -> int:
         """How many computed tokens of a request are to run once more, for states that a device proposer lacks."""
         device = self._device if request.drafting.device else None
         return device.rerun(request) if device is not None and self.limit(request) > 0 else 0
 
-    def limit(self, request: Drafted) -> int:
+    def limit(self, request: DraftedRequest) -> int:
         """How many nodes a draft may have; 0 or less: none."""
         if self._errors >= _MOST_ERRORS:
             return 0
@@ -164,7 +176,7 @@ class Drafting:
         return min(longest, request.remaining - 1, self._longest_text - len(request.tokens))
 
     def plan(
-        self, rows: Collection[tuple[Drafted, Rows]], left: int, most: int, *, waiting: bool = False
+        self, rows: Collection[tuple[DraftedRequest, Rows]], left: int, most: int, *, waiting: bool = False
     ) -> StepDrafts:
         """Make the drafts of a step.
 
@@ -222,7 +234,7 @@ class Drafting:
             self._recover(error, [one.request for one in outcomes if not one.ended])
         return judged
 
-    def _rests(self, rows: Collection[tuple[Drafted, Rows]]) -> bool:
+    def _rests(self, rows: Collection[tuple[DraftedRequest, Rows]]) -> bool:
         """Whether a step has nothing to draft from, as is usual where drafts do not pay."""
         if self._eager or self._hit:
             return False
@@ -238,7 +250,9 @@ class Drafting:
         policy.host_budget.save(policy.plain)
         return True
 
-    def _plan(self, rows: Collection[tuple[Drafted, Rows]], left: int, most: int, *, waiting: bool) -> StepDrafts:
+    def _plan(
+        self, rows: Collection[tuple[DraftedRequest, Rows]], left: int, most: int, *, waiting: bool
+    ) -> StepDrafts:
         emits = [request for request, (known, _) in rows if known == request.gap]
         emitting = len(emits)
         self._bound = self._most_nodes(emitting)
@@ -275,7 +289,7 @@ class Drafting:
         self,
         step: StepDrafts,
         policy: Policy,
-        requests: Sequence[Drafted],
+        requests: Sequence[DraftedRequest],
         rows: int,
         keys: int,
         room: int,
@@ -289,7 +303,7 @@ class Drafting:
             policy.host_budget.save(policy.plain)
             rich = policy.host_budget.affords(len(requests))
         why = Why.EXPENSIVE if not policy.may_draft else Why.NO_PROPOSAL if rich else Why.PAUSED
-        some: list[Drafted] = []
+        some: list[DraftedRequest] = []
         branches = self._tree and policy.branches
         for request in requests:
             state = request.drafting
@@ -332,7 +346,7 @@ class Drafting:
             policy.host_budget.gain(-policy.price_of(rows, count))
         step.drafted = any(chosen)
 
-    def _take_all(self, step: StepDrafts, request: Drafted, room: int) -> int:
+    def _take_all(self, step: StepDrafts, request: DraftedRequest, room: int) -> int:
         """Draft as much as possible, at most `room` nodes; return how many nodes that is."""
         state, began, step.active = request.drafting, self._clock(), True
         state.candidates = self._gather(request, room, state.hosts, 0.0, branch=self._tree)
@@ -347,8 +361,8 @@ class Drafting:
 
     def _parts(
         self,
-        rows: Collection[tuple[Drafted, Rows]],
-        limits: Mapping[Drafted, int],
+        rows: Collection[tuple[DraftedRequest, Rows]],
+        limits: Mapping[DraftedRequest, int],
         left: int,
         most: int,
         drafting: int,
@@ -410,7 +424,7 @@ class Drafting:
 
     # ------------------------------------------------------------------------------------------------ recovery
 
-    def _recover(self, error: Exception, requests: Iterable[Drafted]) -> None:
+    def _recover(self, error: Exception, requests: Iterable[DraftedRequest]) -> None:
         """Go on after an error of drafting: without the drafts of these requests, and with nothing learnt."""
         self._errors = 1 if self._steps - self._failed > _FORGIVEN else self._errors + 1
         self._failed = self._steps
@@ -420,7 +434,7 @@ class Drafting:
         for request in requests:
             self.reset(request)
 
-    def restart(self, requests: Iterable[Drafted]) -> None:
+    def restart(self, requests: Iterable[DraftedRequest]) -> None:
         """Begin anew with these requests, and with what was known at the start: all else may be in any state."""
         self._reset_policy()
         for host in self._hosts:
@@ -441,10 +455,10 @@ class Drafting:
     # ---------------------------------------------------------------------------------------------- one draft
 
     def _gather(
-        self, request: Drafted, room: int, hosts: Iterable[HostSource], price: float, *, branch: bool
+        self, request: DraftedRequest, room: int, hosts: Iterable[HostSource], price: float, *, branch: bool
     ) -> list[Candidate]:
         return self._candidates.gather(request, min(self.limit(request), room), room, hosts, price, branch=branch)
 
-    def _best(self, request: Drafted, room: int, *, branches: bool) -> Candidate:
+    def _best(self, request: DraftedRequest, room: int, *, branches: bool) -> Candidate:
         price = self.policy.price if self.policy is not None else 0.0
         return self._candidates.best(request, min(self.limit(request), room), price, branches=branches)

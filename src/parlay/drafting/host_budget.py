@@ -1,6 +1,6 @@
 """Whether proposers on the host are asked: their drafts cost nothing but the time to find them."""
 
-from parlay.drafting.budget import Budget
+from parlay.drafting.budget import ExplorationBudget
 
 _ASKS = 256  # of a host proposer for one request: before anything is decided, and what is saved for
 _STEPS = 8  # plain steps: losses that drafts which have paid may cause before asking ends
@@ -9,7 +9,7 @@ _NEWS = 0.05  # weight of a new time in the moving average of asking
 _MOST = 4.0  # longest time that counts, as a factor of the usual one: processes are stopped now and then
 
 
-class HostBudget:
+class HostProposerBudget:
     """Whether host proposers are asked: while what they save covers the time it takes, and as the budget allows.
 
     Attributes:
@@ -20,7 +20,7 @@ class HostBudget:
         self.seconds = 0.0
         self._each = 0.0  # seconds for one request
         self._asked = 0
-        self._budget = Budget()
+        self._budget = ExplorationBudget()
 
     def affords(self, count: int) -> bool:
         """Whether host proposers may draft for so many requests: at first always, since nothing is known."""

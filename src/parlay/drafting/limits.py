@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from parlay.config.speculative import PLAIN
-from parlay.drafting.state import Drafted
+from parlay.drafting.state import DraftedRequest
 from parlay.types.params import SpeculationOverride
 
 
-def permitted(request: Drafted, loaded: Sequence[str]) -> Sequence[str] | None:
+def permitted(request: DraftedRequest, loaded: Sequence[str]) -> Sequence[str] | None:
     """Return which of the loaded methods may draft for a request; None if nothing may, not even its prediction."""
     params, own = request.params, request.params.speculative
     if params.logits_processors and params.stop:
@@ -20,12 +20,12 @@ def permitted(request: Drafted, loaded: Sequence[str]) -> Sequence[str] | None:
     return loaded if own.method is None else [name for name in loaded if name == own.method]
 
 
-def within(request: Drafted, longest: int) -> int:
+def within(request: DraftedRequest, longest: int) -> int:
     """Return how many nodes, at most `longest`, a request's parameters permit in a draft."""
     return min(longest, own_bound(request) or longest)
 
 
-def own_bound(request: Drafted) -> int | None:
+def own_bound(request: DraftedRequest) -> int | None:
     """Return the limit on a draft's nodes that the request itself asks for."""
     own = request.params.speculative
     return own.num_speculative_tokens if isinstance(own, SpeculationOverride) else None

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from parlay.drafting.belief import Belief
-from parlay.drafting.budget import Budget
-from parlay.drafting.cost import Behind, StepCost
+from parlay.drafting.budget import ExplorationBudget
+from parlay.drafting.cost import AfterDraftTable, StepCost
 from parlay.drafting.device_length import SHORT, WARM, DeviceLength
 from parlay.drafting.goodput import choose
-from parlay.drafting.host_budget import HostBudget
-from parlay.types.plan import SETTLED, StepTimes
+from parlay.drafting.host_budget import HostProposerBudget
+from parlay.types.plan import NO_TIMES, StepTimes
 
 # Factors in goodput for which drafting is begun, and continued: a smaller expected gain may as well be a loss, since
 # neither costs nor probabilities are known that exactly.
@@ -30,7 +30,7 @@ _KEPT = 64  # steps after which costs are saved for the first time; then after e
 
 
 @dataclass(slots=True)
-class Measuring:
+class PlainStepSchedule:
     """When an engine that drafts runs steps without drafts. `left`: such steps still to run, this one among them."""
 
     length: int
@@ -87,17 +87,17 @@ class Policy:
         self.cost, self.belief, self.host_budget, self.device_length = (
             cost,
             belief or Belief(),
-            HostBudget(),
+            HostProposerBudget(),
             device_length,
         )
         self.price = self.plain = 0.0
         self.requests = self.rows = 0
-        self.measuring = Measuring(1)
+        self.measuring = PlainStepSchedule(1)
         self._fair, self._keep = fair, keep
         self._steps = 0
         self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
         self._verifies = self._drafted = False
-        self._doubts, self._trial = Budget(), False
+        self._doubts, self._trial = ExplorationBudget(), False
         self._verifying: StepCost | None = None  # of short steps that verify: drafts take Python's time too
 
     def begin(self, requests: int, rows: int, keys: int) -> None:
@@ -159,7 +159,11 @@ class Policy:
 
     def _table(self, rows: int) -> Sequence[float]:
         """Return seconds of steps by rows: of so many without drafts, and of more with drafts."""
-        return self.cost.table if self._verifying is None else Behind(self.cost.table, self._verifying.table, rows)
+        return (
+            self.cost.table
+            if self._verifying is None
+            else AfterDraftTable(self.cost.table, self._verifying.table, rows)
+        )
 
     def price_of(self, rows: int, nodes: int) -> float:
         """Return the seconds that verifying `nodes` adds to a step of so many rows without them."""
@@ -236,7 +240,7 @@ class Policy:
         return (wanted, price) if wanted > nodes and self._doubts.balance >= price else None
 
     def timed(
-        self, rows: int, keys: int, seconds: float, times: StepTimes = SETTLED, *, drafted: bool = True
+        self, rows: int, keys: int, seconds: float, times: StepTimes = NO_TIMES, *, drafted: bool = True
     ) -> None:
         """Learn what a step cost.
 
@@ -247,18 +251,18 @@ class Policy:
             times: where they went.
             drafted: whether it verified drafts.
         """
-        if times.settled and drafted and self.plain < SHORT:
+        if times.typical and drafted and self.plain < SHORT:
             self.cost.bound(rows, keys, seconds)
             if self.device_length is not None and not times.idle_steps:
                 self.device_length.verified(rows, keys, seconds)
             else:
                 self._verifying = self._verifying or self.cost.derive()
                 self._verifying.observe(rows, keys, seconds)
-        elif times.settled and (drafted or times.idle_steps >= self._cold):
+        elif times.typical and (drafted or times.idle_steps >= self._cold):
             measured = self.measuring.left > 0 and self.device_length is not None
             if self.cost.observe(rows, keys, seconds, measured=measured) < _SURPRISE and self.measuring.left:
                 self.measuring.reset()
-        elif times.settled:
+        elif times.typical:
             self.cost.observe_cold(rows, keys, seconds - times.forward)
         self._steps += 1
         if self._keep is not None and self._steps >= _KEPT and self._steps.bit_count() == 1:

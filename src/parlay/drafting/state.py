@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from parlay.acceptance.tree import in_order
 from parlay.drafting.prediction import Follower
 from parlay.kv.table import BlockTable
 from parlay.sampling.grammar import Constraint
 from parlay.types.draft import NO_DRAFT, Draft
+from parlay.types.draft_tree import without_orphans
 from parlay.types.params import SamplingParams
 from parlay.types.plan import CatchUp, Proposal, ProposerState, Span, Verdict
 
@@ -22,7 +22,7 @@ class Why(StrEnum):
     PAUSED = "paused"  # drafts have not paid lately, so most steps do without
     UNLIKELY = "unlikely"  # not likely enough to be worth a row
     EXPENSIVE = "expensive_rows"  # no node could be likely enough
-    NO_ROOM = "no_room"  # others took the rows, or the cache is full
+    NO_CAPACITY = "no_room"  # others took the rows, or the cache is full
 
 
 @dataclass(slots=True, eq=False)
@@ -55,8 +55,8 @@ class HostSource(Protocol):
 
     @property
     def name(self) -> str: ...  # noqa: D102
-    def ask(self, request: "Drafted", budget: int, *, branch: bool) -> Draft: ...  # noqa: D102
-    def forget(self, request: "Drafted") -> None: ...  # noqa: D102
+    def ask(self, request: "DraftedRequest", budget: int, *, branch: bool) -> Draft: ...  # noqa: D102
+    def forget(self, request: "DraftedRequest") -> None: ...  # noqa: D102
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -104,9 +104,9 @@ class DraftState:
     def take(self, nodes: Sequence[int]) -> None:
         """Choose nodes of the best draft."""
         assert self.best is not None
-        nodes = in_order(self.best.draft, nodes)
+        nodes = without_orphans(self.best.draft, nodes)
         self.taken, self.chosen = nodes, self.best.draft.select(nodes)
-        self.why = Why.NO_ROOM if nodes else self.why
+        self.why = Why.NO_CAPACITY if nodes else self.why
         if self.layers.speculated:
             # A device proposer's layers hold its nodes in order, up to the first that is left out.
             intact = min(sum(node == place for place, node in enumerate(nodes)), self.best.speculated)
@@ -117,7 +117,7 @@ class DraftState:
         self.candidates, self.best, self.taken, self.chosen = [], None, (), NO_DRAFT
 
 
-class Drafted(Protocol):
+class DraftedRequest(Protocol):
     """What drafting reads of a request; see `parlay.engine.request.Request` for the meanings."""
 
     @property
@@ -212,7 +212,7 @@ class Outcome(NamedTuple):
         ended: whether the request has ended.
     """
 
-    request: Drafted
+    request: DraftedRequest
     span: Span
     verdict: Verdict
     proposal: Proposal

@@ -27,7 +27,7 @@ def learn_times(policy: Policy, step: StepDrafts, plan: Plan, output: StepOutput
         if proposal.draft.tokens:
             # Its time depends on levels: of a tree these are its passes, for any number of nodes.
             count, length = count + 1, max(length, ask.budget)
-    own, settled = output.times.propose, output.times.settled
+    own, typical = output.times.propose, output.times.typical
     policy.timed(rows, keys, seconds - own - step.asking, output.times, drafted=step.drafted)
     if policy.device_length is not None and not again and (behind or (count and alone)):
-        policy.device_length.timed(length, count, own, behind, settled=settled)
+        policy.device_length.timed(length, count, own, behind, typical=typical)

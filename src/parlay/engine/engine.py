@@ -5,11 +5,10 @@ from dataclasses import replace
 from time import perf_counter
 
 from parlay import env
-from parlay.acceptance.select import make_verifier
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import plain
+from parlay.drafting.cost_file import CostFile
 from parlay.drafting.prediction import Follower, Prediction
-from parlay.drafting.remembered import CostFile
 from parlay.drafting.state import DraftState
 from parlay.engine.answers import completion_of, prompt_logprobs_of
 from parlay.engine.load import LoadedEngine, load
@@ -20,11 +19,11 @@ from parlay.engine.resolve import ResolvedEngine, end_tokens, request_defaults, 
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.speculation import make_drafting, method_names, resolve_override
 from parlay.engine.stats import EngineStats
-from parlay.engine.step import Worker, drive
+from parlay.engine.step import Worker, run_step
 from parlay.errors import EngineFaultError, about, brief
-from parlay.interrupts import Deferred
+from parlay.interrupts import DeferredSignals
 from parlay.kv.pool import BlockPool
-from parlay.kv.states import StatePool, begin_on
+from parlay.kv.recurrent_states import StatePool, begin_on
 from parlay.kv.table import BlockTable
 from parlay.log import logger
 from parlay.models.select import cache_spec
@@ -40,6 +39,7 @@ from parlay.types.progress import OnProgress, ignore
 from parlay.types.queue_position import check_queue_position
 from parlay.types.stats import StatsSnapshot
 from parlay.types.structured import StructuredOutputsParams
+from parlay.verification.verifier import make_verifier
 
 
 class Engine:
@@ -110,7 +110,10 @@ class Engine:
         pools = self._states, self._draft_states
         self._scheduler = Scheduler(config, self._pool, drafting, self.stats, loaded.processors, *pools)
         self._arrivals = self._next_id = 0
-        self._signals, self._interrupted = Deferred(), False  # whether an exception has ended a change half-way
+        self._signals, self._interrupted = (
+            DeferredSignals(),
+            False,
+        )  # whether an exception has ended a change half-way
         logger.info("numerics id: %s", self.numerics_id)
 
     def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
@@ -251,7 +254,7 @@ class Engine:
         began, emitted, drafting = perf_counter(), self._scheduler.emitted, self._scheduler.drafting.seconds
         unfinished = list(self._scheduler.requests)
         try:
-            progressed, times = drive(self._scheduler, self._worker)
+            progressed, times = run_step(self._scheduler, self._worker)
         except SpanError as error:
             self._fail(error)
             return [r for r in unfinished if r.finish_reason is not None]

@@ -13,7 +13,7 @@ import msgspec
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stubs lack it
 
 from parlay import env
-from parlay.engine.joining import Entrance, listen, parse_address
+from parlay.engine.joining import RankListener, listen, parse_address
 from parlay.engine.rank import Assignment
 from parlay.engine.ranks import Ranks
 from parlay.errors import RankError
@@ -42,7 +42,7 @@ class JoinedRanks(Ranks):
         self._size, self._key, self._timeout = size, key, env.rank_timeout()
         self._host, self._port = server.getsockname()[:2]
         self._address = f"{self._host}:{self._port}"
-        self._entrance, self._ways = Entrance(server, key), list[Gloo | GlooRing]()
+        self._entrance, self._ways = RankListener(server, key), list[Gloo | GlooRing]()
         self._store: TCPStore | None = None
         self.close = weakref.finalize(self, end, os.getpid(), self._entrance, self._links, self._ways)
 
@@ -110,7 +110,7 @@ class JoinedRanks(Ranks):
 
 def end(
     owner: int,
-    entrance: Entrance,
+    entrance: RankListener,
     links: "list[Connection[bytes, bytes]]",
     ways: "list[Gloo | GlooRing]",
 ) -> None:

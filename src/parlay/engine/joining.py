@@ -47,7 +47,7 @@ def listen(address: tuple[str, int]) -> socket.socket:
         raise ConfigError(f"ranks cannot join at {address[0]}:{address[1]}: {error.strerror}") from None
 
 
-class Entrance:
+class RankListener:
     """Where ranks join. Many may prove themselves at once, so that nobody who only takes time keeps others out."""
 
     def __init__(self, server: socket.socket, key: bytes) -> None:

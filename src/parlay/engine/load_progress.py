@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from parlay.config import EngineConfig
-from parlay.drafting.hosts import Method
+from parlay.drafting.host_drafts import LoadedProposer
 from parlay.types.progress import OnProgress, OnRead, Progress
 from parlay.types.storage import MADE
 
@@ -32,7 +32,7 @@ class LoadProgress:
         """Load the target within, of `size` bytes; gives the function to call with every tensor."""
         return self._part(self._name, size)
 
-    def proposer(self, method: Method) -> AbstractContextManager[OnRead]:
+    def proposer(self, method: LoadedProposer) -> AbstractContextManager[OnRead]:
         """Load a proposer, likewise."""
         return self._part(f"weights of {method.name}", method.proposer.bytes_on(self._machines))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from parlay.config import EngineConfig
 from parlay.errors import CapacityError
-from parlay.types.cache import NO_ROOM, CacheSpec, StateRoom
+from parlay.types.cache import NO_CAPACITY, CacheSpec, StateCapacity
 
 # The cache, by default: at most a quarter of the memory that weights leave free, and no more than 1 GiB or a few
 # sequences of full length, whichever is more. Pages take memory when they are first written.
@@ -35,7 +35,7 @@ class Memory:
     block_size: int
     bytes_per_token: int
     states: int = 0
-    room: StateRoom = NO_ROOM
+    room: StateCapacity = NO_CAPACITY
 
     @property
     def tokens(self) -> int:
@@ -48,7 +48,7 @@ class Memory:
         return self.tokens * self.bytes_per_token
 
 
-def state_room(config: EngineConfig, groups: Sequence[CacheSpec], available: int, weights: int) -> StateRoom:
+def state_room(config: EngineConfig, groups: Sequence[CacheSpec], available: int, weights: int) -> StateCapacity:
     """Return how much room there is for states of recurrent layers.
 
     Args:
@@ -62,7 +62,7 @@ def state_room(config: EngineConfig, groups: Sequence[CacheSpec], available: int
     """
     each = sum(group.bytes_per_slot * _SLOTS + group.bytes_per_place * _NODES for group in groups)
     if not each:
-        return NO_ROOM
+        return NO_CAPACITY
     left = max(available - weights, 0) // _SHARE
     sequences = min(config.max_num_seqs, left // each)
     if sequences < 1:
@@ -70,7 +70,7 @@ def state_room(config: EngineConfig, groups: Sequence[CacheSpec], available: int
             f"the states of one sequence take {each} bytes, but only {left} bytes are left for them; take a smaller "
             "model, or free memory"
         )
-    return StateRoom(sequences * _SLOTS, sequences * _NODES)
+    return StateCapacity(sequences * _SLOTS, sequences * _NODES)
 
 
 def count_blocks(

@@ -17,7 +17,7 @@ from parlay import env, log
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig, SpeculativeConfig
-from parlay.engine.loads import check_room
+from parlay.engine.machine_memory import check_room
 from parlay.engine.timing import MOST_TIMED
 from parlay.errors import ConfigError, RankError
 from parlay.garbage_collection import raise_threshold
@@ -36,7 +36,7 @@ from parlay.proposers.shared_passes import follow
 from parlay.runner.orders import Call, Collect, Forward, Move, Refusal, decode
 from parlay.runner.runner import ModelRunner
 from parlay.system import stay_on
-from parlay.types.cache import NO_ROOM, KVCacheDtype, StateRoom
+from parlay.types.cache import NO_CAPACITY, KVCacheDtype, StateCapacity
 from parlay.types.storage import LoadFormat, Storage
 
 
@@ -87,7 +87,7 @@ class Assignment:
     fast: bool = False
     taps: Sequence[int] = ()
     share: Share | None = None
-    states: StateRoom = NO_ROOM
+    states: StateCapacity = NO_CAPACITY
 
     @classmethod
     def of(
@@ -97,7 +97,7 @@ class Assignment:
         dtype: torch.dtype,
         max_model_len: int,
         blocks: int,
-        room: StateRoom,
+        room: StateCapacity,
         share: Share | None,
         taps: Sequence[int],
     ) -> "Assignment":

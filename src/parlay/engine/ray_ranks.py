@@ -9,7 +9,7 @@ from typing import Any
 
 from parlay import env, log
 from parlay.engine.joined_ranks import JoinedRanks, end
-from parlay.engine.joining import Entrance, listen
+from parlay.engine.joining import RankListener, listen
 from parlay.engine.rank import Assignment, join
 from parlay.errors import ConfigError, RankError, brief
 from parlay.parallel.gloo import Gloo, GlooRing
@@ -109,7 +109,7 @@ def _close(
     ray: Any,
     bundles: Any,
     actors: Sequence[Any],
-    entrance: Entrance,
+    entrance: RankListener,
     links: "list[Connection[bytes, bytes]]",
     ways: "list[Gloo | GlooRing]",
 ) -> None:

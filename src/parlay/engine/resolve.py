@@ -11,20 +11,20 @@ from parlay.checkpoints.hub import Hub
 from parlay.checkpoints.sampling_defaults import sampling_defaults
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.device import available_memory, find_device
-from parlay.drafting.hosts import Method
-from parlay.engine.loads import Load, count_on_all, loads
+from parlay.drafting.host_drafts import LoadedProposer
+from parlay.engine.machine_memory import MachineMemory, count_on_all, memory_by_machine
 from parlay.engine.ranks import Ranks
 from parlay.engine.speculation import device_proposer, find_methods
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
 from parlay.models.select import check_ranks, check_weights, describe_as, resolve_dtype
 from parlay.proposers.base import DeviceProposer, TargetInfo
+from parlay.proposers.draft_recurrent_states import DRAFT_PLACES
 from parlay.proposers.draft_slots import scratch_blocks
-from parlay.proposers.draft_states import DRAFT_PLACES
 from parlay.proposers.select import explain_if_draft_head
 from parlay.runner.footprint import embed_and_lm_head_bytes
 from parlay.text.tokenizer import TextCodec
-from parlay.types.cache import StateRoom
+from parlay.types.cache import StateCapacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +53,18 @@ class ResolvedEngine:
     dtype: torch.dtype
     max_model_len: int
     codec: TextCodec
-    methods: tuple[Method, ...]
+    methods: tuple[LoadedProposer, ...]
     drafter: DeviceProposer | None
     whole_ends: bool
     draft_bytes: int
-    machine: Load
+    machine: MachineMemory
     num_blocks: int
-    room: StateRoom
+    room: StateCapacity
     scratch: int
     ranks: Ranks
 
     @property
-    def allocated(self) -> StateRoom:
+    def allocated(self) -> StateCapacity:
         """Room for states, with that behind it in which a proposer drafts that works in the target's cache."""
         return self.room._replace(places=self.room.places + DRAFT_PLACES) if self.scratch else self.room
 
@@ -97,9 +97,9 @@ def resolve(config: EngineConfig, speculative: SpeculativeConfig) -> ResolvedEng
         whole_ends = config.tensor_parallel_size > 1 and any(m.proposer.uses_embed_or_lm_head for m in methods)
         draft_bytes = sum(m.proposer.bytes_on(config.machines) for m in methods)
         draft_bytes += embed_and_lm_head_bytes(model, dtype) if whole_ends else 0
-        drafts = Load(draft_bytes, tuple(m.proposer.cache for m in methods if m.proposer.cache))
+        drafts = MachineMemory(draft_bytes, tuple(m.proposer.cache for m in methods if m.proposer.cache))
         share = drafter.share if drafter else None
-        machines = loads(config, model, dtype, drafts, share.ranks if share else 1)
+        machines = memory_by_machine(config, model, dtype, drafts, share.ranks if share else 1)
         ranks = make_ranks(config, 4 * model.vocab_size)
         num_blocks, room = count_on_all(
             config, machines, max_model_len, available_memory(config.device) // ranks.memory_shares

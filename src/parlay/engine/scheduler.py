@@ -18,7 +18,7 @@ from parlay.engine.prefill_budget import PrefillBudget
 from parlay.engine.request import Request
 from parlay.engine.stats import EngineStats
 from parlay.kv.pool import BlockPool
-from parlay.kv.states import StatePool
+from parlay.kv.recurrent_states import StatePool
 from parlay.sampling.bound_processor import BoundProcessor, OutputTokens
 from parlay.types.output import FinishReason, Rejected
 from parlay.types.plan import Plan, Span, SpanError, StepOutput, Verdict
@@ -308,7 +308,7 @@ class Scheduler:
             outcomes.append(Outcome(request, span, verdict, proposal, request.finish_reason is not None))
         self._half = None
         judged = self.drafting.learn(drafts, plan, output, outcomes, elapsed)
-        if self._budget is not None and output.times.settled:
+        if self._budget is not None and output.times.typical:
             prompts = [len(span.tokens) for span in plan.spans if len(span.tokens) > 1]
             self._budget.observe(len(plan.spans) - len(prompts), sum(prompts), elapsed())
         for outcome, nodes in zip(outcomes, judged, strict=True):

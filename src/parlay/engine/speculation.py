@@ -11,12 +11,12 @@ from parlay.config.speculative import AUTO, PLAIN, TreeShape
 from parlay.config.verification import BLOCK, DRAWN
 from parlay.drafting.belief import Belief
 from parlay.drafting.cost import StepCost
+from parlay.drafting.cost_file import CostFile, Costs
 from parlay.drafting.device_length import DeviceLength
 from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.drafting import Drafting
-from parlay.drafting.hosts import Method
+from parlay.drafting.host_drafts import LoadedProposer
 from parlay.drafting.policy import Policy
-from parlay.drafting.remembered import CostFile, Costs
 from parlay.engine.timing import timed_passes
 from parlay.errors import ConfigError, RequestError, nearest
 from parlay.log import logger
@@ -28,14 +28,14 @@ from parlay.types.params import SpeculationOverride
 _NODES = 16  # most nodes of a draft with branches, by default
 
 
-def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[Method, ...]:
+def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[LoadedProposer, ...]:
     """Return the proposers that a config asks for, without those that never draft; no weights are read.
 
     Raises:
         ConfigError: an unknown method or option, or options that do not fit.
         ModelError: a proposer's model cannot be found or does not fit.
     """
-    found: list[Method] = []
+    found: list[LoadedProposer] = []
     config = with_bundled(with_embedded(config, target.config.path), target)
     for one in resolve_methods(config, target.hub):
         assert one.method is not None
@@ -52,7 +52,7 @@ def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[Method,
     return tuple(found)
 
 
-def _check_verification(config: SpeculativeConfig, found: Sequence[Method]) -> None:
+def _check_verification(config: SpeculativeConfig, found: Sequence[LoadedProposer]) -> None:
     """Check that drafts can be verified as asked.
 
     Raises:
@@ -76,7 +76,7 @@ def _check_verification(config: SpeculativeConfig, found: Sequence[Method]) -> N
         raise ConfigError(f"{option} takes chains, not trees; leave tree out, or write verification='rejection'")
 
 
-def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -> Method:
+def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -> LoadedProposer:
     """Return a proposer with its draft limits.
 
     Raises:
@@ -87,7 +87,7 @@ def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -
     length = most or proposer.default_length
     chains = tree == "off" or config.verification == BLOCK or (tree == "auto" and config.lengths == "fixed")
     if not isinstance(proposer, DeviceProposer):
-        return Method(name, proposer, length, nodes=0 if chains else most or _NODES)
+        return LoadedProposer(name, proposer, length, nodes=0 if chains else most or _NODES)
     if (
         proposer.max_draft_tokens is not None
         and length > proposer.max_draft_tokens
@@ -107,12 +107,12 @@ def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -
                 "raise num_speculative_tokens, or leave it out"
             )
         depth, width = max(map(len, choices)), 1 + max(map(max, choices))
-        return Method(name, proposer, depth, max(width, 2), len(choices), True)
+        return LoadedProposer(name, proposer, depth, max(width, 2), len(choices), True)
     if chains:
-        return Method(name, proposer, length)
+        return LoadedProposer(name, proposer, length)
     nodes = most or _NODES
     if not isinstance(tree, TreeShape):
-        return Method(name, proposer, length, TreeShape().width, nodes)
+        return LoadedProposer(name, proposer, length, TreeShape().width, nodes)
     depth = tree.depth or min(proposer.default_length, nodes)
     for limit, what in (
         (nodes, f"num_speculative_tokens={nodes}"),
@@ -121,15 +121,15 @@ def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -
     ):
         if depth > limit:
             raise ConfigError(f"tree depth {depth} exceeds {what}; lower the depth")
-    return Method(name, proposer, depth, tree.width, nodes, True)
+    return LoadedProposer(name, proposer, depth, tree.width, nodes, True)
 
 
-def device_proposer(methods: tuple[Method, ...]) -> DeviceProposer | None:
+def device_proposer(methods: tuple[LoadedProposer, ...]) -> DeviceProposer | None:
     """Return the proposer that drafts on the device, if there is one."""
     return next((m.proposer for m in methods if isinstance(m.proposer, DeviceProposer)), None)
 
 
-def method_names(methods: tuple[Method, ...]) -> tuple[str, ...]:
+def method_names(methods: tuple[LoadedProposer, ...]) -> tuple[str, ...]:
     """Return what a request may name: plain decoding, then the loaded methods."""
     return (PLAIN, *(method.name for method in methods))
 
@@ -161,7 +161,7 @@ def resolve_override(
 
 def make_drafting(
     config: SpeculativeConfig,
-    methods: tuple[Method, ...],
+    methods: tuple[LoadedProposer, ...],
     engine: EngineConfig,
     runner: ModelRunner,
     num_blocks: int,
@@ -204,7 +204,7 @@ def _identity(model: object) -> str:
 
 def _policy(
     config: SpeculativeConfig,
-    methods: tuple[Method, ...],
+    methods: tuple[LoadedProposer, ...],
     cost: StepCost,
     runner: ModelRunner,
     num_blocks: int,

@@ -11,12 +11,9 @@ from time import perf_counter
 
 from torch import Tensor
 
-from parlay.acceptance.coupled import row_draws
-from parlay.acceptance.overflow import refuse_overflow
-from parlay.acceptance.select import Verifier, plainly
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
-from parlay.kernels.base import Kernels, StateView
+from parlay.kernels.base import Kernels, StateMetadata
 from parlay.proposers.base import DeviceProposer
 from parlay.runner.batch import Batch, Segment, flatten, placed_states
 from parlay.runner.runner import ModelRunner
@@ -25,7 +22,7 @@ from parlay.sampling.distribution import Distribution, separate
 from parlay.sampling.sampler import token_logprobs
 from parlay.types.plan import (
     NO_PROPOSAL,
-    SETTLED,
+    NO_TIMES,
     Plan,
     Proposal,
     Span,
@@ -35,6 +32,9 @@ from parlay.types.plan import (
     TokenLogprobs,
     Verdict,
 )
+from parlay.verification.coupled import sampling_metadata
+from parlay.verification.overflow import refuse_overflow
+from parlay.verification.verifier import COUPLED, Verifier
 
 _PATIENT = 3  # drafting steps in a row that may fail for no request's fault, until those in them lose their proposer
 _SCORED_AT_ONCE = 64  # rows of a prompt: logits of a whole prompt might not fit into memory
@@ -53,7 +53,7 @@ class _UnderWay:
 
     plan: Plan
     offsets: tuple[int, ...]
-    states: StateView | None
+    states: StateMetadata | None
     seconds: float
 
 
@@ -65,7 +65,7 @@ class Worker:
         kernels: Kernels,
         runner: ModelRunner,
         proposer: DeviceProposer | None,
-        verify: Verifier = plainly,
+        verify: Verifier = COUPLED,
         processors: Processors = NO_PROCESSORS,
         *,
         processed_logprobs: bool = False,
@@ -90,7 +90,7 @@ class Worker:
         self._stale = False  # whether passes may be under way of which no plan is left
         self._processing = False  # whether requests' processors are at work, or were when a step ended half-way
         self._failed = 0  # steps in a row in which drafting failed for no request's fault
-        self._idle_steps = SETTLED.idle_steps  # steps since the proposer ran
+        self._idle_steps = NO_TIMES.idle_steps  # steps since the proposer ran
         if proposer is not None:
             runner.tap(proposer.taps)
 
@@ -140,7 +140,7 @@ class Worker:
             if s.catch_up.rerun
         ]
         batch = flatten(segments, self._runner.block_size, recurrent=self._runner.recurrent)
-        self._runner.start(batch, row_draws(spans, whole=True) if self._draws_in_pass(spans, batch) else None)
+        self._runner.start(batch, sampling_metadata(spans, whole=True) if self._draws_in_pass(spans, batch) else None)
         self._under_way.append(_UnderWay(plan, batch.offsets, batch.states, perf_counter() - began))
 
     def finish(self) -> StepOutput:
@@ -278,7 +278,7 @@ class Worker:
                 yield token_logprobs(self._kernels.host, row, token, span.params.prompt_logprobs)
 
 
-def drive(scheduler: Scheduler, worker: Worker) -> tuple[list[Request], StepTimes | None]:
+def run_step(scheduler: Scheduler, worker: Worker) -> tuple[list[Request], StepTimes | None]:
     """Plan as many steps as there is room for, have them executed, commit the one that was planned first.
 
     Returns:

@@ -6,7 +6,7 @@ from time import perf_counter
 
 from parlay.runner.batch import Segment, flatten
 from parlay.runner.runner import ModelRunner
-from parlay.sampling.sampler import RowDraws
+from parlay.sampling.sampler import SamplingMetadata
 from parlay.types.plan import NO_STATES, StateUse
 
 _ROWS = (1, 8, 2, 16, 4, 32, 12, 6, 24, 3)  # the most informative first: there may be no time for all
@@ -46,7 +46,7 @@ def timed_passes(
         segment = Segment(tuple(islice(tokens, rows)), next(starts), blocks, states=states[rows])
         batch = flatten([segment], runner.block_size, recurrent=runner.recurrent)
         began = clock()
-        hidden = runner.forward(batch, RowDraws.greedy(rows) if runner.draws else None)
+        hidden = runner.forward(batch, SamplingMetadata.greedy(rows) if runner.draws else None)
         if runner.drawn(range(rows)) is None:
             runner.logits(hidden, range(rows))[:1, :1].tolist()  # a GPU is done then
         return clock() - began

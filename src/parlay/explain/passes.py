@@ -17,7 +17,7 @@ from parlay.kernels.tuning import tune
 from parlay.models.config import ModelConfig
 from parlay.models.select import load_model
 from parlay.runner.runner import ModelRunner
-from parlay.types.cache import StateRoom
+from parlay.types.cache import StateCapacity
 
 ROWS = tuple(1 << i for i in range(10))  # 1 to 512
 _BLOCK = 16
@@ -57,7 +57,7 @@ def load_runner(config: ModelConfig, dtype: torch.dtype, rows: int, kernels: Ker
     tune(kernels, env.threads())
     loaded = load_model(config, dtype, config.max_position, kernels)
     blocks = -(-(rows + 1) // _BLOCK)  # passes begin at the first or second position, see `timed_passes`
-    return ModelRunner(loaded, kernels, blocks, _BLOCK, room=StateRoom(slots=2)), blocks
+    return ModelRunner(loaded, kernels, blocks, _BLOCK, room=StateCapacity(slots=2)), blocks
 
 
 def time_passes(config: ModelConfig, dtype: torch.dtype, seconds: float) -> PassTimes:

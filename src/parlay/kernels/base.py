@@ -18,20 +18,20 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from parlay.kernels.drawing import Drawing
 from parlay.kernels.experts import ExpertKernels
 from parlay.kernels.linear import LinearWeight
 from parlay.kernels.memory import DeviceMemory, Staging
+from parlay.kernels.metadata import AttentionMetadata, Filters, StateMetadata
 from parlay.kernels.recurrent import Gate, RecurrentKernels
-from parlay.kernels.views import AttentionView, Filters, StateView
+from parlay.kernels.sampling import SamplingKernels
 from parlay.weights.weight import Weight
 
-__all__ = ["Activation", "AttentionView", "Filters", "Gate", "Kernels", "Staging", "StateView"]
+__all__ = ["Activation", "AttentionMetadata", "Filters", "Gate", "Kernels", "Staging", "StateMetadata"]
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
 
 
-class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, Drawing, Protocol):
+class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Protocol):
     """What a device offers. Shapes: T rows, H query heads, KV key heads, D head dimension.
 
     Attributes:
@@ -260,7 +260,7 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, Drawing, Protocol):
         q: Tensor,
         key_cache: Tensor,
         value_cache: Tensor,
-        view: AttentionView,
+        view: AttentionMetadata,
         scale: float,
         out: Tensor,
         window: int = 0,
@@ -392,8 +392,8 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, Drawing, Protocol):
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:
         """`out = rounded(x weight^T)`.
 
-        For outputs of a quantised kind rows are quantised to eight bits first, as `kernels.quantised` defines it;
-        bits are then the same with every instruction set. Weights in float16 meet rows widened to float32.
+        For outputs of a quantised kind rows are quantised to eight bits first (`kernels.reference_quantised`); bits
+        are then the same with every instruction set. Weights in float16 meet rows widened to float32.
 
         Args:
             x: T `[rows, K]`.

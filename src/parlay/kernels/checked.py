@@ -15,7 +15,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.kernels.cpu import NativeKernels
-from parlay.kernels.views import AttentionView, StateView
+from parlay.kernels.metadata import AttentionMetadata, StateMetadata
 
 Arguments = Mapping[str, Any]  # of an operation, by their names in `Kernels`
 
@@ -73,7 +73,7 @@ def _check(operation: str, of: Arguments) -> None:
     return None
 
 
-def _check_attention(key_cache: Tensor, view: AttentionView, window: int, chunk: int) -> None:
+def _check_attention(key_cache: Tensor, view: AttentionMetadata, window: int, chunk: int) -> None:
     block_size = key_cache.shape[2]
     requests, width = view.tables.shape
     expect = partial(_expect, "attention")
@@ -94,7 +94,7 @@ def _check_attention(key_cache: Tensor, view: AttentionView, window: int, chunk:
     expect("tables[row_request]", tables, 0, len(key_cache))
 
 
-def _check_states(operation: str, states: StateView, slots: int, places: int) -> None:
+def _check_states(operation: str, states: StateMetadata, slots: int, places: int) -> None:
     def expect(name: str, column: int, least: int, size: int) -> None:
         _expect(operation, f"states.{name}", getattr(states, name)[:, column], least, size)
 

@@ -7,7 +7,7 @@ Plain numbers go through oneDNN. Of three backends each is slower and depends le
               rows of bfloat16 in another order than many.
     rows      numpy multiplies and adds one row at a time, so no row depends on the others.
 The self-check detects which is needed. Weights in float16 are held as float32, which changes none of them.
-Quantised weights have only one, see `kernels.quantised`.
+Quantised weights have only one, see `kernels.reference_quantised`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from parlay.kernels import quantised
+from parlay.kernels import reference_quantised
 from parlay.weights.blocks import Blocks, unpack
 from parlay.weights.kinds import HALF, Kind
 from parlay.weights.weight import Part, Weight
@@ -78,7 +78,7 @@ def linear(x: Tensor, weight: LinearWeight, out: Tensor, backend: Backend = "one
         if part.blocks is None:
             _multiply(x.to(part.tensor.dtype), part.tensor, result, backend)
         else:
-            result.copy_(torch.from_numpy(quantised.product(x.float().numpy(), part.blocks)))
+            result.copy_(torch.from_numpy(reference_quantised.product(x.float().numpy(), part.blocks)))
 
 
 def _multiply(x: Tensor, weight: Tensor, out: Tensor, backend: Backend) -> None:

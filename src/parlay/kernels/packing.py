@@ -3,7 +3,7 @@
 import torch
 
 from parlay.kernels import _native
-from parlay.kernels.huge import empty_huge
+from parlay.kernels.huge_pages import empty_huge
 from parlay.kernels.linear import PackedPart
 from parlay.weights.codebooks import codebook_of, has_codebook
 from parlay.weights.weight import Part

@@ -4,7 +4,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from parlay.kernels.views import StateView
+from parlay.kernels.metadata import StateMetadata
 
 Gate = Literal["plain", "sigmoid", "softplus"]
 
@@ -18,7 +18,7 @@ class RecurrentKernels(Protocol):
         weight: Tensor,
         bias: Tensor | None,
         silu: bool,
-        states: StateView,
+        states: StateMetadata,
         tails: Tensor,
         kept: Tensor,
         out: Tensor,
@@ -47,7 +47,7 @@ class RecurrentKernels(Protocol):
         step_bias: Tensor,
         groups: int,
         tiled: bool,
-        states: StateView,
+        states: StateMetadata,
         stored: Tensor,
         kept: Tensor,
         kept_gates: Tensor,
@@ -91,7 +91,7 @@ class RecurrentKernels(Protocol):
         groups: int,
         least_step: float,
         most_step: float,
-        states: StateView,
+        states: StateMetadata,
         stored: Tensor,
         kept: Tensor,
         kept_gates: Tensor,

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from parlay.kernels import linear
-from parlay.kernels.base import Activation, AttentionView, Kernels
-from parlay.kernels.cache_rows import read_rows, write_rows
+from parlay.kernels.base import Activation, AttentionMetadata, Kernels
 from parlay.kernels.host import HostMemory
 from parlay.kernels.linear import BACKENDS, Backend, LinearWeight
-from parlay.kernels.reference_drawing import FloatArray, ReferenceDrawing
+from parlay.kernels.reference_cache_rows import read_rows, write_rows
 from parlay.kernels.reference_recurrent import ReferenceRecurrent
+from parlay.kernels.reference_sampling import FloatArray, ReferenceSampling
 from parlay.weights.weight import Weight
 
 
@@ -84,7 +84,7 @@ _ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {
 }
 
 
-class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
+class ReferenceKernels(HostMemory, ReferenceSampling, ReferenceRecurrent):
     """`Kernels` in torch and numpy; see there for what each method does."""
 
     row_thresholds: tuple[int, ...] = (2,)  # a lone row is doubled
@@ -242,7 +242,7 @@ class ReferenceKernels(HostMemory, ReferenceDrawing, ReferenceRecurrent):
         q: Tensor,
         key_cache: Tensor,
         value_cache: Tensor,
-        view: AttentionView,
+        view: AttentionMetadata,
         scale: float,
         out: Tensor,
         window: int = 0,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import Gate
-from parlay.kernels.reference_drawing import FloatArray
-from parlay.kernels.views import STATE_PIECE, StateView
+from parlay.kernels.metadata import STATE_PIECE, StateMetadata
+from parlay.kernels.reference_sampling import FloatArray
 
 
 def _numbers(x: Tensor) -> FloatArray:
@@ -33,7 +33,7 @@ def _unit(x: FloatArray) -> FloatArray:
     return unit
 
 
-def _paths(states: StateView) -> Iterator[tuple[int, list[tuple[int, int]], list[list[int]]]]:
+def _paths(states: StateMetadata) -> Iterator[tuple[int, list[tuple[int, int]], list[list[int]]]]:
     """Yield of each sequence its slot, what is replayed, and its rows with those before it."""
     for slot, first, last, begin, end in states.sequences.tolist():
         if begin < end:
@@ -53,7 +53,7 @@ class ReferenceRecurrent:
         weight: Tensor,
         bias: Tensor | None,
         silu: bool,
-        states: StateView,
+        states: StateMetadata,
         tails: Tensor,
         kept: Tensor,
         out: Tensor,
@@ -93,7 +93,7 @@ class ReferenceRecurrent:
         step_bias: Tensor,
         groups: int,
         tiled: bool,
-        states: StateView,
+        states: StateMetadata,
         stored: Tensor,
         kept: Tensor,
         kept_gates: Tensor,
@@ -132,7 +132,7 @@ class ReferenceRecurrent:
         groups: int,
         least_step: float,
         most_step: float,
-        states: StateView,
+        states: StateMetadata,
         stored: Tensor,
         kept: Tensor,
         kept_gates: Tensor,
@@ -158,7 +158,7 @@ class ReferenceRecurrent:
         update: Callable[[FloatArray, Tensor, Tensor], tuple[FloatArray, FloatArray]],
         x: Tensor,
         gates: Tensor,
-        states: StateView,
+        states: StateMetadata,
         stored: Tensor,
         kept: Tensor,
         kept_gates: Tensor,

@@ -15,7 +15,7 @@ import torch
 from parlay import system
 from parlay.cache_file import CacheFile
 from parlay.kernels.base import Kernels
-from parlay.kernels.huge import empty_huge
+from parlay.kernels.huge_pages import empty_huge
 from parlay.kernels.linear import LinearWeight
 from parlay.log import logger
 from parlay.weights.kinds import BY_NAME, Kind

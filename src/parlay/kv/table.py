@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from parlay.kv.pool import BlockPool
 from parlay.kv.prefix import block_hash, root_hash
-from parlay.kv.states import SequenceStates
+from parlay.kv.recurrent_states import SequenceStates
 from parlay.types.plan import NO_STATES, StateUse
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView, Kernels, StateView
+from parlay.kernels.base import AttentionMetadata, Kernels, StateMetadata
 
 
 class LayerCache(NamedTuple):
@@ -102,11 +102,11 @@ class ForwardContext:
     kernels: Kernels
     positions: Tensor
     slots: Tensor
-    view: AttentionView
+    view: AttentionMetadata
     cache: CacheLayers
     buffers: Buffers
     taps: tuple[int, ...] = ()
-    states: StateView | None = None
+    states: StateMetadata | None = None
 
     def keys(self, index: int) -> LayerCache:
         """Return the keys and values of a layer that is attention."""

@@ -16,12 +16,12 @@ from torch import Tensor
 from parlay.checkpoints.loader import TensorReader
 from parlay.errors import ModelError
 from parlay.kernels.base import Kernels
-from parlay.kernels.views import STATE_PIECE
+from parlay.kernels.metadata import STATE_PIECE
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
-from parlay.models.origins import TensorOrigin
 from parlay.models.recurrent import check_kernel_size
+from parlay.models.tensor_origins import TensorOrigin
 from parlay.parallel.group import ALONE, Group
 from parlay.types.cache import RecurrentSpec
 

@@ -15,7 +15,7 @@ from parlay.checkpoints.loader import TensorReader
 from parlay.kernels.base import Kernels
 from parlay.models.context import ForwardContext, StateCache
 from parlay.models.layers import ColumnParallelLinear, GatheredLinear, ReducedLinear, whole_linear
-from parlay.models.origins import TensorOrigin
+from parlay.models.tensor_origins import TensorOrigin
 from parlay.parallel.group import Group
 from parlay.types.cache import RecurrentSpec
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from parlay.checkpoints.loader import TensorReader
     from parlay.kernels.base import Activation, Kernels
     from parlay.models.context import ForwardContext, StateCache
-    from parlay.models.origins import TensorOrigin
+    from parlay.models.tensor_origins import TensorOrigin
     from parlay.parallel.group import Group
     from parlay.types.cache import RecurrentSpec
 

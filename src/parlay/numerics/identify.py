@@ -11,7 +11,7 @@ import torch
 from parlay import env
 from parlay.config.verification import COUPLED, LOSSY
 from parlay.kernels.base import Kernels
-from parlay.kernels.quantised import CHUNK
+from parlay.kernels.reference_quantised import CHUNK
 from parlay.kernels.select import select_kernels
 from parlay.models.config import ModelConfig
 from parlay.models.rotary import frequencies_of

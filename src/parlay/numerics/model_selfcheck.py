@@ -16,7 +16,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView, Kernels
+from parlay.kernels.base import AttentionMetadata, Kernels
 from parlay.log import logger
 from parlay.models.transformers.model import TransformersModel
 from parlay.numerics.digests import digest_code
@@ -99,7 +99,7 @@ def _rows(model: TransformersModel, kernels: Kernels) -> Rows:
     def rows(chosen: Tensor) -> Tensor:
         """Run tokens `chosen` of one text, each of which sees those before it."""
         none = torch.zeros(len(chosen) + 1, dtype=torch.int32)
-        view = AttentionView(
+        view = AttentionMetadata(
             torch.zeros((1, 1), dtype=torch.int32),
             none[1:],
             none[1:],

@@ -13,8 +13,8 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView, Kernels
-from parlay.kernels.cache_rows import in_bytes
+from parlay.kernels.base import AttentionMetadata, Kernels
+from parlay.kernels.reference_cache_rows import in_bytes
 from parlay.weights.kinds import BY_NAME, HALF, Kind
 from parlay.weights.weight import Part, Weight
 
@@ -250,7 +250,7 @@ def _attention(kernels: Kernels, case: Case) -> Rows:
     def rows(chosen: Tensor) -> Tensor:
         none = torch.zeros(len(chosen) + 1, dtype=torch.int32)
         request, first = none[:-1].clone(), none[:-1].clone()
-        view = AttentionView(table, request, first, last[chosen], none, torch.zeros(0, dtype=torch.int32))
+        view = AttentionMetadata(table, request, first, last[chosen], none, torch.zeros(0, dtype=torch.int32))
         out = torch.empty(len(chosen), heads * head_dim, dtype=case.dtype)
         kernels.attention(query[chosen], key_cache, value_cache, view, head_dim**-0.5, out)
         return out

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from parlay.checkpoints.hub import DEFAULT, Hub
-from parlay.kernels.base import Kernels, StateView
+from parlay.kernels.base import Kernels, StateMetadata
 from parlay.kernels.uploads import Uploads
 from parlay.models.config import ModelConfig
 from parlay.models.context import CacheLayers
@@ -25,7 +25,7 @@ from parlay.models.select import CausalModel
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.orders import Broadcast, no_broadcast
 from parlay.sampling.bound_processor import Processors
-from parlay.types.cache import NO_ROOM, CacheSpec, StateRoom
+from parlay.types.cache import NO_CAPACITY, CacheSpec, StateCapacity
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, Span, Verdict
 from parlay.types.progress import OnRead, ignore
@@ -99,7 +99,7 @@ class Runtime:
     max_rows: int
     target: CausalModel
     cache: CacheLayers
-    room: StateRoom = NO_ROOM
+    room: StateCapacity = NO_CAPACITY
     on_read: OnRead = ignore
     keep_distributions: bool = False
     processors: Processors = field(default_factory=dict)
@@ -233,7 +233,7 @@ class DeviceProposer(Proposer):
     own_blocks: bool = False
     broadcast: Broadcast = staticmethod(no_broadcast)
 
-    def save_states(self, states: StateView, hidden: Tensor, tapped: Tensor | None = None) -> None:
+    def save_states(self, states: StateMetadata, hidden: Tensor, tapped: Tensor | None = None) -> None:
         """Keep what later pairs need of the rows of a step, whether or not it drafts at the end of it.
 
         Args:

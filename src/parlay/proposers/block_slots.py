@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from parlay.kernels.base import AttentionView
+from parlay.kernels.base import AttentionMetadata
 from parlay.kernels.uploads import Uploads
 from parlay.proposers.block_config import AttentionPattern
 from parlay.proposers.draft_head import Start
@@ -87,7 +87,7 @@ class BlockSlots:
         """Return the rows of the leading requests, as layers of one kind see them."""
         rows = requests * self._block
         offsets, slots, each = self._extra[pattern.causal]
-        view = AttentionView(
+        view = AttentionMetadata(
             tables=self._tables[:requests],
             row_request=self._owner[:rows],
             first=self._first[pattern.window][:rows],

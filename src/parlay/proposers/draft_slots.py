@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from parlay.config.speculative import MOST_DEPTH
-from parlay.kernels.base import AttentionView
+from parlay.kernels.base import AttentionMetadata
 from parlay.kernels.uploads import Uploads
 from parlay.proposers.draft_head import Start
 from parlay.runner.batch import Batch, table_array
@@ -126,13 +126,13 @@ class DraftSlots:
         return self._narrow[level, :rows], self._paths[level - 1], self._paths[level][:rows]
 
     def nodes(self, level: int, rows: int) -> Tensor:
-        """Return the paths of a level's rows, see `DraftStates.view`."""
+        """Return the paths of a level's rows, see `DraftRecurrentStates.view`."""
         return self._paths[level][:rows] - self._behind
 
     def batch(self, level: int, rows: int, width: int = 1) -> Batch:
         """Return what level `level` runs of the leading requests."""
         wide = width > 1
-        view = AttentionView(
+        view = AttentionMetadata(
             tables=self._tables[: rows // width],
             row_request=self._owner[:rows] if wide else self._each[:rows],
             first=self.first[:rows],

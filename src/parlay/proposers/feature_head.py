@@ -23,8 +23,8 @@ from torch import Tensor
 
 from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError
-from parlay.kernels.base import Kernels, StateView
-from parlay.kv.store import allocate, allocate_states
+from parlay.kernels.base import Kernels, StateMetadata
+from parlay.kv.cache_tensors import allocate, allocate_states
 from parlay.models.config import ModelConfig
 from parlay.models.context import Buffers, CacheLayers, ForwardContext, StateCache
 from parlay.models.decoder import Decoder
@@ -102,7 +102,7 @@ class _Before:
         self._taps = torch.tensor([[1.0], [0.0]]).expand(2, width).contiguous().to(dtype)
         self._rows = torch.empty(0)
 
-    def save_states(self, states: StateView, sources: Tensor) -> None:
+    def save_states(self, states: StateMetadata, sources: Tensor) -> None:
         """Take the target's states of a step's rows, `[n, rows, H]`."""
         self._rows = torch.empty_like(sources)
         for source, cache, out in zip(sources, self._caches, self._rows, strict=True):
@@ -224,7 +224,7 @@ class FeatureHead(CheckpointHead):
 
     # ------------------------------------------------------------------------------------------------- proposing
 
-    def save_states(self, states: StateView, hidden: Tensor, tapped: Tensor | None = None) -> None:  # noqa: D102
+    def save_states(self, states: StateMetadata, hidden: Tensor, tapped: Tensor | None = None) -> None:  # noqa: D102
         if self._before is not None:
             self._before.save_states(states, self.sources(hidden, tapped))
 

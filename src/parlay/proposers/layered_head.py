@@ -24,7 +24,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from parlay.kv.store import allocate
+from parlay.kv.cache_tensors import allocate
 from parlay.models.context import ForwardContext, keys_of
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_head import Start

@@ -12,8 +12,8 @@ from parlay.models.context import CacheLayers
 from parlay.models.select import load_model, records_logits
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_head import DraftHead, Start
+from parlay.proposers.draft_recurrent_states import DRAFT_PLACES, DraftRecurrentStates
 from parlay.proposers.draft_slots import DraftSlots
-from parlay.proposers.draft_states import DRAFT_PLACES, DraftStates
 from parlay.proposers.expander import MOST_LEVELS, Expander
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_layers import output_layer
@@ -21,7 +21,7 @@ from parlay.proposers.vocabulary import ids_of
 from parlay.runner.batch import Batch, trimmed
 from parlay.runner.graphs import MOST_ROWS
 from parlay.runner.runner import ModelRunner
-from parlay.types.cache import NO_ROOM, StateRoom
+from parlay.types.cache import NO_CAPACITY, StateCapacity
 from parlay.types.plan import StateUse
 
 
@@ -42,7 +42,7 @@ class ModelHead(DraftHead):
         cache: int | CacheLayers,
         target: TargetInfo,
         runtime: Runtime,
-        room: StateRoom = NO_ROOM,
+        room: StateCapacity = NO_CAPACITY,
         *,
         newest: bool = False,
         ids: Tensor | None = None,
@@ -71,7 +71,7 @@ class ModelHead(DraftHead):
         self.ids = self._all = ids_of(config.vocab_size, vocab_size) if ids is None else kernels.to_device(ids)
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
         self._every = torch.arange(MOST_ROWS)
-        self._states = DraftStates(room.places - DRAFT_PLACES, newest=newest) if runner.recurrent else None
+        self._states = DraftRecurrentStates(room.places - DRAFT_PLACES, newest=newest) if runner.recurrent else None
         records = self._recorded and self._states is None and runner.recordable()
         self._expander = Expander(self, runtime, MOST_LEVELS, vocab_size, records=records)
         self._to_own = None if to_own is None else _words(kernels.to_device(to_own))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView
+from parlay.kernels.base import AttentionMetadata
 from parlay.kernels.uploads import Uploads
 from parlay.models.config import ModelConfig
 from parlay.models.select import exposes_hidden_states, layer_cache_kinds
@@ -63,7 +63,7 @@ class TargetKeys:
         """Return what level `level` runs of the leading requests."""
         later = min(level, 1)
         known = self._known[later, :rows]
-        view = AttentionView(
+        view = AttentionMetadata(
             tables=self._tables[: rows // width if later else rows],
             row_request=self._owner[later, :rows],
             first=self._first[:rows],

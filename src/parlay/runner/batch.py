@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from parlay.acceptance.tree import depths, paths
-from parlay.kernels.base import AttentionView, Kernels, StateView
+from parlay.kernels.base import AttentionMetadata, Kernels, StateMetadata
 from parlay.kernels.uploads import sent
 from parlay.types.draft import NO_DRAFT, Draft
+from parlay.types.draft_tree import depths, paths
 from parlay.types.plan import NO_STATES, StateUse
 
 
@@ -56,9 +56,9 @@ class Batch:
     tokens: Tensor
     positions: Tensor
     slots: Tensor
-    view: AttentionView
+    view: AttentionMetadata
     offsets: tuple[int, ...]
-    states: StateView | None = None
+    states: StateMetadata | None = None
 
 
 def flatten(segments: Sequence[Segment], block_size: int, *, recurrent: bool = False) -> Batch:
@@ -88,7 +88,7 @@ def flatten(segments: Sequence[Segment], block_size: int, *, recurrent: bool = F
     # An operation on arrays of few rows takes longer to call than to run, so there are few.
     token_ids, targets = _arrays(np.int64, tokens, slots)
     rotary, *seen = _arrays(np.int32, positions, owner, first, last, extra_offsets, extra_slots)
-    view = AttentionView(torch.from_numpy(table_array([s.blocks for s in segments])), *seen)
+    view = AttentionMetadata(torch.from_numpy(table_array([s.blocks for s in segments])), *seen)
     states = _states(segments, offsets) if recurrent else None
     return Batch(token_ids, rotary, targets, view, tuple(offsets), states)
 
@@ -147,7 +147,7 @@ def _branch(
     return extra_slots
 
 
-def _states(segments: Sequence[Segment], offsets: Sequence[int]) -> StateView:
+def _states(segments: Sequence[Segment], offsets: Sequence[int]) -> StateMetadata:
     """Return what the rows of recurrent layers go on from."""
     sequences: list[tuple[int, ...]] = []
     rows: list[tuple[int, ...]] = []
@@ -161,7 +161,7 @@ def _states(segments: Sequence[Segment], offsets: Sequence[int]) -> StateView:
         rows.extend((number, begin + i - 1 if i else -1, stores.get(before + i + 1, -1), -1) for i in range(known))
         nodes = zip(segment.draft.parents, states.places, strict=True)
         rows.extend((number, root if parent < 0 else root + 1 + parent, -1, place) for parent, place in nodes)
-    return StateView(_table(sequences, 5), _table(rows, 4), _table(replayed, 2))
+    return StateMetadata(_table(sequences, 5), _table(rows, 4), _table(replayed, 2))
 
 
 def _table(values: Sequence[Sequence[int]], columns: int) -> Tensor:
@@ -170,7 +170,7 @@ def _table(values: Sequence[Sequence[int]], columns: int) -> Tensor:
 
 def first_rows(batch: Batch, rows: int) -> Batch:
     """Return the memory of the first rows of a batch, whose tables stay as wide as they are."""
-    view = AttentionView(
+    view = AttentionMetadata(
         tables=batch.view.tables[:rows],
         row_request=batch.view.row_request[:rows],
         first=batch.view.first[:rows],
@@ -181,7 +181,7 @@ def first_rows(batch: Batch, rows: int) -> Batch:
     tokens, positions, slots = batch.tokens[:rows], batch.positions[:rows], batch.slots[:rows]
     states = batch.states
     if states is not None:
-        states = StateView(states.sequences[:rows], states.rows[:rows], states.replayed)
+        states = StateMetadata(states.sequences[:rows], states.rows[:rows], states.replayed)
     return replace(batch, tokens=tokens, positions=positions, slots=slots, view=view, states=states)
 
 
@@ -215,17 +215,17 @@ def placed(batch: Batch, kernels: Kernels, *further: Tensor) -> tuple[Batch, lis
     arrays = sent(kernels, [*parts, *further])
     there = iter(arrays)
     tokens, positions, slots = (next(there) for _ in range(3))
-    view = AttentionView(*(next(there) for _ in fields(AttentionView)))
-    states = None if batch.states is None else StateView(*(next(there) for _ in fields(StateView)))
+    view = AttentionMetadata(*(next(there) for _ in fields(AttentionMetadata)))
+    states = None if batch.states is None else StateMetadata(*(next(there) for _ in fields(StateMetadata)))
     return Batch(tokens, positions, slots, view, batch.offsets, states), [*there]
 
 
-def placed_states(states: StateView, kernels: Kernels) -> StateView:
+def placed_states(states: StateMetadata, kernels: Kernels) -> StateMetadata:
     """Return a view of states where kernels read it."""
-    return StateView(*(kernels.to_device(getattr(states, field.name)) for field in fields(StateView)))
+    return StateMetadata(*(kernels.to_device(getattr(states, field.name)) for field in fields(StateMetadata)))
 
 
-def _tensors(owner: Batch | AttentionView | StateView) -> list[str]:
+def _tensors(owner: Batch | AttentionMetadata | StateMetadata) -> list[str]:
     """Return the names of what is sent, in the order of the fields."""
     names = [field.name for field in fields(owner)]
     return [name for name in names if isinstance(getattr(owner, name), Tensor)]

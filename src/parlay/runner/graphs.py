@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView, Kernels, StateView
+from parlay.kernels.base import AttentionMetadata, Kernels, StateMetadata
 from parlay.log import logger
 from parlay.models.context import Buffers, CacheLayers, ForwardContext, intermediate_states
 from parlay.models.select import CausalModel, records_logits
 from parlay.runner.batch import Batch, copy_batch, first_rows, placed
-from parlay.runner.inbox import Inbox
-from parlay.sampling.sampler import RowDraws
+from parlay.runner.graph_inputs import GraphInputBuffers
+from parlay.sampling.sampler import SamplingMetadata
 
 MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
 _MOST_ON_GPU = 512  # where it does so later; passes of more than `MOST_ROWS` draw nothing
@@ -32,7 +32,7 @@ _NEAR = 2  # factor in rows within which checks vouch for a recording
 
 
 @dataclass(frozen=True, slots=True)
-class _Doubts:
+class _UncheckedInputs:
     """Inputs of which a recording may replay stale values, for all that is known.
 
     Attributes:
@@ -111,12 +111,12 @@ class Graphs:
         self._cache = cache
         self._graphs: dict[tuple[int, int], _Graph] = {}  # by rows, and by how many arrays tokens are drawn with
         self._tried: list[int] = []  # rows of those that were checked
-        self._doubts = dict[tuple[int, int], _Doubts]()
+        self._unchecked = dict[tuple[int, int], _UncheckedInputs]()
         # Memory of all recordings, of which one runs at a time; of the tables little is ever touched.
         self._apart = kernels.host is not kernels
         self._most = _MOST_ON_GPU if self._apart else MOST_ROWS
         self._sizes = self._most, max(blocks, 1), places
-        self._inbox: Inbox | None = None
+        self._inbox: GraphInputBuffers | None = None
         self._logits = torch.empty(0)
         if not self._apart:
             self._inputs = empty_batch(*self._sizes)
@@ -133,7 +133,7 @@ class Graphs:
         """Whether passes can draw: where memory is not the host's, a step is then one copy there and one back."""
         return self._apart and self._alone and self.usable and records_logits(self._model)
 
-    def forward(self, batch: Batch, received: Tensor | None = None, draws: RowDraws | None = None) -> Tensor:
+    def forward(self, batch: Batch, received: Tensor | None = None, draws: SamplingMetadata | None = None) -> Tensor:
         """Return hidden states `[rows, hidden]` of a batch, valid until the next pass.
 
         Args:
@@ -159,7 +159,7 @@ class Graphs:
         if received is not None:
             graph.intermediates.copy_(received)
         graph.run()
-        return self._checked(key, graph, batch, received) if key in self._doubts else self._result(graph, rows)
+        return self._checked(key, graph, batch, received) if key in self._unchecked else self._result(graph, rows)
 
     def _result(self, graph: _Graph, rows: int) -> Tensor:
         """Keep what a recording has come to for its first rows, and return their hidden states."""
@@ -171,7 +171,7 @@ class Graphs:
         self.sampled = sampled and SampledPass(sampled.logits[:rows], sampled.tokens[:rows])
         return graph.hidden[:rows]
 
-    def _fill(self, batch: Batch, inputs: Batch, draws: RowDraws | None) -> None:
+    def _fill(self, batch: Batch, inputs: Batch, draws: SamplingMetadata | None) -> None:
         """Copy a batch to where a recorded pass reads it, with what its tokens are drawn with."""
         if self._inbox is not None and not self._kernels.is_on_device(batch.tokens):
             self._inbox.fill(batch, draws, len(inputs.tokens))
@@ -200,23 +200,23 @@ class Graphs:
         states = intermediate_states(buffers, self.taps, self._further, self._model.config.hidden_size)
         return states if received is None else states.copy_(received)
 
-    def _vouched(self, rows: int) -> bool:
+    def _checked_nearby(self, rows: int) -> bool:
         """Whether recordings of as many rows or slightly fewer, and of as many or slightly more, were checked."""
         tried = self._tried
         return any(rows <= _NEAR * own <= _NEAR * rows for own in tried) and any(
             rows <= own <= _NEAR * rows for own in tried
         )
 
-    def _memory(self, rows: int) -> tuple[Batch, RowDraws | None]:
+    def _memory(self, rows: int) -> tuple[Batch, SamplingMetadata | None]:
         """Return what recorded passes of so many rows read."""
         if not self._apart:
             return first_rows(self._inputs, rows), None
         if self._inbox is None:
-            self._inbox = Inbox(self._kernels, *self._sizes)
+            self._inbox = GraphInputBuffers(self._kernels, *self._sizes)
         inputs = self._inbox.inputs(rows)
         return inputs.batch, inputs.draws
 
-    def _record(self, batch: Batch, received: Tensor | None, draws: RowDraws | None, rows: int) -> Tensor:
+    def _record(self, batch: Batch, received: Tensor | None, draws: SamplingMetadata | None, rows: int) -> Tensor:
         """Record a pass of so many rows and return its hidden states."""
         inputs, drawn_with = self._memory(rows)
         buffers = Buffers(rows, self._model.dtype, self._buffers)
@@ -241,9 +241,9 @@ class Graphs:
             return self._eager(placed(batch, self._kernels)[0], received)
         key = _key(rows, draws)
         graph = self._graphs[key] = _Graph(inputs, hidden[-1], intermediates, sampled, run)
-        if not self._vouched(rows):
+        if not self._checked_nearby(rows):
             made_from = _inputs(batch)
-            self._doubts[key] = _Doubts(made_from, set(range(len(made_from))))
+            self._unchecked[key] = _UncheckedInputs(made_from, set(range(len(made_from))))
         return self._result(graph, len(batch.tokens))
 
     def _checked(self, key: tuple[int, int], graph: _Graph, batch: Batch, received: Tensor | None) -> Tensor:
@@ -252,11 +252,11 @@ class Graphs:
         No check is needed while all inputs in doubt are those that it was made from. The same slots may have been
         filled by another context, so a batch that is the same altogether is checked until slots are not in doubt.
         """
-        rows, doubts = key[0], self._doubts[key]
-        others = doubts.differing(batch)
-        if self._vouched(rows):
-            del self._doubts[key]
-        if key not in self._doubts or not (others or {_SLOTS}) & doubts.left:
+        rows, unchecked = key[0], self._unchecked[key]
+        others = unchecked.differing(batch)
+        if self._checked_nearby(rows):
+            del self._unchecked[key]
+        if key not in self._unchecked or not (others or {_SLOTS}) & unchecked.left:
             return self._result(graph, len(batch.tokens))
         self.recordings += 1
         with self._kernels.device_context():
@@ -267,9 +267,9 @@ class Graphs:
             logger.warning("%s: its forward pass cannot be recorded; small batches run slower", path)
             self.usable = False
             return found
-        doubts.left.difference_update(others)
-        if not doubts.left:
-            del self._doubts[key]
+        unchecked.left.difference_update(others)
+        if not unchecked.left:
+            del self._unchecked[key]
             self._tried.append(rows)
         return self._result(graph, len(batch.tokens))
 
@@ -291,7 +291,7 @@ def _inputs(batch: Batch) -> list[list[int]]:
     return [batch.tokens.tolist(), batch.positions.tolist(), batch.slots.tolist()]
 
 
-def _key(rows: int, draws: RowDraws | None) -> tuple[int, int]:
+def _key(rows: int, draws: SamplingMetadata | None) -> tuple[int, int]:
     return rows, 0 if draws is None else len(draws.tensors)
 
 
@@ -302,7 +302,7 @@ def empty_batch(rows: int, blocks: int, places: int | None = None) -> Batch:
         rows, blocks: of the passes.
         places: of draft nodes, for a model with recurrent layers.
     """
-    view = AttentionView(
+    view = AttentionMetadata(
         tables=torch.empty((rows, blocks), dtype=torch.int32),
         row_request=torch.zeros(rows, dtype=torch.int32),
         first=torch.zeros(rows, dtype=torch.int32),
@@ -318,5 +318,5 @@ def empty_batch(rows: int, blocks: int, places: int | None = None) -> Batch:
         offsets=(),
         states=None
         if places is None
-        else StateView(*(torch.zeros((n, m), dtype=torch.int32) for n, m in ((rows, 5), (rows, 4), (places, 2)))),
+        else StateMetadata(*(torch.zeros((n, m), dtype=torch.int32) for n, m in ((rows, 5), (rows, 4), (places, 2)))),
     )

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView, StateView
+from parlay.kernels.base import AttentionMetadata, StateMetadata
 from parlay.runner.batch import Batch
 
 
@@ -60,17 +60,19 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
     @classmethod
     def of(cls, batch: Batch) -> "Forward":
         """Return the order to run a batch."""
-        view = (getattr(batch.view, field.name) for field in fields(AttentionView))
-        states = () if batch.states is None else (getattr(batch.states, field.name) for field in fields(StateView))
+        view = (getattr(batch.view, field.name) for field in fields(AttentionMetadata))
+        states = (
+            () if batch.states is None else (getattr(batch.states, field.name) for field in fields(StateMetadata))
+        )
         return cls(tuple(map(Array.of, (batch.tokens, batch.positions, batch.slots, *view, *states))))
 
     @property
     def batch(self) -> Batch:
         """The batch, without the assignment of rows to segments of tokens."""
         tokens, positions, slots, *views = (one.tensor for one in self.tensors)
-        own = len(fields(AttentionView))
-        states = StateView(*views[own:]) if len(views) > own else None
-        return Batch(tokens, positions, slots, AttentionView(*views[:own]), (), states)
+        own = len(fields(AttentionMetadata))
+        states = StateMetadata(*views[own:]) if len(views) > own else None
+        return Batch(tokens, positions, slots, AttentionMetadata(*views[:own]), (), states)
 
 
 class Logits(msgspec.Struct, frozen=True, array_like=True, tag=1):

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import Kernels
-from parlay.kv.store import allocate
+from parlay.kv.cache_tensors import allocate
 from parlay.models.context import CacheLayers, keys_of
 from parlay.models.select import CausalModel, cache_spec
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.batch import Batch, Segment, flatten
 from parlay.runner.graphs import Graphs
 from parlay.runner.orders import Broadcast, Collect, Forward, Logits, Move, no_broadcast, slots_of
-from parlay.sampling.sampler import RowDraws
-from parlay.types.cache import NO_ROOM, StateRoom
+from parlay.sampling.sampler import SamplingMetadata
+from parlay.types.cache import NO_CAPACITY, StateCapacity
 from parlay.types.plan import Span, Verdict
 
 
@@ -38,7 +38,7 @@ class ModelRunner:
         block_size: int,
         group: Group = ALONE,
         broadcast: Broadcast = no_broadcast,
-        room: StateRoom = NO_ROOM,
+        room: StateCapacity = NO_CAPACITY,
     ) -> None:
         """Allocate.
 
@@ -75,7 +75,7 @@ class ModelRunner:
             self._hidden = self.tapped = torch.empty(0)
         self._under_way = deque[int]()  # rows of each pass that is not finished
 
-    def forward(self, batch: Batch, draws: RowDraws | None = None) -> Tensor:
+    def forward(self, batch: Batch, draws: SamplingMetadata | None = None) -> Tensor:
         """Run a batch through the layers; return hidden states `[rows, hidden]`, valid until the next pass.
 
         Args:
@@ -88,7 +88,7 @@ class ModelRunner:
         self.start(batch, draws)
         return self.finish()
 
-    def start(self, batch: Batch, draws: RowDraws | None = None) -> None:
+    def start(self, batch: Batch, draws: SamplingMetadata | None = None) -> None:
         """Run a batch through the layers of this rank's stage.
 
         As many passes may be under way as there are stages.
@@ -106,7 +106,7 @@ class ModelRunner:
             with self._broadcast(Forward.of(batch)):
                 self._start(batch, draws)
 
-    def _start(self, batch: Batch, draws: RowDraws | None) -> None:
+    def _start(self, batch: Batch, draws: SamplingMetadata | None) -> None:
         pipeline, received = self.pipeline, None
         if not pipeline.first:
             received = self._receive(2 + self._further, len(batch.tokens))

@@ -37,7 +37,7 @@ class Processor(ABC):
             self.process(known, path, row)
 
 
-class Chain:
+class ProcessorChain:
     """A request's processors, applied one after another."""
 
     def __init__(self, links: Sequence[Processor]) -> None:
@@ -231,4 +231,4 @@ def prepare(
             param="allowed_token_ids",
         )
     links.extend(further)
-    return Chain(links) if links else None
+    return ProcessorChain(links) if links else None

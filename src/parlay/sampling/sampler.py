@@ -1,4 +1,4 @@
-"""Drawing tokens with keyed noise, and reporting their log-probabilities.
+"""SamplingKernels tokens with keyed noise, and reporting their log-probabilities.
 
 Every token of the engine is drawn by `draw`: the target's choices and a draft model's nodes, so that nodes share the
 noise of the choices they try to predict (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
@@ -64,7 +64,7 @@ _GREEDY = DrawParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class RowDraws:
+class SamplingMetadata:
     """What the tokens of rows are drawn with; for the tensors see `draw`."""
 
     temperatures: Tensor
@@ -73,13 +73,13 @@ class RowDraws:
     filters: Filters | None
 
     @classmethod
-    def of(cls, params: Sequence[DrawParams], seeds: Sequence[int], positions: Sequence[int]) -> "RowDraws":
+    def of(cls, params: Sequence[DrawParams], seeds: Sequence[int], positions: Sequence[int]) -> "SamplingMetadata":
         """Return them on the host, of each row's parameters, seed and position."""
         keys = torch.from_numpy(np.array(([signed(seed) for seed in seeds], positions), dtype=np.int64))
         return cls(temperature_tensor(params), keys[0], keys[1], filter_tensors(params))
 
     @classmethod
-    def greedy(cls, rows: int) -> "RowDraws":
+    def greedy(cls, rows: int) -> "SamplingMetadata":
         """Return those of rows whose likeliest token is taken."""
         return cls.of([_GREEDY] * rows, [0] * rows, [0] * rows)
 
@@ -90,7 +90,7 @@ class RowDraws:
         return own if filters is None else [*own, filters.min_p, filters.top_k, filters.top_p]
 
 
-def draw_at(kernels: Kernels, logits: Tensor, draws: RowDraws) -> list[int]:
+def draw_at(kernels: Kernels, logits: Tensor, draws: SamplingMetadata) -> list[int]:
     """Return the token of each row of logits `[rows, vocab]`; what they are drawn with goes to a GPU in one copy.
 
     Args:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from parlay import __version__
 from parlay.config import ServerConfig
-from parlay.config.origins import pattern
+from parlay.config.web_origins import pattern
 from parlay.errors import ParlayError
 from parlay.link.engine import AsyncEngine
 from parlay.server.admission import Admission

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from parlay.config import ServerConfig
-from parlay.config.origins import host_pattern, matches
+from parlay.config.web_origins import host_pattern, matches
 from parlay.server.errors import ApiError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from parlay.kernels.base import Activation, AttentionView, Gate
+from parlay.kernels.base import Activation, AttentionMetadata, Gate
 from parlay.kernels.linear import LinearWeight, PackedPart
 from parlay.kernels.reference import ReferenceKernels
 from parlay.models.config import ModelConfig
@@ -84,7 +84,7 @@ def rollout_context(config: ModelConfig, rollout: Rollout, rows: int) -> Forward
         kernels=DifferentiableKernels(rollout, origins),
         positions=(origins + len(rollout.keys)).reshape(-1),
         slots=torch.arange(rows, device=starts.device),
-        view=AttentionView(*(nothing,) * 6),
+        view=AttentionMetadata(*(nothing,) * 6),
         cache=(LayerCache(keys, values),),
         buffers=FreshBuffers(rows, starts.device),
     )
@@ -212,7 +212,7 @@ class DifferentiableKernels(ReferenceKernels):
         q: Tensor,
         key_cache: Tensor,
         value_cache: Tensor,
-        view: AttentionView,
+        view: AttentionMetadata,
         scale: float,
         out: Tensor,
         window: int = 0,

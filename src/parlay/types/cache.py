@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 CacheKind = Literal["keys", "states", "both", "nothing"]  # of a layer
 
 
-class StateRoom(NamedTuple):
+class StateCapacity(NamedTuple):
     """How much room there is for states of recurrent layers.
 
     Attributes:
@@ -19,7 +19,7 @@ class StateRoom(NamedTuple):
     places: int = 0
 
 
-NO_ROOM = StateRoom()
+NO_CAPACITY = StateCapacity()
 
 # How keys and values are stored: in the dtype of activations, or in eight bits, each 32 numbers with a scale (Q8_0).
 KVCacheDtype = Literal["auto", "int8"]
@@ -118,6 +118,6 @@ class CacheSpec:
         """How many layers have states."""
         return self.pattern.count("states") + self.pattern.count("both")
 
-    def state_bytes(self, room: StateRoom) -> int:
+    def state_bytes(self, room: StateCapacity) -> int:
         """Bytes of all states and inputs that there is room for."""
         return room.slots * self.bytes_per_slot + room.places * self.bytes_per_place

@@ -215,18 +215,18 @@ class StepTimes:
 
     Attributes:
         forward, verify, propose: by part.
-        settled: whether the target's pass was not recorded in this step, which takes several times as long.
+        typical: whether the target's pass was not recorded in this step, which takes several times as long.
         idle_steps: steps since a device proposer ran, which evicts the target's weights from caches.
     """
 
     forward: float = 0.0
     verify: float = 0.0
     propose: float = 0.0
-    settled: bool = True
+    typical: bool = True
     idle_steps: int = 1 << 30
 
 
-SETTLED = StepTimes()
+NO_TIMES = StepTimes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView
+from parlay.kernels.base import AttentionMetadata
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.triton import attention
 from parlay.kernels.triton.attention import TritonAttention
@@ -17,12 +17,12 @@ SHAPES = ((8, 2, 32), (20, 1, 96), (4, 4, 64), (3, 1, 80))
 OPTIONS = ({}, {"window": 9}, {"cap": 5.0}, {"sinks": True}, {"chunk": 9})
 
 
-def moved(view: AttentionView, device: torch.device) -> AttentionView:
-    return AttentionView(*(getattr(view, name).to(device) for name in AttentionView.__dataclass_fields__))
+def moved(view: AttentionMetadata, device: torch.device) -> AttentionMetadata:
+    return AttentionMetadata(*(getattr(view, name).to(device) for name in AttentionMetadata.__dataclass_fields__))
 
 
 def run(
-    device: torch.device, q: Tensor, keys: Tensor, values: Tensor, view: AttentionView, **options: object
+    device: torch.device, q: Tensor, keys: Tensor, values: Tensor, view: AttentionMetadata, **options: object
 ) -> Tensor:
     width = q.shape[2] if values.dtype is torch.uint8 else values.shape[3]
     out = torch.full((len(q), q.shape[1] * width), torch.nan, dtype=q.dtype, device=device)
@@ -77,7 +77,7 @@ def test_rows_do_not_see_each_other(device: torch.device, dtype: torch.dtype) ->
     whole = run(device, q, keys, values, view)
     for row in range(len(q)):
         begin, end = view.extra_offsets[row : row + 2].tolist()
-        alone = AttentionView(
+        alone = AttentionMetadata(
             view.tables,
             *(each[row : row + 1] for each in (view.row_request, view.first, view.last)),
             ints(0, end - begin),
@@ -91,8 +91,8 @@ def test_keys_in_extra_slots_are_the_same_keys(device: torch.device, dtype: torc
     keys, values = caches(1, 24, dtype)
     q, none = random(1, 3, 24, dtype=dtype, seed=3), ints(0)
     table = torch.arange(24, dtype=torch.int32)[None]
-    plain = AttentionView(table, none, none, ints(300), ints(0, 0), ints())
-    extra = AttentionView(table, none, none, ints(250), ints(0, 50), torch.arange(250, 300, dtype=torch.int32))
+    plain = AttentionMetadata(table, none, none, ints(300), ints(0, 0), ints())
+    extra = AttentionMetadata(table, none, none, ints(250), ints(0, 50), torch.arange(250, 300, dtype=torch.int32))
     assert torch.equal(run(device, q, keys, values, plain), run(device, q, keys, values, extra))
 
 
@@ -114,7 +114,7 @@ def test_tiles_begin_at_multiples(device: torch.device) -> None:
     table, none = torch.arange(24, dtype=torch.int32)[None], ints(0)
     keys[0, 0, :9] = -1e4  # the first 9 keys
     found = [
-        run(device, q, keys, values, AttentionView(table, none, ints(first), ints(100), ints(0, 0), ints()))
+        run(device, q, keys, values, AttentionMetadata(table, none, ints(first), ints(100), ints(0, 0), ints()))
         for first in (0, 9)
     ]
     assert torch.equal(*found)

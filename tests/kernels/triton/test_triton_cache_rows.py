@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from parlay.kernels.base import AttentionView
-from parlay.kernels.cache_rows import in_bytes, in_numbers
+from parlay.kernels.base import AttentionMetadata
 from parlay.kernels.reference import ReferenceKernels
+from parlay.kernels.reference_cache_rows import in_bytes, in_numbers
 from parlay.kernels.triton.elementwise import TritonElementwise
 from parlay.kernels.triton.rotary import TritonRotary
 from parlay.types.cache import row_bytes
@@ -72,7 +72,7 @@ def test_attention_is_that_over_the_numbers_that_it_reads(
     assert same_bits(found, run(device, q, *numbers, view, window=window))
     begin, end = view.extra_offsets[1:3].tolist()
     own = [each[1:2] for each in (view.row_request, view.first, view.last)]
-    alone = AttentionView(view.tables, *own, ints(0, end - begin), view.extra_slots[begin:end])
+    alone = AttentionMetadata(view.tables, *own, ints(0, end - begin), view.extra_slots[begin:end])
     assert same_bits(run(device, q[1:2], *caches, alone, window=window)[0], found[1])
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from kernels import test_recurrent as cases
 from kernels.helpers import DTYPES, random, same_bits
 from kernels.test_recurrent import KINDS, PLACES, SHAPES, SLOTS, Memory, chain, made, view
+from parlay.kernels.metadata import STATE_PIECE, StateMetadata
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.triton import recurrent
 from parlay.kernels.triton.recurrent import TritonRecurrent
-from parlay.kernels.views import STATE_PIECE, StateView
 
 from .test_triton_elementwise import LONG, ON_GPU, thinned
 
@@ -50,8 +50,10 @@ class OnDevice:
         return call
 
     def _moved(self, value: Any) -> Any:
-        if isinstance(value, StateView):
-            return StateView(*(getattr(value, name).to(self._device) for name in ("sequences", "rows", "replayed")))
+        if isinstance(value, StateMetadata):
+            return StateMetadata(
+                *(getattr(value, name).to(self._device) for name in ("sequences", "rows", "replayed"))
+            )
         return value.to(self._device) if isinstance(value, Tensor) else value
 
 
@@ -73,7 +75,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return resize
 
 
-def everything() -> StateView:
+def everything() -> StateMetadata:
     """Of 13 rows: a tree behind what is replayed and what is known, a text from nothing, a row, and no row."""
     sequences = [[2, 0, 3, 0, 8], [-1, 0, 0, 8, 12], [0, 3, 3, 12, 13], [0, 0, 0, 0, 0]]
     rows = [[0, -1, -1, -1], [0, 0, 3, -1]]
@@ -212,7 +214,7 @@ def test_rows_in_company(kernels: OnDevice, small: Callable[..., None], name: st
         sequence[:, 3:] -= begin
         rows[:, 0] = 0
         rows[:, 1] = torch.where(rows[:, 1] < 0, -1, rows[:, 1] - begin)
-        alone = StateView(sequence, rows, states.replayed)
+        alone = StateMetadata(sequence, rows, states.replayed)
         assert same_bits(one.run(x[part].contiguous(), gates[part].contiguous(), alone, filled(own)), whole[part])
 
 

@@ -13,7 +13,7 @@ bitsandbytes' `Linear8bitLt`.
             group of each input, all -1 where groups follow each other
     all     a number is scale * (stored - zero point)
 
-What the scales of activations say is of no use here: kernels round rows by themselves, see `kernels.quantised`.
+Scales of activations are not used: kernels quantise rows by themselves, see `kernels.reference_quantised`.
 """
 
 from collections.abc import Mapping, Set

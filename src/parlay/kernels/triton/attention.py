@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView
+from parlay.kernels.base import AttentionMetadata
 from parlay.kernels.triton.cache_rows import load_rows
 from parlay.kernels.triton.launch import EXACT, arrived_last, dot, padded, rounded
 
@@ -174,7 +174,7 @@ class TritonAttention:
         q: Tensor,
         key_cache: Tensor,
         value_cache: Tensor,
-        view: AttentionView,
+        view: AttentionMetadata,
         scale: float,
         out: Tensor,
         window: int = 0,

@@ -1,4 +1,4 @@
-"""Rows of a KV cache, plain or in eight bits: blocks of 32 numbers with a scale, as in `kernels.cache_rows`."""
+"""Rows of a KV cache, plain or in eight bits (see `kernels.reference_cache_rows`)."""
 
 import triton
 import triton.language as tl

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from parlay.kernels.metadata import Filters
 from parlay.kernels.triton.launch import EXACT, padded
-from parlay.kernels.views import Filters
 
 PIECE = 1024  # scores of a row that one program reads
 
@@ -258,7 +258,7 @@ def _weigh(sums, mass, pieces, WIDTH: tl.constexpr):
 
 
 class TritonFiltering:
-    """What leaves rows of scores; see `Drawing`."""
+    """What leaves rows of scores; see `SamplingKernels`."""
 
     def process(self, scores: Tensor, temperatures: Tensor, filters: Filters | None) -> None:  # noqa: D102
         rows, vocab = scores.shape

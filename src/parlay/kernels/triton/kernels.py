@@ -11,13 +11,13 @@ from torch import Tensor
 from parlay.kernels.base import Kernels, Staging
 from parlay.kernels.host import CopiedStaging
 from parlay.kernels.triton.attention import TritonAttention
-from parlay.kernels.triton.drawing import TritonDrawing
 from parlay.kernels.triton.elementwise import TritonElementwise
 from parlay.kernels.triton.linear import TritonLinear
 from parlay.kernels.triton.norms import TritonNorms
 from parlay.kernels.triton.recurrent import TritonRecurrent
 from parlay.kernels.triton.rotary import TritonRotary
 from parlay.kernels.triton.routing import TritonRouting
+from parlay.kernels.triton.sampling import TritonSampling
 from parlay.log import logger
 
 
@@ -45,7 +45,7 @@ class TritonKernels(
     TritonElementwise,
     TritonRouting,
     TritonRecurrent,
-    TritonDrawing,
+    TritonSampling,
 ):
     """`Kernels` in Triton; see there for what each method does.
 

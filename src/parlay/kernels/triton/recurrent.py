@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from parlay.kernels.metadata import STATE_PIECE, StateMetadata
 from parlay.kernels.triton.elementwise import sigmoid, softplus
 from parlay.kernels.triton.launch import EXACT, padded, rounded
-from parlay.kernels.views import STATE_PIECE, StateView
 
 # Columns of a head's state that a program updates, in the registers of one warp, or of two for long keys: the sums of
 # a row are then over few lanes, and hardly wait for another warp. It divides 16, so heads and pieces have no tail.
@@ -304,7 +304,7 @@ class TritonRecurrent:
         weight: Tensor,
         bias: Tensor | None,
         silu: bool,
-        states: StateView,
+        states: StateMetadata,
         tails: Tensor,
         kept: Tensor,
         out: Tensor,
@@ -340,7 +340,7 @@ class TritonRecurrent:
         step_bias: Tensor,
         groups: int,
         tiled: bool,
-        states: StateView,
+        states: StateMetadata,
         stored: Tensor,
         kept: Tensor,
         kept_gates: Tensor,
@@ -362,7 +362,7 @@ class TritonRecurrent:
         groups: int,
         least_step: float,
         most_step: float,
-        states: StateView,
+        states: StateMetadata,
         stored: Tensor,
         kept: Tensor,
         kept_gates: Tensor,
@@ -383,7 +383,7 @@ class TritonRecurrent:
         groups: int,
         tiled: bool,
         factors: tuple[float, float, float],
-        states: StateView,
+        states: StateMetadata,
         memory: tuple[Tensor, Tensor, Tensor],
         out: Tensor,
     ) -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 from parlay.checkpoints.gguf.family import Family
 from parlay.models.config import ModelConfig
 from parlay.models.mtp import MTPLayer
-from parlay.models.origins import TensorOrigin
 from parlay.models.select import folded, weight_shapes
+from parlay.models.tensor_origins import TensorOrigin
 
 _NEXT = "nextn_predict_layers"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

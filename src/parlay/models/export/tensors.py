@@ -12,10 +12,10 @@ from parlay.checkpoints.gguf.names import file_name
 from parlay.checkpoints.gguf.writer import Entry
 from parlay.checkpoints.loader import Checkpoint, is_finite
 from parlay.errors import ModelError
-from parlay.kernels.quantise import quantise
+from parlay.kernels.native_quantise import quantise
 from parlay.models.config import ModelConfig
 from parlay.models.latent import EXPAND
-from parlay.models.origins import TensorOrigin
+from parlay.models.tensor_origins import TensorOrigin
 from parlay.types.storage import MADE, Storage
 from parlay.weights.kinds import BY_NAME, Kind
 

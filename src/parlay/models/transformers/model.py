@@ -19,8 +19,8 @@ from parlay.checkpoints.files import dtype_of
 from parlay.checkpoints.loader import Checkpoint, is_finite, made_kind, more
 from parlay.checkpoints.quantised.config import quantization_of
 from parlay.errors import ModelError, brief
-from parlay.kernels.base import AttentionView, Kernels
-from parlay.kernels.quantise import quantise
+from parlay.kernels.base import AttentionMetadata, Kernels
+from parlay.kernels.native_quantise import quantise
 from parlay.models.config import ModelConfig, check_sizes
 from parlay.models.context import Buffers, ForwardContext, LayerCache
 from parlay.models.stored import open_weights
@@ -214,7 +214,7 @@ class TransformersModel:
         for start, end in zip((0, *ends), ends, strict=False):
             rows = torch.arange(start, end, dtype=torch.int32)
             none = torch.zeros(len(rows) + 1, dtype=torch.int32)
-            view = AttentionView(
+            view = AttentionMetadata(
                 torch.zeros((1, 1), dtype=torch.int32), none[1:], none[1:], rows + 1, none, torch.zeros(0).int()
             )
             buffers = Buffers(len(rows), self.dtype)

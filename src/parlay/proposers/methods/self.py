@@ -21,12 +21,12 @@ from torch import Tensor
 from parlay.errors import ConfigError, ModelError
 from parlay.proposers.base import Runtime, Share, TargetInfo
 from parlay.proposers.draft_head import Start
-from parlay.proposers.draft_states import DRAFT_PLACES
+from parlay.proposers.draft_recurrent_states import DRAFT_PLACES
 from parlay.proposers.expander import MOST_LEVELS
 from parlay.proposers.heads import starts
 from parlay.proposers.model_head import ModelHead
 from parlay.runner.footprint import weight_bytes
-from parlay.types.cache import StateRoom
+from parlay.types.cache import StateCapacity
 from parlay.types.plan import NO_PROPOSAL, Proposal, Span, StateUse, Verdict
 
 __all__ = ["Options", "Proposer"]
@@ -74,7 +74,7 @@ class Proposer(ModelHead):
 
     def load(self, runtime: Runtime) -> None:
         """Make the copy, and allocate what its passes write to."""
-        room = StateRoom(runtime.room.slots, runtime.room.places + DRAFT_PLACES)
+        room = StateCapacity(runtime.room.slots, runtime.room.places + DRAFT_PLACES)
         self.load_model(self._config, runtime.cache, self._target, runtime, room, newest=True)
 
     def base(self, start: Start) -> StateUse:

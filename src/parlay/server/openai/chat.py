@@ -9,7 +9,7 @@ from parlay.server.context import Context
 from parlay.server.errors import ApiError
 from parlay.server.openai.answer import Answer
 from parlay.server.openai.bodies import read_body
-from parlay.server.openai.choice import ChoicesShape, News
+from parlay.server.openai.choice import ChoiceDelta, ChoicesShape
 from parlay.server.openai.completions import check_stream
 from parlay.server.openai.fields import ChatFields, check_model, make_params, parse
 from parlay.server.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -237,7 +237,7 @@ class ChatShape(ChoicesShape):
             error.param = "messages"
         return self.form.named(error)
 
-    def _news(self, output: RequestOutput) -> Iterator[tuple[int, News, bool]]:
+    def _news(self, output: RequestOutput) -> Iterator[tuple[int, ChoiceDelta, bool]]:
         for one in output.outputs:
             first, choice = one.index not in self.choices, self.choice(one.index, output)
             if first:
@@ -253,7 +253,7 @@ class ChatShape(ChoicesShape):
             if not choice.finished and ((news := choice.update(one)) or first):
                 yield one.index, news, first
 
-    def _read(self, index: int, news: News) -> tuple[str, list[Piece]]:
+    def _read(self, index: int, news: ChoiceDelta) -> tuple[str, list[Piece]]:
         """Return what is new of the reasoning, and of the text and the calls."""
         reader, thoughts, finished = self.readers[index], self.thoughts[index], news.finish is not None
         reasoning, text = "", news.text
@@ -266,7 +266,7 @@ class ChatShape(ChoicesShape):
             return reasoning, [text] if text else []
         return reasoning, reader.feed(text, finished)
 
-    def _unseen(self, news: News) -> bool:
+    def _unseen(self, news: ChoiceDelta) -> bool:
         """Whether the last token ended the answer and is no part of it; entries beside ids are one for each id."""
         ended = news.finish == "stop" and not isinstance(news.stop, str)
         return ended and not self.params.include_stop_str_in_output and not self.fields.return_token_ids
@@ -275,7 +275,7 @@ class ChatShape(ChoicesShape):
         """Return the prompt's token ids where vLLM's clients read them."""
         return {"prompt_token_ids": output.prompt_token_ids} if self.fields.return_token_ids else {}
 
-    def _choice(self, index: int, output: RequestOutput, news: News, *, first: bool) -> dict[str, Any]:
+    def _choice(self, index: int, output: RequestOutput, news: ChoiceDelta, *, first: bool) -> dict[str, Any]:
         reader = self.readers[index]
         finish = news.finish
         if finish == "stop" and reader is not None and reader.called and self.tools.mode != "named":

@@ -17,7 +17,7 @@ Sources = list[tuple[str, str, bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ChoiceDelta:
     """What a completion has that was not shown before.
 
     Attributes:
@@ -52,7 +52,7 @@ class Choice:
         self._held: list[int] = []  # tokens
         self.finished = False
 
-    def update(self, one: CompletionOutput) -> News:
+    def update(self, one: CompletionOutput) -> ChoiceDelta:
         """Return what is new, of a completion that has what came since the last time."""
         finished, logprobs, pieces = one.finish_reason is not None, one.logprobs or (), None
         if self._pieces is not None:
@@ -63,7 +63,7 @@ class Choice:
         # Held back with its text, so that pieces and tokens of one event belong together.
         if one.text or logprobs or finished:
             tokens, self._held, self.finished = tuple(self._held), [], finished
-        return News(one.text, tokens, logprobs, pieces, one.finish_reason, one.stop_reason)
+        return ChoiceDelta(one.text, tokens, logprobs, pieces, one.finish_reason, one.stop_reason)
 
 
 @dataclass(slots=True, kw_only=True)

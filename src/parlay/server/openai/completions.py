@@ -8,7 +8,7 @@ from parlay.server.context import Context
 from parlay.server.errors import ApiError
 from parlay.server.openai.answer import Answer
 from parlay.server.openai.bodies import read_body
-from parlay.server.openai.choice import ChoicesShape, News
+from parlay.server.openai.choice import ChoiceDelta, ChoicesShape
 from parlay.server.openai.fields import CompletionFields, check_model, make_params, parse
 from parlay.server.openai.logprobs import Offsets, completion_logprobs, prompt_logprobs, prompt_offsets
 from parlay.server.openai.prompts import completion_prompts, predicted
@@ -108,7 +108,7 @@ class CompletionShape(ChoicesShape):
             if not choice.finished and (news := choice.update(one)):
                 yield self._choice(index, output, news, begun=begun)
 
-    def _choice(self, index: int, output: RequestOutput, news: News, *, begun: bool) -> dict[str, Any]:
+    def _choice(self, index: int, output: RequestOutput, news: ChoiceDelta, *, begun: bool) -> dict[str, Any]:
         text, tokens = news.text, news.tokens
         positions: list[Any] = list(news.logprobs)
         sources = news.sources

@@ -19,9 +19,9 @@ from torch import Tensor
 from watching import head_of, start
 
 from parlay import LLM, ModelError
-from parlay.acceptance.tree import paths
 from parlay.errors import ConfigError
 from parlay.proposers.methods.medusa.proposer import read_layout
+from parlay.types.draft_tree import paths
 
 GOLDENS = Path(__file__).parents[3] / "goldens" / "medusa"
 VLLM = {"model_type": "medusa", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": VOCAB, "num_heads": 3}

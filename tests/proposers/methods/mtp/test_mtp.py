@@ -24,7 +24,7 @@ from parlay.models.select import describe_model, load_model, mtp_layers
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.methods.mtp.proposer import Options, Proposer
 from parlay.proposers.vocabulary import frequent_ids
-from parlay.types.cache import StateRoom
+from parlay.types.cache import StateCapacity
 from parlay.types.params import SamplingParams as Params
 from parlay.types.plan import CatchUp, Span, Verdict
 
@@ -43,7 +43,7 @@ def loaded(path: Path, **options: Any) -> Proposer:
     kernels = select_kernels()
     target = load_model(describe_model(str(path)), torch.float32, 256, kernels)
     head = Proposer(Options(**options), TargetInfo(target.config, torch.float32, 256))
-    head.load(Runtime(kernels, BLOCKS, SIZE, 256, target, (), StateRoom(2, 2)))
+    head.load(Runtime(kernels, BLOCKS, SIZE, 256, target, (), StateCapacity(2, 2)))
     return head
 
 

@@ -31,7 +31,7 @@ from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model, mtp_layers
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.methods.mtp.proposer import Options, Proposer
-from parlay.types.cache import StateRoom
+from parlay.types.cache import StateCapacity
 from parlay.types.params import SamplingParams as Params
 from parlay.types.plan import CatchUp, Span, Verdict
 
@@ -111,7 +111,7 @@ def test_drafts_are_those_of_transformers(
     kernels, reference = select_kernels(), references(name)
     target = load_model(describe_model(str(model(name))), torch.float32, 256, kernels)
     head = Proposer(Options(), TargetInfo(target.config, torch.float32, 256))
-    head.load(Runtime(kernels, BLOCKS, SIZE, 256, target, (), StateRoom(2, 2)))
+    head.load(Runtime(kernels, BLOCKS, SIZE, 256, target, (), StateCapacity(2, 2)))
     assert head.depth == len(reference.layers) == SEVERAL[name]
     scored: list[tuple[int, Tensor]] = []
     score = head.logits_by

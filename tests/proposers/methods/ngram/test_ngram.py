@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parlay import ConfigError
-from parlay.acceptance.tree import paths
 from parlay.config import SpeculativeConfig
 from parlay.proposers import suffix_tree
 from parlay.proposers.methods.ngram import Options, Proposer
 from parlay.proposers.select import make_proposer
 from parlay.types.draft import NO_DRAFT
+from parlay.types.draft_tree import paths
 
 MATCHES = ("earliest", "latest")
 CASES = json.loads((Path(__file__).parents[3] / "goldens/ngram/golden.json").read_text())["cases"]

@@ -34,8 +34,8 @@ from parlay.models.select import (
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
 from parlay.proposers.draft_head import Start
 from parlay.proposers.draft_output import DraftOutput, OutputOptions, ReducedOutput
+from parlay.proposers.draft_recurrent_states import DRAFT_PLACES
 from parlay.proposers.draft_slots import scratch_blocks
-from parlay.proposers.draft_states import DRAFT_PLACES
 from parlay.proposers.expander import MOST_LEVELS
 from parlay.proposers.heads import shape_of, share_of, storage_of
 from parlay.proposers.methods.draft_model.choice import Vocabulary, choose
@@ -45,7 +45,7 @@ from parlay.proposers.methods.draft_model.translation import Translator
 from parlay.proposers.model_head import ModelHead
 from parlay.runner.batch import Segment, flatten
 from parlay.runner.footprint import weight_bytes
-from parlay.types.cache import StateRoom
+from parlay.types.cache import StateCapacity
 from parlay.types.plan import NO_PROPOSAL, Proposal, Span, StateUse, Verdict
 from parlay.types.storage import Storage
 
@@ -130,7 +130,7 @@ class Proposer(ModelHead):
         blocks = own.num_blocks + scratch_blocks(runtime.block_size)
         target, translator = replace(self._target, max_model_len=longest), self._translator
         if translator is None:
-            room = StateRoom(runtime.room.slots, DRAFT_PLACES)
+            room = StateCapacity(runtime.room.slots, DRAFT_PLACES)
             self.load_model(self._config, blocks, target, own, room)
             if self.output is not None:
                 self.output.load(runtime, self._own_logits)
