@@ -97,7 +97,7 @@ check "nothing.json cannot be read: No such file" parlay chat smollm2 --max-toke
 input=/dev/null
 check "write --max-model-len" parlay run smollm2 -c 2048 hi
 check "write --max-model-len" parlay serve smollm2 --ctx-size 2048
-check "adapters are not served" parlay serve smollm2 --lora-modules a=b
+check "adapters are not supported" parlay serve smollm2 --lora-modules a=b
 check "reverse proxy" parlay serve smollm2 --ssl-keyfile key.pem
 check "parlay generate --help" parlay generate --promt x
 check "generate takes one prompt" parlay generate smollm2 hi

@@ -176,7 +176,7 @@ def test_an_unknown_parameter() -> None:
             ("use_beam_search", True, "no beam search"),
             ("guided_decoding", {"json": {}}, "write structured_outputs"),
         ):
-            with pytest.raises(ConfigError, match=f"{name}=.* is not served: .*{why}"):
+            with pytest.raises(ConfigError, match=f"{name}=.* is not supported: .*{why}"):
                 make(**{name: value})
 
 

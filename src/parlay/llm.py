@@ -114,7 +114,7 @@ class LLM:
             prompts: one or many; each is text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
             sampling_params: for all, or one for each prompt.
             use_tqdm: show a progress bar on stderr; None, the default, shows one where stderr is a terminal.
-            lora_request: None; adapters are not served.
+            lora_request: None; adapters are not supported.
 
         Returns:
             One output a prompt, in order. Of many prompts, one that cannot be served or fails has `error` set and
@@ -337,7 +337,9 @@ class LLM:
 
 def _check_lora(lora_request: object) -> None:
     if lora_request is not None:
-        raise ConfigError("lora_request: adapters are not served; merge it into the model's weights and leave it out")
+        raise ConfigError(
+            "lora_request is not supported; merge the adapter into the model's weights and leave it out"
+        )
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

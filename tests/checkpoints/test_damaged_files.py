@@ -189,7 +189,7 @@ def test_json_that_python_cannot_read(path: Path, name: str, text: str) -> None:
 def test_names_of_classes(path: Path, key: str, text: str) -> None:
     raw = json.loads((path / "config.json").read_text()) | {"architectures": ["NobodysForCausalLM"]}
     (path / "config.json").write_text(json.dumps(raw | {key: [text] if key == "architectures" else text}))
-    with orderly(), pytest.raises(ModelError, match="is not served") as error:
+    with orderly(), pytest.raises(ModelError, match="is not supported") as error:
         load(path)
     with orderly():
         raise error.value

@@ -136,7 +136,7 @@ def test_kinds(weightless: str, tmp_path: Path, kind: str, number: int) -> None:
         assert resolve_method(SpeculativeConfig.parse({"model": str(path)})).method == kind
     else:
         for method in ({}, {"method": "draft_model"}, {"method": "auto"}):
-            with pytest.raises(ModelError, match=rf"head' is a draft head for the method '{kind}', which cannot be"):
+            with pytest.raises(ModelError, match=rf"head' is a draft head for the method '{kind}', which is not"):
                 LLM(weightless, speculative_config={"model": str(path), **method})
 
 

@@ -395,7 +395,7 @@ def test_rows_of_a_text_model_that_saw_images(models: dict[str, Path], tmp_path:
     """As llama.cpp's converter writes GLM-4.1V: in halves."""
     file = export(models["glm4"], tmp_path / "model.gguf", "bf16").path
     other = copied(file, tmp_path / "other.gguf", sections=[4, 2, 2, 0])
-    with pytest.raises(ModelError, match=r"glm4\.rope\.dimension_sections is not served"):
+    with pytest.raises(ModelError, match=r"glm4\.rope\.dimension_sections is not supported"):
         describe_model(str(other))
 
 

@@ -199,14 +199,14 @@ def test_stacks_that_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"group_size": 64, "bits": 7}, "bits=7; MLX's affine is served with bits=2 or 3 or 4 or 5 or 6 or 8"),
-        ({"group_size": 16, "bits": 4}, "group_size=16; MLX's affine is served with group_size=32 or 64 or 128"),
-        ({"group_size": 64, "bits": 4, "mode": "mxfp4"}, "group_size=64; MLX's mxfp4 is served with group_size=32"),
+        ({"group_size": 64, "bits": 7}, "bits=7; MLX's affine is supported with bits=2 or 3 or 4 or 5 or 6 or 8"),
+        ({"group_size": 16, "bits": 4}, "group_size=16; MLX's affine is supported with group_size=32 or 64 or 128"),
+        ({"group_size": 64, "bits": 4, "mode": "mxfp4"}, "MLX's mxfp4 is supported with group_size=32"),
         ({"group_size": 16, "bits": 4, "mode": "nvfp4"}, "with mode=affine or mxfp4, not 'nvfp4'"),
         ({"group_size": 64, "bits": 4, QUERIES: {"bits": True}}, "bits=True; MLX's affine"),
     ],
 )
-def test_what_is_not_served(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_what_is_not_supported(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     edit_config(write_llama(tmp_path), quantization=config)
     with pytest.raises(ModelError, match=message):
         read_config(tmp_path)

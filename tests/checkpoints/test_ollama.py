@@ -93,7 +93,7 @@ def test_commands(put: Put, capsys: pytest.CaptureFixture[str]) -> None:
         ({"application/vnd_ollama_image_tensor; name=x": "sha256:cc"}, "tensor by tensor"),
     ],
 )
-def test_forms_that_are_not_served(put: Put, others: dict[str, str], message: str) -> None:
+def test_forms_that_are_not_supported(put: Put, others: dict[str, str], message: str) -> None:
     put("library/tiny/latest", **others)
     with pytest.raises(ModelError, match=message):
         find_model("ollama:tiny")

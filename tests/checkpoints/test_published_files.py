@@ -79,7 +79,7 @@ def test_other_names_of_dtypes(tmp_path: Path, said: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("said", ["float64", "float8_e4m3fn", "int8"])
-def test_a_dtype_of_the_config_that_is_not_served(tmp_path: Path, said: str) -> None:
+def test_a_dtype_of_the_config_that_is_not_supported(tmp_path: Path, said: str) -> None:
     path = write_llama(tmp_path / "model", torch_dtype=said)
     with pytest.raises(ConfigError, match=f"model: its config names the dtype '{said}', .* give dtype='float32' or"):
         resolve_dtype("auto", describe_model(str(path)))

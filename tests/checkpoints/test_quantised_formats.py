@@ -405,25 +405,25 @@ def test_configs_that_do_not_fit(
 
 
 NOT_SERVED: list[tuple[dict[str, Any], str]] = [
-    ({"quant_method": "quark"}, "by 'quark', which is not served; awq, gptq, auto-round, fp8, compressed-tensors"),
-    ({**GPTQ, "bits": 3}, "quantization_config has bits=3; gptq is served with bits=4 or 8"),
+    ({"quant_method": "quark"}, "by 'quark', which is not supported; awq, gptq, auto-round, fp8, compressed-tensors"),
+    ({**GPTQ, "bits": 3}, "quantization_config has bits=3; gptq is supported with bits=4 or 8"),
     ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
     ({**GPTQ, "dynamic": {"+:x": {"bits": 3}}}, "bits=3"),
     ({**GPTQ, "dynamic": ["x"]}, "dynamic"),
     ({**GPTQ, "quant_method": "auto-round", "packing_format": "auto_round:gptqmodel"}, "packing_format"),
-    ({**FP8, "fmt": "e5m2"}, "served as e4m3, not as 'e5m2'"),
+    ({**FP8, "fmt": "e5m2"}, "supported as e4m3, not as 'e5m2'"),
     ({**FP8, "weight_block_size": [128]}, r"must have two sizes above 0, not \[128\]"),
     ({**FP8, "weight_block_size": [0, 128]}, "must have two sizes above 0"),
-    (compressed("marlin-24"), "served in the formats pack-quantized, .* not 'marlin-24'"),
-    (compressed("mixed-precision"), "served in the formats pack-quantized, .* not 'mixed-precision'"),
+    (compressed("marlin-24"), "supported in the formats pack-quantized, .* not 'marlin-24'"),
+    (compressed("mixed-precision"), "supported in the formats pack-quantized, .* not 'mixed-precision'"),
     (compressed("pack-quantized", num_bits=4, group_size="x"), "has group_size='x', which must be an integer"),
-    (compressed("pack-quantized", num_bits=True), "of True bits; as pack-quantized served are 4 or 8"),
-    (compressed("pack-quantized", num_bits=3), "of 3 bits; as pack-quantized served are 4 or 8"),
-    (compressed("int-quantized", num_bits=4), "of 4 bits; as int-quantized served are 8"),
+    (compressed("pack-quantized", num_bits=True), "of True bits; pack-quantized is supported with 4 or 8"),
+    (compressed("pack-quantized", num_bits=3), "of 3 bits; pack-quantized is supported with 4 or 8"),
+    (compressed("int-quantized", num_bits=4), "of 4 bits; int-quantized is supported with 8"),
     ({**compressed("int-quantized"), "config_groups": {"a": {"weights": 3}}}, "has weights=3, which must be a map"),
     ({**compressed("int-quantized"), "config_groups": [1]}, "needs config_groups, a mapping of mappings"),
     ({**compressed("int-quantized"), "sparsity_config": {"format": "24"}}, "has a sparsity_config, which is not"),
-    ({**compressed("int-quantized"), "transform_config": {"a": 1}}, "has a transform_config, which is not served"),
+    ({**compressed("int-quantized"), "transform_config": {"a": 1}}, "has a transform_config, which is not supported"),
     (bitsandbytes(), "needs either load_in_4bit or load_in_8bit to be true"),
     (bitsandbytes(load_in_4bit=True, load_in_8bit=True), "needs either load_in_4bit or load_in_8bit to be true"),
     (bitsandbytes(load_in_4bit=1), "needs either load_in_4bit or load_in_8bit to be true"),
@@ -431,7 +431,7 @@ NOT_SERVED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("config", "message"), NOT_SERVED, ids=[str(i) for i in range(len(NOT_SERVED))])
-def test_configs_that_are_not_served(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_configs_that_are_not_supported(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     write_llama(tmp_path, **WIDE)
     set_config(tmp_path, config)
     with pytest.raises(ModelError, match=message):

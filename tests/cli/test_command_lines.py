@@ -86,7 +86,7 @@ def test_the_model_is_a_word_or_a_flag(parser: Parser, command: str, capsys: pyt
         (["run", "m", "--keepalive", "5m", "hi"], "--keepalive: leave it out"),
         (["run", "m", "--format", "json", "hi"], "--format: write --structured-outputs"),
         # vllm serve
-        (["serve", "m", "--lora-modules", "a=b"], "--lora-modules: adapters are not served"),
+        (["serve", "m", "--lora-modules", "a=b"], "--lora-modules: adapters are not supported"),
         (["serve", "m", "--ssl-keyfile", "k"], "--ssl-keyfile: TLS is a reverse proxy's business"),
         (["serve", "m", "--guided-decoding-backend", "xgrammar"], "structured outputs have one backend"),
         (["serve", "m", "--uvicorn-log-level", "debug"], "set PARLAY_LOG"),

@@ -54,10 +54,10 @@ def test_the_words_of_vllm(words: dict[str, Any], meant: str) -> None:
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        ({"rejection_sample_method": "synthetic"}, r"rejection_sample_method='synthetic' is not served; .*'strict'"),
-        ({"rejection_sample_method": 3}, r"rejection_sample_method=3 is not served.*leave it out"),
-        ({"draft_sample_method": "beam"}, r"draft_sample_method='beam' is not served; .*'greedy'"),
-        ({"acceptance_method": ["x"]}, r"acceptance_method=\['x'\] is not served; .*'rejection_sampler'"),
+        ({"rejection_sample_method": "synthetic"}, r"method='synthetic' is not supported; .*'strict'"),
+        ({"rejection_sample_method": 3}, r"rejection_sample_method=3 is not supported.*leave it out"),
+        ({"draft_sample_method": "beam"}, r"draft_sample_method='beam' is not supported; .*'greedy'"),
+        ({"acceptance_method": ["x"]}, r"acceptance_method=\['x'\] is not supported; .*'rejection_sampler'"),
         (
             {"rejection_sample_method": "block", "verification": "coupled"},
             "verification='coupled' and rejection_sample_method='block' contradict.*write verification alone",

@@ -132,7 +132,7 @@ def test_the_example_with_metrics() -> None:
     assert drafts.value > 0
     assert sum(by_place.values) == accepted.value
     assert llm.get_default_sampling_params() == SamplingParams()
-    with pytest.raises(ConfigError, match="lora_request: adapters are not served"):
+    with pytest.raises(ConfigError, match="lora_request is not supported"):
         llm.generate("x", lora_request=object())  # type: ignore[arg-type]
 
 
@@ -242,7 +242,7 @@ def test_every_foreign_option(name: str) -> None:
         value = known.only[-1] if known.only else True
         EngineConfig.parse(parlay.config.modernise({name: value}, None)[0])
         if known.only:
-            with pytest.raises(ConfigError, match=f"{name}=7 is not served, since"):
+            with pytest.raises(ConfigError, match=f"{name}=7 is not supported, since"):
                 parlay.config.modernise({name: 7}, None)
 
 
@@ -258,7 +258,7 @@ def test_keys_of_a_speculative_config_that_mean_nothing() -> None:
         SpeculativeConfig.parse({"method": "suffix", "enable_adaptive_verification": False, "lengths": "goodput"})
     with pytest.raises(ConfigError, match="adaptive_verification must be true or false, not 1"):
         SpeculativeConfig.parse({"method": "suffix", "adaptive_verification": 1})
-    with pytest.raises(ConfigError, match="rejection_sample_method='fly' is not served"):
+    with pytest.raises(ConfigError, match="rejection_sample_method='fly' is not supported"):
         parlay.LLM("tiny-code", speculative_config={"method": "ngram", "rejection_sample_method": "fly"})
 
 

@@ -36,5 +36,5 @@ def test_documented_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     found = logits_in_pieces(make_runner(path), tokens, [7, 20])
     torch.testing.assert_close(found, CAP * torch.tanh(without_cap / CAP), atol=1e-4, rtol=0)
     (path / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
-    with pytest.raises(ModelError, match="hidden_act='gelu' is not served"):
+    with pytest.raises(ModelError, match="hidden_act='gelu' is not supported"):
         describe_model(str(path))

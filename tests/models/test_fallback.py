@@ -109,7 +109,7 @@ def test_what_computes_something_else_is_refused(
 ) -> None:
     forward = KernelLinear.forward
     monkeypatch.setattr(foreign_modules.KernelLinear, "forward", lambda self, x: 1.1 * forward(self, x))
-    with pytest.raises(ModelError, match="Starcoder2ForCausalLM is not served: its logits differ"):
+    with pytest.raises(ModelError, match="Starcoder2ForCausalLM is not supported: its logits differ"):
         make_runner(checkpoint("starcoder2"))
 
 
@@ -190,7 +190,7 @@ REFUSALS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
 @pytest.mark.parametrize(("prefix", "suffix", "changes", "message"), REFUSALS, ids=str)
 def test_refusals_say_why(tmp_path: Path, prefix: str, suffix: str, changes: dict[str, Any], message: str) -> None:
     path = write_config(tmp_path, prefix, suffix, changes)
-    with pytest.raises(ModelError, match=f"{prefix}{suffix} is not served: .*({message})") as caught:
+    with pytest.raises(ModelError, match=f"{prefix}{suffix} is not supported: .*({message})") as caught:
         describe_model(path)
     assert "\n" not in str(caught.value)
 
@@ -218,7 +218,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
         "auto_map": {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilForCausalLM"},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="EvilForCausalLM is not served: transformers cannot read its config"):
+    with pytest.raises(ModelError, match="EvilForCausalLM is not supported: transformers cannot read its config"):
         describe_model(str(tmp_path))
 
 

@@ -69,5 +69,5 @@ def test_float16_is_for_what_is_stored_so(tmp_path: Path) -> None:
     assert (
         LLM(half, dtype="half", max_model_len=64, speculative_config=None).numerics_id.split("/")[1] == "float32+F16"
     )
-    with pytest.raises(ConfigError, match=r"dtype 'float16' is not served for .* is stored as bfloat16; take"):
+    with pytest.raises(ConfigError, match=r"dtype 'float16' is not supported for .* is stored as bfloat16; take"):
         LLM("tiny-code", dtype="half")

@@ -196,7 +196,7 @@ def test_one_entry_a_token_is_cached(checkpoint: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kv_lora_rank": 55}, "kv_lora_rank=55 and qk_rope_head_dim=16 are not served"),
+        ({"kv_lora_rank": 55}, "kv_lora_rank=55 and qk_rope_head_dim=16 are not supported"),
         ({"qk_rope_head_dim": -1}, "qk_rope_head_dim must be a number above 0"),
         ({"kv_lora_rank": 64}, "kv_a_proj_with_mqa.weight' has shape"),
         ({"v_head_dim": 16}, "kv_b_proj.weight' has shape"),
@@ -215,7 +215,7 @@ def test_choices_within_groups_by_their_best_are_refused(tmp_path: Path) -> None
     model = write_family(
         tmp_path / "model", "deepseekv2", topk_method="group_limited_greedy", n_group=3, topk_group=2
     )
-    with pytest.raises(ModelError, match="topk_method='group_limited_greedy' is not served"):
+    with pytest.raises(ModelError, match="topk_method='group_limited_greedy' is not supported"):
         LLM(str(model))
 
 

@@ -57,8 +57,8 @@ def test_a_good_one(path: Path) -> None:
         ({"head_dim": 512}, "head_dim"),
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": None, "model_type": None}, "unnamed"),
-        ({"architectures": None, "model_type": "layers"}, "LayersForCausalLM is not served"),
-        ({"architectures": ["LayersForCausalLM"]}, "not served"),
+        ({"architectures": None, "model_type": "layers"}, "LayersForCausalLM is not supported"),
+        ({"architectures": ["LayersForCausalLM"]}, "not supported"),
     ],
     ids=str,
 )

@@ -168,6 +168,6 @@ def test_both_ends_whole(checkpoint: Callable[[str], Path]) -> None:
 def test_models_of_another_library_stay_whole(tmp_path: Path) -> None:
     path = write_family(tmp_path, next(iter(OTHERS)))
     with pytest.raises(
-        ConfigError, match=r"tensor_parallel_size=2 is not served for .*, which a class of transformers"
+        ConfigError, match=r"tensor_parallel_size=2 is not supported for .*, which a class of transformers"
     ):
         check_ranks(describe_model(str(path)), 2)

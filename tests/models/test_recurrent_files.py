@@ -476,8 +476,8 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("lfm2", {"layer_types": ["conv", "window", "conv", "conv"]}, "layer_types must list conv or full_attention"),
     ("granite4-h", {"mamba_n_heads": 7, "mamba_n_groups": 2, "mamba_d_head": 16}, "7 Mamba heads do not divide"),
     ("granite4-h", {"mamba_d_head": 20}, "Mamba heads of 20 columns"),
-    ("kimilinear", {"linear_head_dim": 40}, "heads of linear attention of 40 columns are not served"),
-    ("kimilinear", {"mla_use_nope": False}, "mla_use_nope=False is not served"),
+    ("kimilinear", {"linear_head_dim": 40}, "heads of linear attention of 40 columns are not supported"),
+    ("kimilinear", {"mla_use_nope": False}, "mla_use_nope=False is not supported"),
     (
         "kimilinear",
         {"layer_types": None, "linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [4]}},
@@ -485,7 +485,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ),
     ("falconh1", {"mamba_d_head": 12}, "6 Mamba heads of 12 columns are not mamba_d_ssm=96 columns"),
     ("falconh1", {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers must list 5 numbers"),
-    ("falconh1", {"mamba_proj_bias": True}, "mamba_proj_bias=True is not served"),
+    ("falconh1", {"mamba_proj_bias": True}, "mamba_proj_bias=True is not supported"),
     ("granite4-h", {"time_step_limit": [1.0, 0.5]}, "time_step_limit must be two numbers in order"),
     (
         "granite4-h",

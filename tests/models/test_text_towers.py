@@ -160,7 +160,7 @@ def test_speculation_changes_no_token(tmp_path: Path) -> None:
         ({"text_config": None}, "Gemma3ForConditionalGeneration"),
         (
             {"text_config": {"model_type": "recurrent_gemma_text"}},
-            "RecurrentGemmaForCausalLM is not served; these families are",
+            "RecurrentGemmaForCausalLM is not supported; these families are",
         ),
         ({"text_config": {**SMALL, "model_type": "gemma3_text", "num_hidden_layers": 2}}, "does not explain"),
     ],

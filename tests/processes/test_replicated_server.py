@@ -82,5 +82,5 @@ def test_a_size_that_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_process_has_one_engine() -> None:
-    with pytest.raises(ConfigError, match="data_parallel_size=2 is not served, since replicas are a server's"):
+    with pytest.raises(ConfigError, match="data_parallel_size=2 is not supported, since replicas are a server's"):
         LLM("tiny-code", data_parallel_size=2)

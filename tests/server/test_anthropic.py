@@ -300,7 +300,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "leave document out"),
     ({"messages": [{"role": "assistant", "content": [RESULT]}]}, "leave tool_result out"),
     ({"messages": [{"role": "user", "content": [{}]}]}, "a block has a type"),
-    ({"messages": [{"role": "user", "content": [{"type": "tool_addition"}]}]}, "such blocks are not served"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_addition"}]}]}, "such blocks are not supported"),
     ({"tools": [CHAT_TOOL]}, "tools[0]: a tool is {'name': ..., 'description': ..., 'input_schema': {...}} here"),
     ({"compaction": {"type": "summarize"}}, "ask for a summary in a message"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "'tool_use_id'"),

@@ -53,7 +53,7 @@ def read_raw(path: Path) -> dict[str, Any]:
     """Return the content of a model's `config.json`, or what stands for it in a GGUF file.
 
     Raises:
-        ModelError: it is missing or unreadable, or the weights are quantised in a way that is not served.
+        ModelError: it is missing or unreadable, or the weights are quantised in a way that is not supported.
     """
     if path.is_dir() and not (path / "config.json").is_file():
         raise ModelError(_no_model(path))
@@ -98,7 +98,7 @@ def text_model(raw: dict[str, Any]) -> dict[str, Any]:
 def _no_model(path: Path) -> str:
     """Return why a directory without a `config.json` is no model."""
     if (path / "adapter_config.json").is_file():
-        return f"{path} is an adapter (LoRA), which is not served; merge it into its base model and save that"
+        return f"{path} is an adapter (LoRA), which is not supported; merge it into its base model and save that"
     return f"{path / 'config.json'} does not exist; a model directory needs one"
 
 

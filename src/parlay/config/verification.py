@@ -45,7 +45,7 @@ def in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if not isinstance(value, str) or value not in meanings:
             known = ", ".join(map(repr, meanings))
-            raise ConfigError(f"{key}={shown(value)} is not served; write one of {known}, or leave it out")
+            raise ConfigError(f"{key}={shown(value)} is not supported; write one of {known}, or leave it out")
         translated[key] = meanings[value]
     if translated.get("draft_sample_method") == COUPLED and translated.get("rejection_sample_method") == REJECTION:
         translated["rejection_sample_method"] = COUPLED

@@ -50,7 +50,7 @@ FOREIGN: dict[str, ForeignOption] = {
     "enable_auto_tool_choice": ForeignOption("tools are always served", flag=True),
     "tokenizer_mode": ForeignOption("there is only one tokenizer mode"),
     "skip_tokenizer_init": ForeignOption("the tokenizer is always read", only=(False,), flag=True),
-    "enable_lora": ForeignOption("adapters are not served", only=(False,), flag=True),
+    "enable_lora": ForeignOption("adapters are not supported", only=(False,), flag=True),
     "mm_processor_kwargs": ForeignOption("models read text only"),
     "limit_mm_per_prompt": ForeignOption("models read text only"),
     "optimization_level": ForeignOption("nothing is compiled at run time"),
@@ -147,7 +147,7 @@ def _parted(options: Mapping[str, Any], table: Mapping[str, ForeignOption]) -> t
                 left[name] = value
                 continue
             allowed = " or ".join(shown(one) for one in known.only if one is not None)
-            raise ConfigError(f"{name}={shown(value)} is not served, since {known.why}; leave it at {allowed}")
+            raise ConfigError(f"{name}={shown(value)} is not supported, since {known.why}; leave it at {allowed}")
         elif value is not None:
             named.append(f"{name} ({known.why})")
     return left, named

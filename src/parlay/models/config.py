@@ -82,7 +82,7 @@ class ModelConfig:
         if count * self.num_layers > _MOST_EXPERTS:
             raise ModelError(
                 f"{config_file(self.path)}: {count} experts in each of {self.num_layers} layers are more than the "
-                f"{_MOST_EXPERTS} that are served"
+                f"{_MOST_EXPERTS} that are supported"
             )
 
     @property
@@ -108,16 +108,16 @@ class ModelConfig:
         """How many states of a row stages hand on besides the two that all models have."""
         return int(self.style.layer_inputs > 0)  # what the inputs of later layers are made of
 
-    def only(self, **served: Any) -> None:
+    def only(self, **supported: Any) -> None:
         """Refuse other values of some keys than these; a key that is missing passes.
 
         Raises:
             ModelError: it names the key.
         """
-        for key, value in served.items():
+        for key, value in supported.items():
             if self.raw.get(key, value) != value:
                 raise ModelError(
-                    f"{self.path}: {key}={shown(self.raw[key])} is not served; only {key}={shown(value)} is"
+                    f"{self.path}: {key}={shown(self.raw[key])} is not supported; only {key}={shown(value)} is"
                 )
 
     def flag(self, key: str, default: bool) -> bool:
@@ -161,19 +161,19 @@ class ModelConfig:
             )
         return tuple(map(bool, values))
 
-    def kinds(self, key: str, served: Sequence[str], default: Sequence[str] | None = None) -> tuple[str, ...]:
+    def kinds(self, key: str, supported: Sequence[str], default: Sequence[str] | None = None) -> tuple[str, ...]:
         """Return a key that has a word for each layer; None as a default is an error where it is missing.
 
         Raises:
-            ModelError: it does not fit, or has a word that is not served.
+            ModelError: it does not fit, or has a word that is not supported.
         """
         found = default if self.raw.get(key) is None else self.raw[key]
         if (
             not isinstance(found, list | tuple)
             or len(found) != self.num_layers
-            or not all(x in served for x in found)
+            or not all(x in supported for x in found)
         ):
-            *others, last = served
+            *others, last = supported
             raise ModelError(
                 f"{config_file(self.path)}: {key} must list {', '.join(others)} or {last} for each of "
                 f"{self.num_layers} layers, not {shown(found)}"
@@ -248,7 +248,7 @@ class ModelConfig:
             raise ModelError(f"{config_file(self.path)}: layer_types must list {self.num_layers} layers")
         for kind in types:
             if kind not in ("full_attention", "sliding_attention"):
-                raise ModelError(f"{self.path}: layer_types has {shown(kind)}, which is not served")
+                raise ModelError(f"{self.path}: layer_types has {shown(kind)}, which is not supported")
         return tuple(window * (kind == "sliding_attention") for kind in types)
 
     @property
@@ -350,7 +350,7 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
         raw: the content; it is kept.
 
     Raises:
-        ModelError: keys are missing, sizes contradict each other, or an architecture or option is not served.
+        ModelError: keys are missing, sizes contradict each other, or an architecture or option is not supported.
     """
     raw = {**raw, **{new: raw[old] for new, old in _OTHER_NAMES.items() if old in raw and new not in raw}}
     try:
@@ -398,7 +398,7 @@ def _tied(raw: dict[str, Any]) -> bool:
 
 
 def check_sizes(config: ModelConfig) -> None:
-    """Refuse sizes that contradict each other or are not served.
+    """Refuse sizes that contradict each other or are not supported.
 
     Raises:
         ModelError: it names the size.
@@ -416,4 +416,4 @@ def check_sizes(config: ModelConfig) -> None:
     if config.num_kv_heads < 1 or config.num_heads % config.num_kv_heads:
         raise ModelError(f"{file}: {config.num_heads} heads do not divide into {config.num_kv_heads} groups")
     if config.head_dim % 8 or config.head_dim > 256:
-        raise ModelError(f"{file}: head_dim {config.head_dim} is not served; multiples of 8 up to 256 are")
+        raise ModelError(f"{file}: head_dim {config.head_dim} is not supported; multiples of 8 up to 256 are")

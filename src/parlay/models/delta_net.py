@@ -63,7 +63,7 @@ class DeltaNets:
     rates: bool = False
 
     def check(self, config: ModelConfig) -> None:
-        """Refuse sizes that do not fit together or are not served.
+        """Refuse sizes that do not fit together or are not supported.
 
         Raises:
             ModelError: it names them.
@@ -75,7 +75,7 @@ class DeltaNets:
             )
         if self.value % 16 or self.key % 8 or self.value > 512 or self.key > 512:
             raise ModelError(
-                f"{config.path}: heads of linear attention of {self.key} and {self.value} columns are not served; "
+                f"{config.path}: heads of linear attention of {self.key} and {self.value} columns are not supported; "
                 "values of multiples of 16 and keys of multiples of 8 up to 512 are"
             )
         check_kernel_size(config, self.kernel_size)

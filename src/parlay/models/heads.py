@@ -121,7 +121,7 @@ def layer_config(head: HeadConfig, raw: dict[str, Any], first: str, names: Colle
         names: of all tensors.
 
     Raises:
-        ModelError: keys are missing or hold what is not served.
+        ModelError: keys are missing or hold what is not supported.
     """
     config = parse_config(head.path, raw)
     config.only(hidden_act="silu")

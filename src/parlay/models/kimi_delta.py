@@ -47,15 +47,15 @@ class KimiDeltaLayers:
     rates: bool = False
 
     def check(self, config: ModelConfig) -> None:
-        """Refuse sizes that are not served.
+        """Refuse sizes that are not supported.
 
         Raises:
             ModelError: it names them.
         """
         if self.width % 16 or self.width > 512:
             raise ModelError(
-                f"{config.path}: heads of linear attention of {self.width} columns are not served; multiples of 16 "
-                "up to 512 are"
+                f"{config.path}: heads of linear attention of {self.width} columns are not supported; multiples of "
+                "16 up to 512 are"
             )
         check_kernel_size(config, self.kernel_size)
 

@@ -82,7 +82,7 @@ class MambaLayers:
     output_scale: float = 1.0
 
     def check(self, config: ModelConfig) -> None:
-        """Refuse sizes that do not fit together or are not served.
+        """Refuse sizes that do not fit together or are not supported.
 
         Raises:
             ModelError: it names them.
@@ -91,7 +91,7 @@ class MambaLayers:
             raise ModelError(f"{config.path}: {self.heads} Mamba heads do not divide into {self.groups} groups")
         if self.width % 16 or self.state % 8 or self.width > 512 or self.state > 512:
             raise ModelError(
-                f"{config.path}: Mamba heads of {self.width} columns with states of {self.state} are not served; "
+                f"{config.path}: Mamba heads of {self.width} columns with states of {self.state} are not supported; "
                 "multiples of 16 and of 8 up to 512 are"
             )
         check_kernel_size(config, self.kernel_size)

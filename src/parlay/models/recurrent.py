@@ -11,4 +11,4 @@ def check_kernel_size(config: ModelConfig, kernel_size: int) -> None:
         ModelError: it is of too many rows, or of one.
     """
     if not 2 <= kernel_size <= 8:
-        raise ModelError(f"{config.path}: a convolution of {kernel_size} rows is not served; 2 to 8 are")
+        raise ModelError(f"{config.path}: a convolution of {kernel_size} rows is not supported; 2 to 8 are")

@@ -35,7 +35,7 @@ def read_rotary(path: Path, raw: dict[str, Any], layers: str = "full_attention")
         layers: which of the layers, where the config tells kinds of layers apart.
 
     Raises:
-        ModelError: a kind of scaling that is not served, or keys that are missing or no numbers above 0.
+        ModelError: a kind of scaling that is not supported, or keys that are missing or no numbers above 0.
     """
     try:
         return _read(path, raw, layers)
@@ -52,7 +52,7 @@ def _read(path: Path, raw: dict[str, Any], layers: str) -> Rotary:
     # Older names; of `mrope`, whose positions have three coordinates, a text's are alike.
     kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)
     if kind not in KINDS:
-        raise ModelError(f"{path}: rope_type {shown(kind)} is not served; {', '.join(KINDS)} are")
+        raise ModelError(f"{path}: rope_type {shown(kind)} is not supported; {', '.join(KINDS)} are")
     partial = scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
     needed, optional = KINDS[kind]
     if _ORIGINAL in needed and kind != "llama3":

@@ -112,7 +112,7 @@ def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:
         hub: likewise.
 
     Raises:
-        ModelError: it cannot be found or read, or its architecture is not served.
+        ModelError: it cannot be found or read, or its architecture is not supported.
         ConfigError: a revision of what is not on the hub.
     """
     return describe_files(find_model(name, hub))
@@ -129,8 +129,8 @@ def describe_files(path: Path) -> ModelConfig:
         described: ModelConfig = family.describe(parse_config(path, {**defaults, **raw}))
         return as_saved(described)
     if path.is_file() or TOWER in raw:
-        served = ", ".join(families.names())
-        raise ModelError(f"{path}: {brief(architecture)} is not served; these families are: {served}")
+        supported = ", ".join(families.names())
+        raise ModelError(f"{path}: {brief(architecture)} is not supported; these families are: {supported}")
     return transformers_model.describe(path, raw)
 
 
@@ -151,7 +151,7 @@ def resolve_dtype(requested: str, config: ModelConfig) -> torch.dtype:
     float16, whose range is too small, is for weights alone: where a checkpoint's stay in it, activations are float32.
 
     Raises:
-        ConfigError: a dtype that is not served.
+        ConfigError: a dtype that is not supported.
     """
     name = config.dtype if requested == "auto" else requested
     if name == config.dtype == "float16":
@@ -161,16 +161,16 @@ def resolve_dtype(requested: str, config: ModelConfig) -> torch.dtype:
         logger.info("%s is stored as float16; activations and cache are %s", config.path, name)
     if name == "float16":
         raise ConfigError(
-            f"dtype 'float16' is not served for {config.path}, which is stored as {config.dtype}; take 'bfloat16', "
-            "whose range is larger, or 'float32'"
+            f"dtype 'float16' is not supported for {config.path}, which is stored as {config.dtype}; take "
+            "'bfloat16', whose range is larger, or 'float32'"
         )
     if name not in _DTYPES and requested == "auto":
         known = " or ".join(map(repr, _DTYPES))
         raise ConfigError(
-            f"{config.path}: its config names the dtype {shown(name)}, which is not served; give dtype={known}"
+            f"{config.path}: its config names the dtype {shown(name)}, which is not supported; give dtype={known}"
         )
     if name not in _DTYPES:
-        raise ConfigError(f"dtype {shown(name)} is not served{nearest(name, _DTYPES)}")
+        raise ConfigError(f"dtype {shown(name)} is not supported{nearest(name, _DTYPES)}")
     return _DTYPES[name]
 
 
@@ -365,7 +365,8 @@ def check_ranks(config: ModelConfig, size: int, stages: int = 1) -> None:
         ConfigError: it cannot.
     """
     if stages > 1 and not exposes_hidden_states(config):
-        raise ConfigError(f"pipeline_parallel_size={stages} is not served for {config.architecture}; leave it at 1")
+        what = f"pipeline_parallel_size={stages}"
+        raise ConfigError(f"{what} is not supported for {config.architecture}; leave it at 1")
     if stages > config.num_layers:
         raise ConfigError(
             f"pipeline_parallel_size={stages} exceeds the model's {config.num_layers} layers; each stage needs one"
@@ -377,7 +378,7 @@ def check_ranks(config: ModelConfig, size: int, stages: int = 1) -> None:
         )
     if size > 1 and config.library_model is not None:
         raise ConfigError(
-            f"tensor_parallel_size={size} is not served for {config.architecture}, which a class of transformers "
+            f"tensor_parallel_size={size} is not supported for {config.architecture}, which a class of transformers "
             "computes; leave it at 1"
         )
 

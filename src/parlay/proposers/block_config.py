@@ -83,7 +83,7 @@ def read_block_config(head: HeadConfig, *, anchored: bool = False) -> BlockConfi
             then does not.
 
     Raises:
-        ModelError: keys are missing or hold what is not served.
+        ModelError: keys are missing or hold what is not supported.
     """
     inner, nested = _object(head, "dflash_config"), _object(head, "transformer_layer_config")
     layers = nested or head.raw
@@ -91,12 +91,12 @@ def read_block_config(head: HeadConfig, *, anchored: bool = False) -> BlockConfi
     settings = HeadConfig(head.path, {**layers, **own, **{k: v for k, v in inner.items() if v is not None}})
     if not settings.flag("use_aux_hidden_state", True):
         raise ModelError(
-            f"{head.file}: use_aux_hidden_state=False is not served; only heads that read states "
+            f"{head.file}: use_aux_hidden_state=False is not supported; only heads that read states "
             "between the target's layers are"
         )
     size = settings.count("block_size", _BLOCK, least=2)
     if size > MOST_ROWS:
-        raise ModelError(f"{head.file}: block_size={size} is not served; at most {MOST_ROWS} is")
+        raise ModelError(f"{head.file}: block_size={size} is not supported; at most {MOST_ROWS} is")
     anchored = settings.flag("sample_from_anchor", anchored and not nested and _COUNTED not in settings.raw)
     drafted = size - (not anchored)
     neox = settings.flag("is_neox_style", settings.flag("rope_is_neox_style", True))

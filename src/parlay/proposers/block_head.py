@@ -112,7 +112,7 @@ class BlockHead(FeatureHead):
         if len({*found.style.heads}) > 1 or found.style.experts or found.style.layer_inputs:
             raise ModelError(
                 f"{self.head.file} describes layers of several kinds, with experts or with inputs of their own, with "
-                "which no draft head is served; take another head"
+                "which no draft head is supported; take another head"
             )
         return found
 
@@ -158,7 +158,7 @@ class BlockHead(FeatureHead):
         """Return the shapes of tensors that only this kind of head has.
 
         Raises:
-            ModelError: keys of the config are missing or hold what is not served.
+            ModelError: keys of the config are missing or hold what is not supported.
         """
         return {}
 

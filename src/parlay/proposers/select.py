@@ -178,10 +178,10 @@ def resolve_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> Speculative
             f"{shown(name)} is neither a GGUF file nor a directory; give the directory of the checkpoint"
         )
     if found is not None and found not in proposers.names():
-        served = ", ".join(method for method in proposers.names() if _reads_checkpoint(method))
+        supported = ", ".join(method for method in proposers.names() if _reads_checkpoint(method))
         raise ModelError(
-            f"{shown(name)} is a draft head for the method {shown(found)}, which cannot be served yet; give a "
-            f"checkpoint for one of these: {served}"
+            f"{shown(name)} is a draft head for the method {shown(found)}, which is not supported yet; give a "
+            f"checkpoint for one of these: {supported}"
         )
     if config.method is None:
         return replace(config, method=found or DRAFT_MODEL)

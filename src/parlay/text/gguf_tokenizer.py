@@ -60,8 +60,8 @@ def pad(index: int) -> str:
 def _assemble(file: GGUFFile, tokens: list[str], config: dict[str, Any]) -> Tokenizer:
     kind = file.text("tokenizer.ggml.model")
     if kind not in _KINDS:
-        served = ", ".join(map(repr, _KINDS))
-        raise ModelError(f"{file.path}: tokenizers of the kind {kind!r} are not served; {served} are")
+        supported = ", ".join(map(repr, _KINDS))
+        raise ModelError(f"{file.path}: tokenizers of the kind {kind!r} are not supported; {supported} are")
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if not tokens or len(vocabulary) < len(tokens):
@@ -89,7 +89,7 @@ def _byte_level(
     name = SAME_AS.get(pre, pre)
     if name not in PATTERNS:
         known = [*PATTERNS, *SAME_AS]
-        raise ModelError(f"{file.path}: the pre-tokenizer {pre!r} is not served{nearest(pre, known)}")
+        raise ModelError(f"{file.path}: the pre-tokenizer {pre!r} is not supported{nearest(pre, known)}")
     merges = _merges(file, vocabulary)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in WHOLE_WORDS))
     tokenizer.pre_tokenizer = splitter(name)

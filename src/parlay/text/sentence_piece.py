@@ -71,7 +71,7 @@ def read_sentence_piece(file: Path, about: dict[str, Any]) -> Tokenizer:
             `legacy` is false, as in Hugging Face's classes.
 
     Raises:
-        ModelError: it is damaged, or of a kind that is not served.
+        ModelError: it is damaged, or of a kind that is not supported.
     """
     try:
         message = list(_fields(file.read_bytes()))
@@ -88,7 +88,7 @@ def read_sentence_piece(file: Path, about: dict[str, Any]) -> Tokenizer:
     if kind not in (_UNIGRAM, _BPE) or unknown is None or len(vocabulary) < len(tokens):
         raise ModelError(
             f"{file} is none of SentencePiece's unigram or BPE models with an unknown token and no token twice, "
-            "which are served"
+            "which are supported"
         )
     if kind == _BPE:
         tokenizer = Tokenizer(merging(file, tokens, scores, vocabulary, kinds, unknown))

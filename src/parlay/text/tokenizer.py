@@ -39,7 +39,7 @@ class TextCodec:
         All of that may be in one GGUF file instead.
 
         Raises:
-            ModelError: there is no `tokenizer.json`, or a file cannot be read or has a tokenizer that is not served.
+            ModelError: there is no `tokenizer.json`, a file cannot be read, or its tokenizer is not supported.
         """
         self.path = path
         self._texts: dict[int, str] = {}  # of single tokens

@@ -121,7 +121,7 @@ def _read_other(file: Path, about: dict[str, Any]) -> Tokenizer:
         about: the model's `tokenizer_config.json`.
 
     Raises:
-        ModelError: it cannot be read, or is of a kind that is not served.
+        ModelError: it cannot be read, or is of a kind that is not supported.
     """
     _, read, defaults = next(form for form in _OTHERS if file.match(form[0]))
     tokenizer = read(file, about)

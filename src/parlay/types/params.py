@@ -89,7 +89,7 @@ def _known(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
         elif not why:
             raise ConfigError(f"unknown sampling parameter {shown(key)}{nearest(key, known)}")
         elif not any(type(value) is type(one) and value == one for one in accepted):
-            raise ConfigError(f"{key}={shown(value)} is not served: {why}")
+            raise ConfigError(f"{key}={shown(value)} is not supported: {why}")
     return found
 
 

@@ -37,7 +37,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
     """Return the shape of a GGUF file's model as a `config.json` of Hugging Face would hold it.
 
     Raises:
-        ModelError: the file is damaged, contradicts itself, or holds a model that is not served.
+        ModelError: the file is damaged, contradicts itself, or holds a model that is not supported.
     """
     with GGUFModel(path) as file:
         name, family = family_of(file)
@@ -59,7 +59,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         elif not varied and (value := size_of(file, f"{name}.attention.value_length", head_dim)) != head_dim:
             if not family.value_width:
                 raise ModelError(
-                    f"{path}: {name} with heads whose values are not as wide as their keys is not served"
+                    f"{path}: {name} with heads whose values are not as wide as their keys is not supported"
                 )
             near[family.value_width] = value
         options = _options(file, name, family, head_dim) | near
@@ -112,7 +112,7 @@ def _latent(file: GGUFFile, name: str) -> dict[str, int]:
         file, f"{name}.attention.value_length_mla", size_of(file, f"{name}.attention.value_length", 1 << 10)
     )
     if not 0 < turning < query:
-        raise ModelError(f"{file.path}: {turning} of the {query} columns of a query turn, which is not served")
+        raise ModelError(f"{file.path}: {turning} of the {query} columns of a query turn, which is not supported")
     heads = size_of(file, f"{name}.attention.head_count")
     return {
         "qk_rope_head_dim": turning,
@@ -180,7 +180,7 @@ def _query_scale(file: GGUFFile) -> float:
         if name.endswith(".attn_q_norm.weight"):
             factors |= {str(x) for x in file.read(name).numpy()}
         elif name.endswith(".attn_k_norm.weight") and not bool((file.read(name) == 1).all()):
-            raise ModelError(f"{file.path}: {name!r} must hold ones; other norms of keys are not served")
+            raise ModelError(f"{file.path}: {name!r} must hold ones; other norms of keys are not supported")
     if len(factors) != 1:
         raise ModelError(f"{file.path}: the norms of queries must have one weight, for all columns of all layers")
     return float(factors.pop())  # as a decimal, like float32 numbers of the metadata
@@ -233,7 +233,7 @@ def _turning_part(file: GGUFFile) -> float:
     divisors = file.read("rope_freqs.weight")
     turning = divisors == 1
     if not len(divisors) or not (turning | (divisors > 1e20)).all():
-        raise ModelError(f"{file.path}: 'rope_freqs.weight' scales rotary frequencies in a way that is not served")
+        raise ModelError(f"{file.path}: 'rope_freqs.weight' scales rotary frequencies in a way that is not supported")
     return float(turning.sum()) / len(divisors)
 
 
@@ -288,7 +288,7 @@ def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[s
     for key in family.refused:
         if f"{name}.{key}" in file:
             raise ModelError(
-                f"{file.path}: {name} with the key {name}.{key} is not served; its rows are stored otherwise"
+                f"{file.path}: {name} with the key {name}.{key} is not supported; its rows are stored otherwise"
             )
     for key, hf in family.options.items():
         key = f"{name}.{key}"

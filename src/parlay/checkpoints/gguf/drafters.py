@@ -47,7 +47,7 @@ def read_gguf_head(path: Path) -> dict[str, Any]:
     """Return the config of a draft head in a GGUF file.
 
     Raises:
-        ModelError: the file is damaged, contradicts itself, or holds what is not served.
+        ModelError: the file is damaged, contradicts itself, or holds what is not supported.
     """
     with GGUFModel(path) as file:
         if is_drafter(file):

@@ -334,7 +334,7 @@ def family_of(file: GGUFFile) -> tuple[str, Family]:
     if name in DRAFTERS:
         return name, DRAFTERS[name]
     if name not in FAMILIES:
-        raise ModelError(f"{file.path}: the architecture {name!r} is not served; {', '.join(FAMILIES)} are")
+        raise ModelError(f"{file.path}: the architecture {name!r} is not supported; {', '.join(FAMILIES)} are")
     if name == "llama" and size_of(file, "llama.expert_count", 0):
         return name, _MIXTRAL
     if name == "granite_swa" and size_of(file, "granite_swa.expert_count", 0):
@@ -357,5 +357,5 @@ def size_of(file: GGUFFile, key: str, default: int | None = None) -> int:
         return file.integer(key, default)
     values = set(file.numbers(key)) - {0} or {0}
     if len(values) != 1 or not isinstance(min(values), int):
-        raise ModelError(f"{file.path}: {key} differs from layer to layer, which is not served")
+        raise ModelError(f"{file.path}: {key} differs from layer to layer, which is not supported")
     return int(values.pop())

@@ -95,7 +95,7 @@ def read_header(path: Path, data: mmap.mmap) -> Header:
         data: all of it.
 
     Raises:
-        ModelError: it is no GGUF file, is damaged or truncated, or stores a tensor in a way that is not served.
+        ModelError: it is no GGUF file, is damaged or truncated, or stores a tensor in a way that is not supported.
     """
     changed = path.stat().st_mtime_ns
     header = _read(path, len(data), changed)
@@ -149,7 +149,7 @@ class _HeaderReader:
         if version not in (2, 3):
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in (2, 3)
             what = "is big-endian" if swapped else f"has version {version}"
-            raise ModelError(f"{self.path} {what}; GGUF files of version 2 and 3, little-endian, are served")
+            raise ModelError(f"{self.path} {what}; GGUF files of version 2 and 3, little-endian, are supported")
         tensors, keys = self._take("Q"), self._take("Q")
         if keys > _MAX_KEYS or tensors > _MAX_TENSORS:
             self._fail(f"it claims {keys} keys and {tensors} tensors")
@@ -201,7 +201,7 @@ class _HeaderReader:
             self._fail(f"{key} has a value of the unknown type {kind}")
         inner, length = self._take("I"), self._take("Q")
         if inner not in SCALARS and inner != STRING:
-            self._fail(f"{key} is an array of the type {inner}, which is not served")
+            self._fail(f"{key} is an array of the type {inner}, which is not supported")
         self._elements += length
         if self._elements > _MAX_ELEMENTS or length > self._size:
             self._fail(f"{key} claims {length} elements")
@@ -227,9 +227,10 @@ class _HeaderReader:
 
     def _add_tensor(self, name: str, number: int, shape: tuple[int, ...], offset: int, alignment: int) -> None:
         if number not in KINDS:
-            served = ", ".join(sorted(kind.name for kind in KINDS.values()))
+            supported = ", ".join(sorted(kind.name for kind in KINDS.values()))
             raise ModelError(
-                f"{self.path}: tensor {name!r} is stored as {_kind_name(number)}, which is not served; {served} are"
+                f"{self.path}: tensor {name!r} is stored as {_kind_name(number)}, which is not supported; "
+                f"{supported} are"
             )
         kind = KINDS[number]
         if name in self.tensors:

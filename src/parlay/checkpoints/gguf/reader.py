@@ -46,7 +46,7 @@ class GGUFFile:
 
         Raises:
             ModelError: it cannot be read, is no GGUF file, is damaged or truncated, or stores a tensor in a way that
-                is not served.
+                is not supported.
         """
         self.path = path
         try:

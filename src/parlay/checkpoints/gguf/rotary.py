@@ -53,7 +53,7 @@ def read_rotary_keys(file: GGUFFile, name: str, family: Family, head_dim: int) -
     if family.partial:  # said even where it is all of them, as some classes suppose otherwise
         found["partial_rotary_factor"] = rotated / head_dim
     elif rotated != head_dim:
-        raise ModelError(f"{file.path}: rotating {rotated} of {head_dim} dimensions a head is not served")
+        raise ModelError(f"{file.path}: rotating {rotated} of {head_dim} dimensions a head is not supported")
     # Files of 2023 have the second key. A factor of 0 says that there is none.
     factor = file.number(f"{name}.rope.scaling.factor", file.number(f"{name}.rope.scale_linear", 0.0))
     kind = file.text(f"{name}.rope.scaling.type", "linear" if factor else "none")
@@ -72,7 +72,7 @@ def read_rotary_keys(file: GGUFFile, name: str, family: Family, head_dim: int) -
         whole = -1.0, float(kind == "yarn")  # all of YaRN, or nothing of it
         for key, neutral in (("attn_factor", (1.0,)), ("yarn_ext_factor", whole)):
             if file.number(f"{name}.rope.scaling.{key}", neutral[0]) not in neutral:
-                raise ModelError(f"{file.path}: {name}.rope.scaling.{key} is not served")
+                raise ModelError(f"{file.path}: {name}.rope.scaling.{key} is not supported")
         scaling = {"rope_type": kind, "factor": factor}
         for key, hf in YARN.items() if kind == "yarn" else ():
             if f"{name}.rope.scaling.{key}" in file:
@@ -123,4 +123,4 @@ def _llama3(file: GGUFFile, theta: float, rotated: int) -> dict[str, Any]:
                 "high_freq_factor": high,
                 "original_max_position_embeddings": original,
             }
-    raise ModelError(f"{file.path}: 'rope_freqs.weight' scales rotary frequencies in a way that is not served")
+    raise ModelError(f"{file.path}: 'rope_freqs.weight' scales rotary frequencies in a way that is not supported")

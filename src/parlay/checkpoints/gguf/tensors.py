@@ -33,7 +33,7 @@ class GGUFWeights:
         """Open a model's file, or all of its parts, and check headers.
 
         Raises:
-            ModelError: it cannot be read, is damaged, or holds a model that is not served.
+            ModelError: it cannot be read, is damaged, or holds a model that is not supported.
         """
         self._file = GGUFModel(path)
         self._name, self._family = family_of(self._file)

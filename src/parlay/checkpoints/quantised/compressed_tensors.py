@@ -127,7 +127,7 @@ class ScaledLayers(IntegerLayers):
         if self._dtype(base, "weight") not in ("I8", "F8_E4M3"):
             raise ModelError(
                 f"{self._path}: {base}.weight is stored as {self._dtype(base, 'weight')} beside a scale; int8 and "
-                "float8_e4m3fn are served"
+                "float8_e4m3fn are supported"
             )
         if self._has(base, "weight_format") and self._get(base, "weight_format").flatten().tolist() != [0]:
             raise ModelError(
@@ -143,10 +143,10 @@ class ScaledLayers(IntegerLayers):
             self._refuse(base, "weight_shape", "outputs and inputs")
         outputs, inputs = map(int, self._get(base, "weight_shape").tolist())
         stored = self._shape(base, "weight_packed")
-        served = sorted({scheme.bits for scheme in self._packing.schemes if scheme.packed})
-        fitting = [bits for bits in served if stored == (outputs, -(-inputs * bits // WORD))]
+        supported = sorted({scheme.bits for scheme in self._packing.schemes if scheme.packed})
+        fitting = [bits for bits in supported if stored == (outputs, -(-inputs * bits // WORD))]
         if min(outputs, inputs) < 1 or not fitting:
-            bits = " or ".join(map(str, served))
+            bits = " or ".join(map(str, supported))
             self._refuse(base, "weight_packed", f"{outputs} x {inputs} numbers of {bits} bits")
         self._packed_bits[base] = fitting[0]
         return outputs, inputs

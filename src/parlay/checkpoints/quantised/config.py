@@ -81,7 +81,7 @@ def read_quantisation(path: Path, raw: Mapping[str, Any]) -> QuantisationConfig 
         raw: its `config.json`.
 
     Raises:
-        ModelError: in a way that is not served.
+        ModelError: in a way that is not supported.
     """
     config = quantization_of(raw)
     if not config:
@@ -104,18 +104,18 @@ def read_quantisation(path: Path, raw: Mapping[str, Any]) -> QuantisationConfig 
         method = config["quant_method"]
     if method not in ("awq", "gptq"):
         raise ModelError(
-            f"{path} holds weights quantised by {shown(method)}, which is not served; awq, gptq, auto-round, fp8, "
+            f"{path} holds weights quantised by {shown(method)}, which is not supported; awq, gptq, auto-round, fp8, "
             "compressed-tensors, bitsandbytes, mxfp4, MLX's and GGUF files are"
         )
-    served: dict[str, tuple[Any, ...]] = {"bits": (4,), "version": (None, "gemm")}
+    supported: dict[str, tuple[Any, ...]] = {"bits": (4,), "version": (None, "gemm")}
     if method == "gptq":
-        served = {"bits": (4, 8), "checkpoint_format": (None, "gptq", "gptq_v2")}
-    for key, values in served.items():
+        supported = {"bits": (4, 8), "checkpoint_format": (None, "gptq", "gptq_v2")}
+    for key, values in supported.items():
         value = config.get(key)
         if (value.lower() if isinstance(value, str) else value) not in values or isinstance(value, bool):
             choices = " or ".join(str(v) for v in values if v is not None)
             raise ModelError(
-                f"{path}: quantization_config has {key}={shown(value)}; {method} is served with {key}={choices}"
+                f"{path}: quantization_config has {key}={shown(value)}; {method} is supported with {key}={choices}"
             )
     shift = int(method == "gptq" and config.get("checkpoint_format") != "gptq_v2")
     bits = dict.fromkeys((config["bits"], *_further_bits(path, config)))
@@ -132,16 +132,18 @@ def _mlx_scheme(path: Path, config: Mapping[str, Any]) -> Scheme:
     """Return what a mapping says; null stands for what `mlx.core.quantize` takes by default."""
     mode = config.get("mode") or "affine"
     if mode not in ("affine", "mxfp4"):
-        raise ModelError(f"{path}: MLX's quantisation is served with mode=affine or mxfp4, not {shown(mode)}")
+        raise ModelError(f"{path}: MLX's quantisation is supported with mode=affine or mxfp4, not {shown(mode)}")
     exponents = mode == "mxfp4"
-    served = {"bits": (4,) if exponents else (4, 2, 3, 5, 6, 8), "group_size": (32,) if exponents else (64, 32, 128)}
+    supported = {"bits": (4, 2, 3, 5, 6, 8), "group_size": (64, 32, 128)}
+    if exponents:
+        supported = {"bits": (4,), "group_size": (32,)}
     found = []
-    for key, values in served.items():
+    for key, values in supported.items():
         value = values[0] if config.get(key) is None else config[key]
         if type(value) is not int or value not in values:
             choices = " or ".join(map(str, sorted(values)))
             raise ModelError(
-                f"{path}: quantization has {key}={shown(value)}; MLX's {mode} is served with {key}={choices}"
+                f"{path}: quantization has {key}={shown(value)}; MLX's {mode} is supported with {key}={choices}"
             )
         found.append(value)
     bits, group = found
@@ -164,7 +166,7 @@ def _further_bits(path: Path, config: Mapping[str, Any]) -> list[int]:
             continue
         if type(bits) is not int or bits not in (4, 8):
             raise ModelError(
-                f"{path}: quantization_config has bits={shown(bits)} for {shown(name)}; 4 or 8 are served"
+                f"{path}: quantization_config has bits={shown(bits)} for {shown(name)}; 4 or 8 are supported"
             )
         found.append(bits)
     return found
@@ -179,7 +181,7 @@ def _as_packed(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     method = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}.get(form)
     if method is None:
         raise ModelError(
-            f"{path}: auto-round is served with packing_format auto_round:auto_gptq or auto_round:auto_awq, not "
+            f"{path}: auto-round is supported with packing_format auto_round:auto_gptq or auto_round:auto_awq, not "
             f"{shown(form)}"
         )
     return {**config, "quant_method": method}
@@ -188,7 +190,7 @@ def _as_packed(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 def _read_fp8(path: Path, config: Mapping[str, Any]) -> QuantisationConfig:
     """Return how FP8 weights are stored: vLLM's and DeepSeek's `fp8`, and `fbgemm_fp8`."""
     if config.get("fmt", "e4m3") != "e4m3":
-        raise ModelError(f"{path}: FP8 is served as e4m3, not as {shown(config['fmt'])}")
+        raise ModelError(f"{path}: FP8 is supported as e4m3, not as {shown(config['fmt'])}")
     return QuantisationConfig(path, "scaled", (Scheme(8),), blocks=_blocks(path, config.get("weight_block_size")))
 
 
@@ -214,7 +216,7 @@ def _read_compressed(path: Path, config: Mapping[str, Any]) -> QuantisationConfi
     for key in ("sparsity_config", "transform_config"):
         extension = config.get(key)
         if extension and not (isinstance(extension, dict) and extension.get("format") == "dense"):
-            raise ModelError(f"{path}: quantization_config has a {key}, which is not served")
+            raise ModelError(f"{path}: quantization_config has a {key}, which is not supported")
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise ModelError(f"{path}: quantization_config needs config_groups, a mapping of mappings")
@@ -224,7 +226,7 @@ def _read_compressed(path: Path, config: Mapping[str, Any]) -> QuantisationConfi
     found = [scheme for scheme in (_scheme(path, form, group) for group in groups.values()) if scheme is not None]
     sizes = {blocks for _, blocks in found if blocks}
     if len(sizes) > 1:
-        raise ModelError(f"{path}: quantization_config has blocks of several sizes, which is not served")
+        raise ModelError(f"{path}: quantization_config has blocks of several sizes, which is not supported")
     schemes = tuple(dict.fromkeys(scheme for scheme, _ in found)) or (Scheme(8),)
     return QuantisationConfig(path, "scaled", schemes, blocks=next(iter(sizes), None))
 
@@ -238,11 +240,11 @@ def _scheme(path: Path, form: object, group: Mapping[str, Any]) -> tuple[Scheme,
     if not isinstance(weights, dict):
         raise ModelError(f"{path}: quantization_config has weights={shown(weights)}, which must be a mapping")
     bits, size = weights.get("num_bits", 8), weights.get("group_size")
-    served = (4, 8) if own == "pack-quantized" else (8,)
-    if type(bits) is not int or bits not in served:
+    supported = (4, 8) if own == "pack-quantized" else (8,)
+    if type(bits) is not int or bits not in supported:
         raise ModelError(
-            f"{path}: quantization_config has weights of {shown(bits)} bits; as {own} served are "
-            f"{' or '.join(map(str, served))}"
+            f"{path}: quantization_config has weights of {shown(bits)} bits; {own} is supported with "
+            f"{' or '.join(map(str, supported))}"
         )
     if size is not None and type(size) is not int:
         raise ModelError(f"{path}: quantization_config has group_size={shown(size)}, which must be an integer")
@@ -253,7 +255,7 @@ def _scheme(path: Path, form: object, group: Mapping[str, Any]) -> tuple[Scheme,
 def _check_format(path: Path, form: object) -> None:
     if form not in _FORMATS:
         raise ModelError(
-            f"{path}: compressed-tensors are served in the formats {', '.join(_FORMATS)}, not {shown(form)}"
+            f"{path}: compressed-tensors are supported in the formats {', '.join(_FORMATS)}, not {shown(form)}"
         )
 
 

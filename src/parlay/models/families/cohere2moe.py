@@ -66,14 +66,14 @@ def _experts(config: ModelConfig, sparse: tuple[bool, ...]) -> Experts:
     )
 
 
-def _named(config: ModelConfig, key: str, served: Mapping[Any, float], default: str) -> float:
+def _named(config: ModelConfig, key: str, supported: Mapping[Any, float], default: str) -> float:
     """Return what a key's word means.
 
     Raises:
-        ModelError: it is none of those that are served.
+        ModelError: it is none of those that are supported.
     """
     word = config.raw.get(key, default)
-    if not isinstance(word, str | int) or word not in served:
-        words = " or ".join(each for each in served if isinstance(each, str))
+    if not isinstance(word, str | int) or word not in supported:
+        words = " or ".join(each for each in supported if isinstance(each, str))
         raise ModelError(f"{config_file(config.path)}: {key} must be {words}, not {shown(word)}")
-    return served[word]
+    return supported[word]

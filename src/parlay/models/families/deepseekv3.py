@@ -35,7 +35,7 @@ def with_latents(config: ModelConfig, experts: Experts | None, *, interleaved: b
     entry = latent.kv_rank + latent.rope_dim
     if entry % 8 or latent.rope_dim % 2:
         raise ModelError(
-            f"{config.path}: kv_lora_rank={latent.kv_rank} and qk_rope_head_dim={latent.rope_dim} are not served; "
+            f"{config.path}: kv_lora_rank={latent.kv_rank} and qk_rope_head_dim={latent.rope_dim} are not supported; "
             "the second must be even, and their sum a multiple of 8"
         )
     numbers = config.rotary.scaling

@@ -95,7 +95,7 @@ def _heads(config: ModelConfig, windows: tuple[int, ...], shared: int) -> tuple[
                 )
         if config.num_heads % count or width % 8 or width > 512:
             raise ModelError(
-                f"{config_file(config.path)}: layer {i} has {count} heads of {width} columns, which is not served "
+                f"{config_file(config.path)}: layer {i} has {count} heads of {width} columns, which is not supported "
                 f"beside {config.num_heads} heads of queries"
             )
         found.append(Heads(count=count, width=width, values=bool(window) or not alike, source=source))

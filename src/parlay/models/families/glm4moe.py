@@ -30,7 +30,7 @@ def experts(config: ModelConfig, sparse: tuple[bool, ...] | None = None) -> Expe
         sparse: which layers have experts, where `first_k_dense_replace` does not say it.
 
     Raises:
-        ModelError: an option that is not served.
+        ModelError: an option that is not supported.
     """
     config.only(hidden_act="silu")
     width = config.count("moe_intermediate_size", 1408)

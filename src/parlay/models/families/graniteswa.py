@@ -21,7 +21,7 @@ def with_windows(config: ModelConfig) -> ModelConfig:
     """Return a Granite's config with sinks, and with each layer's window and rotary embedding.
 
     Raises:
-        ModelError: an option that is not served.
+        ModelError: an option that is not supported.
     """
     windows = config.windows(lambda layer: layer % 4 != 0, default=128)
     style = replace(config.style, windows=windows, sinks=(True,) * config.num_layers)
@@ -51,7 +51,7 @@ def with_bases(config: ModelConfig, usual: list[float]) -> ModelConfig:
     far = {float(base) for base, window in zip(bases, windows, strict=True) if base and not window}
     if max(len(near), len(far)) > 1:
         raise ModelError(
-            f"{config_file(config.path)}: layer_rope_theta={shown(bases)} is not served; it may have one base for "
+            f"{config_file(config.path)}: layer_rope_theta={shown(bases)} is not supported; it may have one base for "
             "layers with a window and one for those without"
         )
     rotary = replace(config.rotary, theta=min(far, default=config.rotary.theta))

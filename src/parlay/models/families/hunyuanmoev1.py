@@ -49,7 +49,7 @@ def _alike(config: ModelConfig, key: str) -> Any:
         return listed
     if len(listed) != config.num_layers or any(each != listed[0] for each in listed):
         raise ModelError(
-            f"{config_file(config.path)}: {key}={shown(listed)} is not served; it must be the same in all of "
+            f"{config_file(config.path)}: {key}={shown(listed)} is not supported; it must be the same in all of "
             f"{config.num_layers} layers"
         )
     return listed[0]

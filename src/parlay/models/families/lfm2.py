@@ -52,11 +52,11 @@ def convolutions(config: ModelConfig, layers: tuple[bool, ...], kernel_size: int
     """Return the layers that are convolutions, usually of that kernel size.
 
     Raises:
-        ModelError: the convolution's width is not served.
+        ModelError: the convolution's width is not supported.
     """
     kernel_size = config.count("conv_L_cache", kernel_size)
     if not 2 <= kernel_size <= 8:
-        raise ModelError(f"{config_file(config.path)}: conv_L_cache={kernel_size} is not served; 2 to 8 are")
+        raise ModelError(f"{config_file(config.path)}: conv_L_cache={kernel_size} is not supported; 2 to 8 are")
     return ShortConvs(layers, kernel_size, config.flag("conv_bias", False))
 
 

@@ -53,8 +53,8 @@ def describe(config: ModelConfig) -> ModelConfig:
     counts = config.num_kv_heads, config.count("swa_num_key_value_heads", 2 * config.num_kv_heads)
     if config.num_heads % counts[1] or value % 8 or value > 256:
         raise ModelError(
-            f"{config_file(config.path)}: {counts[1]} heads of values, {value} columns each, are not served beside "
-            f"{config.num_heads} heads of queries; v_head_dim is a multiple of 8 up to 256"
+            f"{config_file(config.path)}: {counts[1]} heads of values, {value} columns each, are not supported "
+            f"beside {config.num_heads} heads of queries; v_head_dim is a multiple of 8 up to 256"
         )
     bias, scale = config.flag("attention_bias", False), config.raw.get("attention_value_scale", 0.707)
     style = Style(

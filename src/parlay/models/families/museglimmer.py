@@ -43,7 +43,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     described = with_bases(replace(config, style=style), turning)
     if described.style.local_rotary is not None or described.rotary != config.rotary:
         raise ModelError(  # transformers takes rope_theta for all of them
-            f"{config_file(config.path)}: layer_rope_theta={shown(config.raw['layer_rope_theta'])} is not served; "
+            f"{config_file(config.path)}: layer_rope_theta={shown(config.raw['layer_rope_theta'])} is not supported; "
             f"each must be 0 or rope_theta, {config.rotary.theta:g}"
         )
     return described

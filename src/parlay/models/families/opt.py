@@ -1,7 +1,7 @@
 """OPT (Zhang et al. 2022, arXiv 2205.01068).
 
 Pre-norm decoder with learned positions, layer norms, biases everywhere and a ReLU network without a gate. The 350m
-model, which normalises after instead of before, is not served.
+model, which normalises after instead of before, is not supported.
 """
 
 from dataclasses import replace

@@ -21,7 +21,7 @@ def with_delta_nets(config: ModelConfig, experts: Experts | None, *, fused: bool
         fused: see `DeltaNets`.
 
     Raises:
-        ModelError: an option that is not served.
+        ModelError: an option that is not supported.
     """
     config.only(hidden_act="silu", attention_bias=False)
     nets = DeltaNets(

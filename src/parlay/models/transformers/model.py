@@ -324,7 +324,7 @@ def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
     """Return which blocks the matrices of linear layers are computed in; those of plain numbers are left out.
 
     Raises:
-        ModelError: files are missing or damaged, or the class is not served.
+        ModelError: files are missing or damaged, or the class is not supported.
     """
     if config.storage == "stored" and not quantization_of(config.raw):
         return {}  # the files need not be looked into
@@ -415,6 +415,6 @@ def _first_line(error: Exception) -> str:
 
 def _unsupported(path: Path, architecture: str, reason: str) -> ModelError:
     return ModelError(
-        f"{path}: {brief(architecture)} is not served: {brief(reason)}; parlay's own families are, and decoders "
+        f"{path}: {brief(architecture)} is not supported: {brief(reason)}; parlay's own families are, and decoders "
         "whose every layer attends through transformers' attention interface"
     )

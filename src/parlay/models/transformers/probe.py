@@ -130,7 +130,7 @@ def _record_call(
     if value.shape[3] != head_dim or key.shape[3] != head_dim:
         raise Unsupported("its values have another width than its keys")
     if head_dim % 8 or head_dim > 256:
-        raise Unsupported(f"its heads have {head_dim} columns, and multiples of 8 up to 256 are served")
+        raise Unsupported(f"its heads have {head_dim} columns, and multiples of 8 up to 256 are supported")
     if attention_mask is None or options.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise Unsupported("its attention is not causal")
     if options.get("dropout"):

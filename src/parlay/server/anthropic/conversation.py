@@ -210,7 +210,7 @@ def _text(block: dict[str, Any], at: str) -> str:
     if kind == "text":
         return _string(block, "text", at, param)
     if isinstance(kind, str):
-        why = "the model reads text only" if kind in _MEDIA else "such blocks are not served"
+        why = "the model reads text only" if kind in _MEDIA else "such blocks are not supported"
         raise _wrong(param, f"{at}: {why}; leave {kind} out")
     raise _wrong(param, f"{at}: a block has a type such as 'text', not {shown(kind)}")
 

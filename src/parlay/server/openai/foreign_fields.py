@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ForeignField:
-    """A field that is not served.
+    """A field that is not supported.
 
     Attributes:
         why: the reason, or what to write instead.
@@ -268,7 +268,7 @@ FOREIGN: dict[str, ForeignField] = {
     **_all("bad_words_ids suppress_tokens begin_suppress_tokens custom_token_bans banned_tokens", _BANS, []),
     **_all("banned_strings sequence_bias logit_bias_exp forced_bos_token_id forced_eos_token_id", _BANS, []),
     **_all("guided_whitespace_pattern", "disable_any_whitespace of structured_outputs leaves white space out", []),
-    **_all("lora lora_path adapter_id adapter", "adapters are not served", []),
+    **_all("lora lora_path adapter_id adapter", "adapters are not supported", []),
     **_all("structural_tag guided_decoding", "its parts are those of structured_outputs", []),
     **_all("images image_data multimodal_data audio", _TEXT_ONLY, []),
     **_all("prompt_embeds input_embeds input_ids", "a prompt is text or token ids; use prompt", []),

@@ -116,7 +116,7 @@ def _unknown(message: str, close: str, known: Collection[str], param: str) -> Ap
 def _refused(name: str, value: Any, entry: ForeignField) -> ApiError:
     leave = f"leave it at {' or '.join(map(shown, entry.only))}" if entry.only else "leave it out"
     return ApiError(
-        400, f"{name}={shown(value)} is not served: {entry.why}; {leave}", param=name, code="unsupported_parameter"
+        400, f"{name}={shown(value)} is not supported: {entry.why}; {leave}", param=name, code="unsupported_parameter"
     )  # fmt: skip
 
 

@@ -182,10 +182,10 @@ def test_blocks_of_small_integers(tmp_path: Path, target: Path) -> None:
     ("metadata", "told"),
     [
         ({"dflash__target_layers": [1, 2, 9]}, "reads its target after 9 layers, but that has only 3"),
-        ({"dflash__block_size": 70}, "block_size=70 is not served"),
+        ({"dflash__block_size": 70}, "block_size=70 is not supported"),
         ({"dflash__target_layers": None}, r"head\.gguf: target_layer_ids must list numbers of layers"),
         ({"tokenizer__ggml__mask_token_id": None}, "tokenizer.ggml.mask_token_id"),
-        ({"dflash__hidden_activation": "gelu"}, "hidden_act='gelu' is not served"),
+        ({"dflash__hidden_activation": "gelu"}, "hidden_act='gelu' is not supported"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, target: Path, metadata: dict[str, Any], told: str) -> None:

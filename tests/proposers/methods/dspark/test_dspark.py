@@ -142,7 +142,7 @@ def test_same_tokens_from_several_turns(make_llm: MakeLLM, plain: Plain) -> None
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"markov_head_type": "tree"}, "markov_head_type='tree' is not served; vanilla, gated, rnn are"),
+        ({"markov_head_type": "tree"}, "markov_head_type='tree' is not supported; vanilla, gated, rnn are"),
         ({"markov_head_type": "gated"}, r"lacks the tensor 'markov_head\.gate_proj"),
         ({"markov_rank": 9}, r"markov_w1\.weight' has shape \[257, 8\], but the config says \[257, 9\]"),
         ({"markov_rank": 0}, "has a tensor that its config does not explain: 'markov_head"),

@@ -58,10 +58,10 @@ BAD: dict[str, tuple[Callable[[], Made], str]] = {
     "eagle: key": (lambda: _eagle("num_attention_heads"), "lacks the key 'num_attention_heads'"),
     "eagle: speculators": (
         lambda: ({**speculators(speculators_model_type="eagle"), "speculators_config": {}}, _eagle()[1]),
-        "head in the format of speculators, of which only EAGLE-3 is served",
+        "head in the format of speculators, of which only EAGLE-3 is supported",
     ),
-    "eagle: activation": (lambda: _eagle(hidden_act="gelu"), "hidden_act='gelu' is not served"),
-    "eagle: heads": (lambda: _eagle(head_dim=12), "head_dim 12 is not served"),
+    "eagle: activation": (lambda: _eagle(hidden_act="gelu"), "hidden_act='gelu' is not supported"),
+    "eagle: heads": (lambda: _eagle(head_dim=12), "head_dim 12 is not supported"),
     "eagle3: width": (lambda: _eagle3(target_hidden_size=128), "width 128 but the target"),
     "eagle3: width of states": (lambda: _eagle3(states=96), "width 32 but the target"),
     "eagle3: other states": (lambda: _eagle3(states=100), r"'fc.weight' has shape \[64, 100\]"),
@@ -77,7 +77,7 @@ BAD: dict[str, tuple[Callable[[], Made], str]] = {
     "eagle3: no layers": (lambda: _eagle3(eagle_aux_hidden_state_layer_ids="2"), "must list whole numbers"),
     "eagle3: only the last state": (
         lambda: _eagle3(eagle_config={"use_aux_hidden_state": False}),
-        "use_aux_hidden_state=False is not served",
+        "use_aux_hidden_state=False is not supported",
     ),
     "eagle3: no object": (lambda: _eagle3(eagle_config=[1]), "eagle_config must be an object"),
     "eagle3: missing": (

@@ -385,7 +385,7 @@ def test_damaged_assistants(pair: Pairs, tmp_path: Path) -> None:
         ("do not divide among 7 centroids", {"config": {"num_centroids": 7}}),
         ("text_config must be an object, not 5", {"config": {"text_config": 5}}),
         ("backbone_hidden_size must be a whole number", {"config": {"backbone_hidden_size": "x"}}),
-        ("enable_moe_block=True is not served", {"text": {"enable_moe_block": True}}),
+        ("enable_moe_block=True is not supported", {"text": {"enable_moe_block": True}}),
         ("sliding_window must be", {"text": {"sliding_window": None}}),
     ]
     for number, (says, change) in enumerate(cases):

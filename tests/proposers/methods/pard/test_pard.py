@@ -150,7 +150,7 @@ def test_as_vllm_names_it(tmp_path: Path, target: Path) -> None:
         ({"pard_token": None}, {}, r"is a checkpoint for the method 'draft_model', not 'pard'"),
         ({"pard_token": -1}, {}, "pard_token must be a whole number of at least 0, not -1"),
         ({"pard_token": 257}, {}, "the mask token 257 is beyond the target's 257 tokens"),
-        ({"spd_type": "pard2"}, {}, "spd_type='pard2' is not served; only 'pard' is"),
+        ({"spd_type": "pard2"}, {}, "spd_type='pard2' is not supported; only 'pard' is"),
         (
             {},
             {"num_speculative_tokens": 17},

@@ -39,7 +39,7 @@ class Proposer(BlockWalk):
         self._rank = rank = settings.count(form.RANK, 256 if form.BEFORE in names else 0, least=0)
         kind = settings.raw.get(form.KIND) or KINDS[0]
         if kind not in KINDS:
-            raise ModelError(f"{head.file}: {form.KIND}={shown(kind)} is not served; {', '.join(KINDS)} are")
+            raise ModelError(f"{head.file}: {form.KIND}={shown(kind)} is not supported; {', '.join(KINDS)} are")
         self._kind = str(kind)
         shapes: dict[str, tuple[int, ...]] = {}
         if rank:

@@ -50,8 +50,8 @@ class Proposer(FeatureHead):
         names = weights.names
         if "speculators_model_type" in head.raw or "transformer_layer_config" in head.raw:
             raise ModelError(
-                f"{head.path} is an EAGLE head in the format of speculators, of which only EAGLE-3 is served; give "
-                "one in the format of EAGLE's authors"
+                f"{head.path} is an EAGLE head in the format of speculators, of which only EAGLE-3 is supported; "
+                "give one in the format of EAGLE's authors"
             )
         self.config = config = layer_config(head, head.raw, layer(0), names)
         head.check_target(target.config, hidden=config.hidden_size, vocab=config.vocab_size)

@@ -212,7 +212,7 @@ def _taps(head: HeadConfig, settings: HeadConfig, layers: int) -> tuple[int, ...
     """
     if not settings.flag("use_aux_hidden_state", True):
         raise ModelError(
-            f"{head.path / 'config.json'}: use_aux_hidden_state=False is not served; only heads that read states "
+            f"{head.path / 'config.json'}: use_aux_hidden_state=False is not supported; only heads that read states "
             "between the target's layers are"
         )
     listed = settings.raw.get(form.TAPS)

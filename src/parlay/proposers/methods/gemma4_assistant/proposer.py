@@ -64,7 +64,7 @@ class Proposer(HeadProposer):
         if size not in (1, target.ranks):
             raise ConfigError(
                 f"the method {self.source!r} reads the target's own cache, of which each of {target.ranks} ranks has "
-                f"a part, so that draft_tensor_parallel_size={size} is not served; leave it out"
+                f"a part, so that draft_tensor_parallel_size={size} is not supported; leave it out"
             )
         super().__init__(replace(options, draft_tensor_parallel_size=target.ranks), target)
 

@@ -59,7 +59,7 @@ class Proposer(DraftModel):
         head, target, own = HeadConfig(config.path, config.raw), self._target, ("auto", "same")
         kind = config.raw.get(form.KIND)
         if kind not in form.KINDS:
-            raise ModelError(f"{head.file}: {form.KIND}={shown(kind)} is not served; only {form.KINDS[0]!r} is")
+            raise ModelError(f"{head.file}: {form.KIND}={shown(kind)} is not supported; only {form.KINDS[0]!r} is")
         self._mask = mask_of(head, form.MASKS, min(config.vocab_size, target.config.vocab_size))
         if config.recurrent:
             raise ModelError(
