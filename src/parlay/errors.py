@@ -94,6 +94,14 @@ def brief(text: str) -> str:
     return text if len(text) <= _LONG else text[:_LONG] + "..."
 
 
+def sized(size: int) -> str:
+    """Return a number of bytes for a message, with its unit."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} bytes"
+
+
 def visible(text: str, keep: str = "") -> str:
     """Return a text for a terminal: whatever moves its cursor, colours it or turns its direction is escaped.
 

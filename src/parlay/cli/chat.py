@@ -83,7 +83,7 @@ def check(options: argparse.Namespace) -> str | None:
         RequestError: a sampling parameter is out of range.
     """
     if make_params(options).n != 1:
-        raise ConfigError("a conversation goes on from one answer; leave --n at 1")
+        raise ConfigError("chat needs one completion per turn; leave --n at 1")
     return read_template(options.chat_template)
 
 

@@ -108,7 +108,7 @@ class Conversation:
         except RequestError as error:
             raise ConfigError(str(error)) from None
         if params.n != 1:
-            raise ConfigError("a conversation goes on from one answer; leave n at 1")
+            raise ConfigError("chat needs one completion per turn; leave n at 1")
         self._params = params
         self._note(f"{name} is {getattr(self._params, name)}")
 

@@ -163,8 +163,8 @@ class EngineConfig:
             raise ConfigError(f"seed must be between {_LOWEST_SEED} and {_HIGHEST_SEED}, not {shown(self.seed)}")
         if self.trust_remote_code:
             raise ConfigError(
-                "trust_remote_code is refused: parlay runs no Python that comes with a checkpoint, since nobody here "
-                "has read it; leave it out, and the model is served if its architecture is"
+                "trust_remote_code is refused: parlay runs no Python code of a checkpoint; leave it out, and the "
+                "model runs if its architecture is supported"
             )
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             if not 1 <= getattr(self, name) <= MOST_RANKS:

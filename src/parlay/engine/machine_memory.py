@@ -7,7 +7,7 @@ import torch
 
 from parlay.config import EngineConfig
 from parlay.engine.memory import count_blocks, state_room
-from parlay.errors import CapacityError
+from parlay.errors import CapacityError, sized
 from parlay.models.config import ModelConfig
 from parlay.models.select import cache_spec
 from parlay.parallel.group import Group, RankPosition
@@ -87,8 +87,9 @@ def check_room(
     cache = tokens * spec.bytes_per_token + spec.state_bytes(room)
     if weights + cache > available:
         raise CapacityError(
-            f"this rank's weights would take {weights} bytes and its cache {cache}, but only {available} bytes are "
-            "free on its machine; lower the engine's kv_cache_memory or num_blocks, or free memory there"
+            f"this rank's weights would take {sized(weights)} and its cache {sized(cache)}, but only "
+            f"{sized(available)} are free on its machine; lower the engine's kv_cache_memory or num_blocks, or free "
+            "memory there"
         )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parlay.config import EngineConfig
-from parlay.errors import CapacityError
+from parlay.errors import CapacityError, sized
 from parlay.types.cache import NO_CAPACITY, CacheSpec, StateCapacity
 
 # The cache, by default: at most a quarter of the memory that weights leave free, and no more than 1 GiB or a few
@@ -67,8 +67,8 @@ def state_room(config: EngineConfig, groups: Sequence[CacheSpec], available: int
     sequences = min(config.max_num_seqs, left // each)
     if sequences < 1:
         raise CapacityError(
-            f"the states of one sequence take {each} bytes, but only {left} bytes are left for them; take a smaller "
-            "model, or free memory"
+            f"the states of one sequence take {sized(each)}, but only {sized(left)} are left for them; take a "
+            "smaller model, or free memory"
         )
     return StateCapacity(sequences * _SLOTS, sequences * _NODES)
 
@@ -92,7 +92,7 @@ def count_blocks(
     one_sequence = -(-max_model_len // config.block_size)
     share = config.gpu_memory_utilization
     limit = available if share is None else int(share * available)
-    limit_name = f"{limit} bytes are free" + ("" if share is None else f" under gpu_memory_utilization={share}")
+    limit_name = f"{sized(limit)} are free" + ("" if share is None else f" under gpu_memory_utilization={share}")
     if config.num_blocks is not None:
         blocks = config.num_blocks
     elif config.kv_cache_memory is not None:
@@ -100,7 +100,7 @@ def count_blocks(
     else:
         if weights >= limit:
             raise CapacityError(
-                f"the weights take {weights} bytes but only {limit_name}; "
+                f"the weights take {sized(weights)} but only {limit_name}; "
                 "take a smaller model or dtype, or free memory"
             )
         left = limit - weights
@@ -114,7 +114,7 @@ def count_blocks(
         )
     if weights + blocks * per_block > limit:
         raise CapacityError(
-            f"the weights would take {weights} bytes and the cache {blocks * per_block}, but only {limit_name}; "
-            "lower kv_cache_memory or num_blocks"
+            f"the weights would take {sized(weights)} and the cache {sized(blocks * per_block)}, but only "
+            f"{limit_name}; lower kv_cache_memory or num_blocks"
         )
     return blocks

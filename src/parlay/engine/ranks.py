@@ -21,10 +21,10 @@ _STARTING = 600.0  # seconds that a rank may take to load its weights
 
 
 class Orders:
-    """Orders to the other ranks, each carried out here within the region of the call that sent it.
+    """Sends orders to the other ranks. A call returns a context manager, within which this rank does the same work.
 
-    What ends such a region early leaves the others in the middle of a pass, of which nobody knows how far it came. So
-    nothing is sent after that: what they compute would be taken for something else.
+    If that block raises, the ranks may be in the middle of a pass and out of step, so every later order raises
+    `RankError`.
     """
 
     def __init__(self, links: "Sequence[Connection[bytes, bytes]]") -> None:

@@ -1,8 +1,8 @@
 """Which requests run in a step, with how many rows, in which blocks.
 
-There is no prefill phase and no decode phase: a request has tokens known and tokens computed, and a step closes as
-much of the gap as its row budget allows. Drafts are further rows of requests whose gap closes; `parlay.drafting`
-makes them.
+There is no separate prefill or decode phase: a request has known and computed tokens, and each step computes as many
+of the tokens between the two as its row budget allows. Drafts are further rows of requests whose known tokens are all
+computed in this step; `parlay.drafting` makes them.
 """
 
 import itertools
@@ -391,8 +391,9 @@ class Scheduler:
     def recover(self, now: float, *, processing: bool = True) -> None:
         """Recover from an exception that came from outside in the middle of anything.
 
-        Blocks are nobody's, plans are dropped, and all unfinished requests wait with the tokens that they have. Only
-        those end whose tokens were being committed, or, if the step was `processing`, whose processors were at work.
+        All blocks are returned to the pool, all plans are dropped, and every unfinished request goes back to the
+        waiting queue with its tokens. Only those end whose tokens were being committed or, if the step was
+        `processing`, that have a processor.
         """
         running, half = set(self._running), self._half
         every = list(dict.fromkeys([*self._running, *self._waiting, *self._under_way.values()]))

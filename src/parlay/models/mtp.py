@@ -187,7 +187,7 @@ def plan_mtp(config: ModelConfig, known: MTPNames, place: int = 0) -> MTPLayer:
     """
     shared = any(heads.source >= 0 or not heads.values for heads in config.style.heads)
     if shared or config.style.layer_inputs:
-        raise ModelError(f"the layers of {config.path} read what others keep; it can have no MTP layer")
+        raise ModelError(f"{config.path} shares KV caches between layers, for which MTP layers are not supported")
     if known.late_norm:
         raise ModelError(
             f"the MTP layers of {config.path} read states before the norm of their output layers, for "

@@ -373,8 +373,8 @@ def check_ranks(config: ModelConfig, size: int, stages: int = 1) -> None:
         )
     if stages > (parts := len(stage_starts(config))):
         raise ConfigError(
-            f"pipeline_parallel_size={stages} is more than the {parts} parts into which {config.path} can be split, "
-            "whose last layers read what an earlier one keeps; take less, or tensor_parallel_size"
+            f"pipeline_parallel_size={stages} is more than the {parts} stages into which {config.path} can be split, "
+            "since its last layers share an earlier layer's KV cache; lower it, or use tensor_parallel_size"
         )
     if size > 1 and config.library_model is not None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Classical verification: nodes that were drawn from a distribution are accepted so that the target's comes out.
+"""Classical verification (speculative sampling): accepts or rejects sampled draft tokens.
 
 The output has the target's distribution, like plain decoding's, but its tokens are not plain decoding's: they depend
 on the draft, and so on draft lengths, which depend on measured times. Log-probabilities are the target's, as always.
