@@ -430,6 +430,17 @@ def test_objects_have_the_properties_that_are_listed() -> None:
         assert permitted(made, '{"answer": "x", "b": 1}') is is_open
 
 
+def test_objects_of_structured_outputs_too() -> None:
+    """Unless it says so itself, or the request does."""
+    key = "disable_additional_properties"
+    for outer, inner, is_open in (({}, {}, False), ({key: False}, {}, True), ({}, {key: False}, True)):
+        asked = ChatFields(**outer)
+        given = {"json": ANSWER, **inner}
+        made = form_of(asked, read_tools(asked), FORMATS["hermes"], PLAIN, given, CHAT)
+        assert permitted(made, '{"answer": "x"}')
+        assert permitted(made, '{"answer": "x", "b": 1}') is is_open
+
+
 def test_space_in_answers_is_bounded() -> None:
     for body in ({}, {"tools": TOOLS}):
         made = form(response_format=by(ANSWER), **body)

@@ -77,7 +77,7 @@ def test_what_is_open_on_purpose_stays_so(schema: Any, good: Any) -> None:
 )
 def test_listed_names_come_once(schema: Any, text: str, permitted: bool, codec: TextCodec) -> None:
     grammars = Grammars(codec.tokenizer, codec.tokenizer.get_vocab_size(), [0])
-    form = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+    form = StructuredOutputsParams(json=schema, disable_any_whitespace=True, disable_additional_properties=False)
     *before, last = codec.encode(text)
     constraint = grammars.start(form)
     path: list[int] = []
@@ -91,8 +91,8 @@ def test_listed_names_come_once(schema: Any, text: str, permitted: bool, codec: 
 def test_the_switch() -> None:
     llm = LLM("tiny-code", speculative_config=None, max_model_len=256)
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
-    form = StructuredOutputsParams(json=schema, disable_additional_properties=True, disable_any_whitespace=True)
+    form = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
     (output,) = llm.generate(["x = "], SamplingParams(temperature=0, max_tokens=64, structured_outputs=form))
     assert output.outputs[0].text == '{"a":1}'
-    with pytest.raises(RequestError, match="disable_additional_properties applies to JSON schemas only"):
-        StructuredOutputsParams(regex="a", disable_additional_properties=True)
+    kept = StructuredOutputsParams(json=schema, disable_additional_properties=False)
+    assert json.loads(str(kept.json)) == schema

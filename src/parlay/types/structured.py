@@ -29,8 +29,8 @@ class StructuredOutputsParams:
         grammar: a grammar in EBNF, with rules such as `root ::= "yes" | "no"`, or in Lark's notation.
         disable_any_whitespace: JSON is written without white space between its parts.
         whitespace_pattern: a regular expression of the white space between two parts of JSON, which may be left out.
-        disable_additional_properties: objects have no properties but those that the schema lists, unless it says
-            `additionalProperties`.
+        disable_additional_properties: objects of a JSON schema have no properties but those that it lists, unless it
+            says `additionalProperties`. False leaves them open.
         prefix_grammar: Lark rules, of which the rule `prefix` matches what stands before the form, such as reasoning.
 
     Raises:
@@ -43,7 +43,7 @@ class StructuredOutputsParams:
     choice: Annotated[Sequence[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] | None = None
     grammar: str | None = None
     disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
+    disable_additional_properties: bool = True
     whitespace_pattern: str | None = None
     prefix_grammar: str | None = None
 
@@ -63,10 +63,6 @@ class StructuredOutputsParams:
             if self.disable_any_whitespace or not form.startswith("json"):
                 other = "disable_any_whitespace" if self.disable_any_whitespace else form
                 raise RequestError(f"whitespace_pattern applies to JSON only; leave it out with {other}")
-        if self.disable_additional_properties and self.json is None:
-            raise RequestError(
-                f"disable_additional_properties applies to JSON schemas only; leave it out with {form}"
-            )
         if self.json is not None:
             text = _schema_text(self.json)
             object.__setattr__(self, "json", closed(text) if self.disable_additional_properties else text)

@@ -163,8 +163,8 @@ class FormFields:
     Attributes:
         response_format: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema":
             {"name": ..., "schema": ...}}`.
-        disable_additional_properties: objects of `response_format` and of tools have no properties but those that
-            their schema lists, unless it says `additionalProperties`.
+        disable_additional_properties: objects of JSON schemas and of tools have no properties but those that are
+            listed, unless the schema says `additionalProperties`.
     """
 
     response_format: dict[str, Any] | None = None

@@ -21,6 +21,7 @@ from parlay.types.json_schema import closed
 # Small models never stop writing space where they may; this is what printers of JSON write, as llama.cpp has it too.
 SPACE = r" |\r?\n[ \t]{0,20}"
 _OWN = "structured_outputs"
+_AS_IT_IS = {"disable_additional_properties": False}  # of a schema whose objects are closed already, or are to be open
 _COMPACT = {"whitespace_flexible": False}
 _OBJECT = {"type": "object"}
 _MOST_NAMED = 8  # keywords, in warnings
@@ -110,13 +111,15 @@ def form_of(
         also = "tool_choice" if must else names.format
         raise ApiError(400, f"{also} and structured_outputs each decide the answer's form; give one", param=also)
     if given is not None or (wanted is None and not must):
+        if isinstance(given, Mapping):
+            given = {"disable_additional_properties": fields.disable_additional_properties, **given}
         return AnswerForm(given, style)
     made = _Making(fields, tools, names, [])
     if must and style.forced:
         form = _calls(made, style, tokenizer)
     elif tools.mode == "named":
         schema = made.parameters(tools.named)
-        form = AnswerForm({"json": schema, "disable_any_whitespace": True}, style)
+        form = AnswerForm({"json": schema, "disable_any_whitespace": True, **_AS_IT_IS}, style)
     elif tools.mode == "required":
         rules, schemas = forced([*tools.parameters], tools.several), made.enforced()
         form = AnswerForm({"grammar": _grammar("start: calls", rules, schemas, _COMPACT)}, style)
@@ -127,7 +130,7 @@ def form_of(
         if tools.mode == "auto":
             form = _either(made, schema, style, tokenizer, any_object=sent is None)
         else:
-            form = AnswerForm({"json": schema, "whitespace_pattern": SPACE}, style)
+            form = AnswerForm({"json": schema, "whitespace_pattern": SPACE, **_AS_IT_IS}, style)
     return replace(form, warnings=made.warnings(), source="tools" if must else names.form)
 
 
@@ -165,7 +168,7 @@ def _either(
         made.dropped.append(
             f"{made.names.format}: no tool can be called beside it, since their names are no identifiers"
         )
-        return AnswerForm({"json": schema, "whitespace_pattern": SPACE}, style, alone=True)
+        return AnswerForm({"json": schema, "whitespace_pattern": SPACE, **_AS_IT_IS}, style, alone=True)
     space = {"whitespace_pattern": SPACE}
     head = style.head(marks) + " " if style.head is not None else ""
     answer = f"start: calls | answer\nanswer: {head}%json {_line({**schema, 'x-guidance': space})}"
