@@ -96,9 +96,14 @@ class TextCodec:
     @cached_property
     def end(self) -> int | None:
         """The token that ends a text, if the tokenizer's config names one."""
-        name = self._config.get("eos_token")
-        found: int | None = self.tokenizer.token_to_id(token_text(name)) if name else None
+        name = self.named("eos_token")
+        found: int | None = None if name is None else self.tokenizer.token_to_id(name)
         return found
+
+    def named(self, key: str) -> str | None:
+        """Return a token that the tokenizer's config names, such as `bos_token`; None without one."""
+        given = self._config.get(key)
+        return token_text(given) if given else None
 
     def spellings(self, word: str) -> list[list[int]]:
         """Return the tokens of `word` at the beginning of a text and, where they differ, after a space and within.

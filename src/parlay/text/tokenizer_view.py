@@ -1,10 +1,27 @@
 """The tokenizer under the names that transformers gives its methods."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
+from parlay.errors import ConfigError
 from parlay.text.chat import ChatOptions
 from parlay.text.tokenizer import TextCodec
+
+# What transformers' `apply_chat_template` takes and does not pass on to the template.
+_UNSUPPORTED = {
+    *("padding", "truncation", "max_length", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+    "sanitize_control_tokens",
+}
+
+
+class Encoding(dict[str, Any]):
+    """`input_ids` and `attention_mask`, also as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
 
 class TokenizerView:
@@ -18,13 +35,16 @@ class TokenizerView:
         """Return how many tokens there are."""
         return int(self._codec.tokenizer.get_vocab_size())
 
-    def __call__(self, text: str | Sequence[str], *, add_special_tokens: bool = True) -> dict[str, Any]:
+    def __call__(self, text: str | Sequence[str], *, add_special_tokens: bool = True) -> Encoding:
         """Return `input_ids` and `attention_mask` of one text or of several."""
         if isinstance(text, str):
-            ids: Any = self.encode(text, add_special_tokens=add_special_tokens)
-            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+            return _encoding(self.encode(text, add_special_tokens=add_special_tokens))
         ids = [self.encode(one, add_special_tokens=add_special_tokens) for one in text]
-        return {"input_ids": ids, "attention_mask": [[1] * len(one) for one in ids]}
+        return Encoding(input_ids=ids, attention_mask=[[1] * len(one) for one in ids])
+
+    def tokenize(self, text: str) -> list[str | None]:
+        """Return the tokens of a text as the vocabulary spells them, without special ones added."""
+        return [self._token(one) for one in self.encode(text, add_special_tokens=False)]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
@@ -43,13 +63,38 @@ class TokenizerView:
         """Return the ids of all tokens."""
         return dict(self._codec.tokenizer.get_vocab())
 
-    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
-        """Return tokens as the vocabulary spells them."""
-        return [self._codec.tokenizer.id_to_token(one) for one in ids]
+    @overload
+    def convert_ids_to_tokens(self, ids: int, *, skip_special_tokens: bool = ...) -> str | None: ...
+    @overload
+    def convert_ids_to_tokens(self, ids: Sequence[int], *, skip_special_tokens: bool = ...) -> list[str | None]: ...
 
-    def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]:
-        """Return the ids of tokens as the vocabulary spells them."""
-        return [self._codec.tokenizer.token_to_id(one) for one in tokens]
+    def convert_ids_to_tokens(
+        self, ids: int | Sequence[int], *, skip_special_tokens: bool = False
+    ) -> str | list[str | None] | None:
+        """Return one token or several as the vocabulary spells them; None for an id that no token has."""
+        if isinstance(ids, int):
+            return self._token(ids)
+        special = self._codec.special_ids if skip_special_tokens else ()
+        return [self._token(one) for one in ids if one not in special]
+
+    @overload
+    def convert_tokens_to_ids(self, tokens: str) -> int | None: ...
+    @overload
+    def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]: ...
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
+        """Return the id of one token, or of several, as the vocabulary spells them.
+
+        A token that is not in the vocabulary has the id of the unknown token, or None if the tokenizer has no such.
+        """
+        if not isinstance(tokens, str):
+            return [self.convert_tokens_to_ids(one) for one in tokens]
+        found: int | None = self._codec.tokenizer.token_to_id(tokens)
+        return self.unk_token_id if found is None else found
+
+    def _token(self, token: int) -> str | None:
+        spelled: str | None = self._codec.tokenizer.id_to_token(token)
+        return spelled
 
     @property
     def vocab_size(self) -> int:
@@ -57,9 +102,58 @@ class TokenizerView:
         return len(self)
 
     @property
-    def eos_token_id(self) -> int | None:
+    def eos_token(self) -> str | None:
         """The token that ends a text, if the tokenizer's config names one."""
-        return self._codec.end
+        return self._codec.named("eos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Its id."""
+        return self._id(self.eos_token)
+
+    @property
+    def bos_token(self) -> str | None:
+        """The token that begins a text, if the tokenizer's config names one."""
+        return self._codec.named("bos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Its id."""
+        return self._id(self.bos_token)
+
+    @property
+    def pad_token(self) -> str | None:
+        """The token that fills a batch up, if the tokenizer's config names one."""
+        return self._codec.named("pad_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Its id."""
+        return self._id(self.pad_token)
+
+    @property
+    def unk_token(self) -> str | None:
+        """The token that stands for what is not in the vocabulary, if the tokenizer's config names one."""
+        return self._codec.named("unk_token")
+
+    @property
+    def unk_token_id(self) -> int | None:
+        """Its id."""
+        return self._id(self.unk_token)
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """The ids of all special tokens, in order."""
+        return sorted(self._codec.special_ids)
+
+    @property
+    def all_special_tokens(self) -> list[str | None]:
+        """All special tokens, in the order of their ids."""
+        return self.convert_ids_to_tokens(self.all_special_ids)
+
+    def _id(self, token: str | None) -> int | None:
+        found: int | None = None if token is None else self._codec.tokenizer.token_to_id(token)
+        return found
 
     @property
     def chat_template(self) -> str | None:
@@ -75,8 +169,9 @@ class TokenizerView:
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
         tokenize: bool = True,
+        return_dict: bool = False,
         **variables: Any,
-    ) -> str | list[int]:
+    ) -> str | list[int] | Encoding:
         """Return the conversation in the chat template: token ids, or text if `tokenize` is false.
 
         Args:
@@ -86,11 +181,16 @@ class TokenizerView:
             add_generation_prompt: end with what begins an answer.
             continue_final_message: end within the last message.
             tokenize: give token ids.
+            return_dict: give `input_ids` and `attention_mask`, as `__call__` does.
             **variables: further variables that the template reads.
 
         Raises:
+            ConfigError: an argument of transformers' that is not supported, such as `truncation`.
             RequestError: there is no template, or it refuses the messages.
         """
+        for name in _UNSUPPORTED & variables.keys():
+            if variables.pop(name) not in (None, False):
+                raise ConfigError(f"apply_chat_template does not support {name}; leave it out")
         options = ChatOptions(
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
@@ -99,4 +199,11 @@ class TokenizerView:
             chat_template_kwargs=variables,
         )
         text = self._codec.chat(conversation, options)
-        return self._codec.encode(text, add_special_tokens=False) if tokenize else text
+        if not tokenize:
+            return text
+        ids = self.encode(text, add_special_tokens=False)
+        return _encoding(ids) if return_dict else ids
+
+
+def _encoding(ids: list[int]) -> Encoding:
+    return Encoding(input_ids=ids, attention_mask=[1] * len(ids))

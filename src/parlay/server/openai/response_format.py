@@ -21,7 +21,7 @@ from parlay.types.json_schema import closed
 # Small models never stop writing space where they may; this is what printers of JSON write, as llama.cpp has it too.
 SPACE = r" |\r?\n[ \t]{0,20}"
 _OWN = "structured_outputs"
-_AS_IT_IS = {"disable_additional_properties": False}  # of a schema whose objects are closed already, or are to be open
+_AS_IT_IS = {"disable_additional_properties": False}  # objects of the schema are closed already, or are to be open
 _COMPACT = {"whitespace_flexible": False}
 _OBJECT = {"type": "object"}
 _MOST_NAMED = 8  # keywords, in warnings
@@ -35,9 +35,9 @@ class Names:
     Attributes:
         form: the field with the form of an answer.
         format: where that stands in it.
-        parameters: of a function; with a place for its number.
+        parameters: the field with a function's parameters; with a place for the function's number.
         strict: functions that are strict, where their descriptions do not say so: the model would read it.
-        strict_format: whether the answer's schema is strict, likewise.
+        strict_format: whether the answer's schema is strict, where its description does not say so.
     """
 
     form: str = "response_format"
@@ -56,11 +56,11 @@ class AnswerForm:
     """How an answer is written and read.
 
     Attributes:
-        structured: as the engine has it; None for a free answer.
+        structured: the engine's structured outputs; None for a free answer.
         calls: how calls are read.
         alone: whether an answer is either calls or none at all.
         special: whether calls have special tokens, which answers have to show.
-        warnings: for the client.
+        warnings: texts for the client.
         source: the field that it comes from.
         headed: whether the form has the headers of messages, where the model writes such.
     """
@@ -98,9 +98,9 @@ def form_of(
         fields: the request.
         tools: its tools.
         style: how the model writes calls.
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         given: `structured_outputs`, if there are any.
-        names: of fields, for messages.
+        names: names of fields, for messages.
 
     Raises:
         ApiError: a schema cannot be served, or the form is decided twice.
