@@ -199,9 +199,12 @@ def test_every_environment_variable_is_described() -> None:
 
 
 def test_identities_do_not_change() -> None:
-    """What describes a request or a step is frozen, apart from the request's own progress."""
+    """What describes a request or a step is frozen, apart from the request's own progress.
+
+    A user may change sampling parameters, as in vLLM; the engine takes a copy.
+    """
     for cls in (*CONFIGS, parlay.RequestOutput):
-        if cls not in (DraftStats, Stats):
+        if cls not in (DraftStats, Stats, parlay.SamplingParams):
             assert frozen(cls), cls
     assert not Request.__dataclass_params__.eq
 

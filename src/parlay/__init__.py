@@ -19,6 +19,7 @@ from parlay.errors import (
 )
 from parlay.types.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from parlay.types.params import SamplingParams, SpeculationOverride
+from parlay.types.prompt import TextPrompt, TokensPrompt
 from parlay.types.structured import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ __all__ = [
     "SamplingParams",
     "SpeculationOverride",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 

@@ -61,7 +61,7 @@ class AsyncLLM(AsyncEngine):
         await asyncio.to_thread(self._link.thread.join)
 
     def _take(self, outputs: Outputs) -> None:
-        """Take the engine's outputs, in its thread."""
+        """Receive the engine's outputs, in its thread."""
         if outputs.stats is not None:
             self._stats = outputs.stats
         self._take_outputs(outputs)

@@ -24,8 +24,8 @@ class CacheFile:
         """Read and write nothing yet.
 
         Args:
-            name: of the file, without its ending.
-            version: of what entries say; those of another version are not read.
+            name: name of the file, without its ending.
+            version: version of the entries' format; entries of another version are not read.
             most: entries that are stored; those that were changed longest ago make room.
             folder: where the file is; None takes the user's cache folder, if there is one.
         """

@@ -20,7 +20,7 @@ def available_memory(root: Path = Path("/")) -> int:
     """Return the bytes that may still be taken under every limit; `sys.maxsize` without any.
 
     Args:
-        root: below which `proc/self` and the mounted groups are.
+        root: folder below which `proc/self` and the mounted groups are.
     """
     left = [_left(group, *_FILES[version]) for version, group in _groups("memory", root)]
     return min(left, default=sys.maxsize)
@@ -32,7 +32,7 @@ def available_processors(root: Path = Path("/")) -> int:
     Of one and a half it is one: a thread that is stopped for part of every period has all others wait for it.
 
     Args:
-        root: as in `available_memory`.
+        root: folder below which `proc/self` and the mounted groups are.
     """
     quotas = [_quota(group, version) for version, group in _groups("cpu", root)]
     return max(1, min(quotas, default=sys.maxsize))

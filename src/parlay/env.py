@@ -145,7 +145,7 @@ def share(parts: int, processors: int = MOST_THREADS) -> dict[str, str]:
 
     Args:
         parts: how many there are.
-        processors: that this one runs on, if it does not use all; it has no more threads.
+        processors: processors that this one runs on, if it does not use all; it has no more threads.
     """
     if parts == 1:
         return {}
@@ -169,7 +169,7 @@ def arithmetic() -> dict[str, str]:
 
 
 def api_key() -> str | None:
-    """Return the key for somebody else's server, or None."""
+    """Return the key for another server, or None."""
     return os.environ.get("OPENAI_API_KEY") or None
 
 

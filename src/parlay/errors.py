@@ -106,7 +106,7 @@ def visible(text: str, keep: str = "") -> str:
     """Return a text for a terminal: whatever moves its cursor, colours it or turns its direction is escaped.
 
     Args:
-        text: of anyone.
+        text: a text from any source.
         keep: control characters that stay, such as the ends of lines.
     """
     if text.isprintable():

@@ -2,7 +2,7 @@
 
 import signal
 
-# What `signal` wraps: its enumerations would take ten times as long.
+# The functions that `signal` wraps: its enumerations take ten times as long.
 from _signal import getsignal  # type: ignore[import-not-found]
 from _signal import signal as install
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from threading import get_ident, main_thread
 from types import FrameType, TracebackType
 from typing import Any
 
-# Those whose handlers often raise: Ctrl-C, what ends a process, and what limits the time of a call.
+# Signals whose handlers often raise: Ctrl-C, what ends a process, and what limits the time of a call.
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM")
 _NUMBERS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
 _AT_ONCE = int(signal.SIGINT)  # if it comes again: what the region waits for may never come

@@ -20,7 +20,14 @@ from parlay.text.chat import ChatOptions
 from parlay.text.tokenizer_view import TokenizerView
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
-from parlay.types.prompt import Messages, Prompt, content_of, text_of
+from parlay.types.prompt import Messages, Prompt, content_of, salt_of, text_of
+
+# Arguments of vLLM's `chat` that have no effect with these values.
+_OF_VLLM: dict[str, tuple[Any, ...]] = {
+    "chat_template_content_format": ("auto", None),
+    "mm_processor_kwargs": (None,),
+    "tokenization_kwargs": (None,),
+}
 
 
 class LLM:
@@ -107,17 +114,20 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | None = None,
         lora_request: None = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt.
 
         Args:
-            prompts: one or many; each is text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
-            sampling_params: for all, or one for each prompt.
+            prompts: one or many; each is text, token ids, or a mapping with `prompt` or `prompt_token_ids`, perhaps
+                with a `cache_salt`: prompts with different ones share no cached prefix.
+            sampling_params: sampling parameters for all prompts, or one for each.
             use_tqdm: show a progress bar on stderr; None, the default, shows one where stderr is a terminal.
             lora_request: None; adapters are not supported.
+            priority: of each prompt, lower runs first; None for equal ones.
 
         Returns:
-            One output a prompt, in order. Of many prompts, one that cannot be served or fails has `error` set and
+            One output per prompt, in order. Of many prompts, one that cannot be served or fails has `error` set and
             costs the others nothing.
 
         Raises:
@@ -127,7 +137,8 @@ class LLM:
         """
         _check_lora(lora_request)
         many = _prompts(prompts)
-        return self._complete(many, _spread(sampling_params, len(many), self.sampling_defaults), use_tqdm)
+        params = _spread(sampling_params, len(many), self.sampling_defaults)
+        return self._complete(many, params, use_tqdm, _priorities(priority, len(many)))
 
     def chat(
         self,
@@ -141,12 +152,15 @@ class LLM:
 
         Args:
             messages: one conversation, a list of mappings with `role` and `content`, or a list of conversations.
-            sampling_params: for all, or one for each conversation.
-            use_tqdm: as in `generate`.
-            lora_request: likewise.
-            **template_options: as in `chat_prompt`.
+            sampling_params: sampling parameters for all conversations, or one for each.
+            use_tqdm: show a progress bar on stderr, see `generate`.
+            lora_request: None; adapters are not supported.
+            **template_options: options of the chat template, see `chat_prompt`.
         """
         _check_lora(lora_request)
+        for name, harmless in _OF_VLLM.items():
+            if template_options.get(name) in harmless:
+                template_options.pop(name, None)
         many = _conversations(messages)
         options = ChatOptions.parse(template_options)
         prompts: list[Prompt | RequestError] = []
@@ -155,7 +169,8 @@ class LLM:
                 prompts.append(self._chat_prompt(conversation, options))
             except RequestError as error:
                 prompts.append(error)
-        return self._complete(prompts, _spread(sampling_params, len(many), self.sampling_defaults), use_tqdm)
+        params = _spread(sampling_params, len(many), self.sampling_defaults)
+        return self._complete(prompts, params, use_tqdm, _priorities(None, len(many)))
 
     def chat_prompt(self, messages: Messages, **template_options: Any) -> Prompt:
         """Return the prompt that the chat template makes of a conversation.
@@ -186,7 +201,7 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be served, or `best_of` asks for completions that only the end decides.
         """
-        params = sampling_params or SamplingParams.parse(self.sampling_defaults)
+        params = SamplingParams.parse(self.sampling_defaults) if sampling_params is None else sampling_params.clone()
         if params.candidates > params.n:
             self._alone.run(self.engine.refuse)
             raise RequestError("best_of above n cannot be streamed; leave it out, or use generate")
@@ -235,16 +250,20 @@ class LLM:
             self._left.popleft()  # only now, so that an interrupt leaves it for the next call
 
     def _complete(
-        self, prompts: Sequence[Prompt | RequestError], params: Sequence[SamplingParams], use_tqdm: bool | None
+        self,
+        prompts: Sequence[Prompt | RequestError],
+        params: Sequence[SamplingParams],
+        use_tqdm: bool | None,
+        priorities: Sequence[int],
     ) -> list[RequestOutput]:
         groups: list[list[Request]] = []
         errors: list[RequestError | None] = []
         try:
-            for prompt, own in zip(prompts, params, strict=True):
+            for prompt, own, priority in zip(prompts, params, priorities, strict=True):
                 groups.append([])
                 errors.append(None)
                 try:
-                    groups[-1] = self.submit(prompt, own)
+                    groups[-1] = self.submit(prompt, own, priority=priority)
                 except RequestError as error:
                     if len(prompts) == 1:
                         raise
@@ -267,9 +286,9 @@ class LLM:
         """Queue a prompt without running anything: what other faces of the engine are built on.
 
         Args:
-            prompt: as in `generate`, or why there is none.
+            prompt: a prompt, see `generate`, or why there is none.
             params: how tokens are chosen.
-            **more: `priority`, `tenant` and `timeout`, as in `Engine.add`.
+            **more: `priority`, `tenant` and `timeout`, see `Engine.add`.
 
         Raises:
             RequestError: the prompt cannot be served; it counts nevertheless, so that seeds of others do not shift.
@@ -277,11 +296,11 @@ class LLM:
         try:
             if isinstance(prompt, RequestError):
                 raise prompt
-            content = content_of(prompt)
+            content, salt, params = content_of(prompt), salt_of(prompt), params.clone()
         except RequestError:
             self._alone.run(self.engine.refuse)
             raise
-        return self._alone.run(lambda: self.engine.add(content, params, **more))
+        return self._alone.run(lambda: self.engine.add(content, params, **{"tenant": salt, **more}))
 
     def _run(self, requests: list[Request], use_tqdm: bool | None) -> None:
         def unfinished() -> bool:
@@ -325,7 +344,7 @@ class LLM:
         self, prompt: Prompt | RequestError, requests: list[Request], error: RequestError | None = None
     ) -> RequestOutput:
         return RequestOutput(
-            request_id=requests[0].request_id if requests else None,
+            request_id=str(requests[0].request_id) if requests else None,
             prompt=text_of(prompt),
             prompt_token_ids=requests[0].prompt_tokens if requests else (),
             outputs=tuple(self.engine.completion(r, j) for j, r in enumerate(best(requests) if requests else ())),
@@ -340,6 +359,14 @@ def _check_lora(lora_request: object) -> None:
         raise ConfigError(
             "lora_request is not supported; merge the adapter into the model's weights and leave it out"
         )
+
+
+def _priorities(given: Sequence[int] | None, count: int) -> Sequence[int]:
+    if given is None:
+        return [0] * count
+    if not isinstance(given, Sequence) or len(given) != count:
+        raise ConfigError(f"priority is a list of one number per prompt, of which there are {count}")
+    return given
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

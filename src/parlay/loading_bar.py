@@ -45,4 +45,4 @@ def loading_bar(begin: str | None = None, *, show: bool) -> Iterator[OnProgress]
                 started = True
 
         yield on_progress
-        started = True  # who tells more later, such as a process that was restarted, is not shown
+        started = True  # what comes later, as from a process that was restarted, is not shown

@@ -21,7 +21,7 @@ class Registry:
         """Look for nothing yet.
 
         Args:
-            package: that holds plug-ins and nothing else.
+            package: a package that holds plug-ins and nothing else.
             kind: what errors call one.
             part: the file of a plug-in's folder that is read, such as "proposer"; None where all are single files.
             needs: names that each defines.

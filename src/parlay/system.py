@@ -3,7 +3,7 @@
     what                    Linux                             elsewhere
     processors allowed      `sched_getaffinity`               all that there are
     staying on some         `sched_setaffinity`               the system chooses
-    cores                   `/sys/devices`                    one a processor; on macOS `sysctl`
+    cores                   `/sys/devices`                    one per processor; on macOS `sysctl`
     the processor's name    `/proc/cpuinfo`                   what Python says; on macOS `sysctl`
     memory that is free     `/proc/meminfo`                   half of what there is
     addresses in use        `/proc/self/statm`                unknown, so no limit on them counts
@@ -33,7 +33,7 @@ def allowed_processors() -> frozenset[int]:
 
 
 def stay_on(processors: frozenset[int]) -> None:
-    """Have this thread, and those that it will start, run on some processors; without any, wherever they like."""
+    """Restrict this thread, and those that it will start, to some processors; none given changes nothing."""
     if processors and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, processors)
 

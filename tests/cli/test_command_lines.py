@@ -88,8 +88,10 @@ def test_the_model_is_a_word_or_a_flag(parser: Parser, command: str, capsys: pyt
         # vllm serve
         (["serve", "m", "--lora-modules", "a=b"], "--lora-modules: adapters are not supported"),
         (["serve", "m", "--ssl-keyfile", "k"], "--ssl-keyfile: TLS is a reverse proxy's business"),
-        (["serve", "m", "--guided-decoding-backend", "xgrammar"], "structured outputs have one backend"),
-        (["serve", "m", "--uvicorn-log-level", "debug"], "set PARLAY_LOG"),
+        (["serve", "m", "--structured-outputs-backend", "xgrammar"], "structured outputs have one backend"),
+        (["serve", "m", "--slots"], "there is no such endpoint"),
+        (["serve", "m", "--enable-reasoning"], "leave it out: reasoning is parsed"),
+        (["serve", "m", "--served-model-name", "a", "--port", "1", "b"], "unexpected argument 'b'"),
         (["bench", "latency", "m", "--batch_size", "1"], "--batch-size"),
         # what no other program has
         (["generate", "--promt", "x"], "unknown flag --promt; parlay generate --help"),

@@ -105,6 +105,14 @@ def test_every_flag_has_its_help(cls: type, capsys: pytest.CaptureFixture[str]) 
         assert (f"--{f.name.replace('_', '-')}" in text) == (f.name != "call")
 
 
+def test_a_flag_that_may_be_repeated_takes_several_values() -> None:
+    """Behind it, as vLLM's `--served-model-name` does, or as a list in JSON, as its `--allowed-origins`."""
+    for words in (["a", "b"], ["a", "--words", "b"], ['["a", "b"]']):
+        assert parse(["--words", *words, "--number", "1"]) == {"words": ["a", "b"], "number": 1}
+    for word in ("[]", "[1]", "[a"):
+        assert parse(["--words", word]) == {"words": [word]}
+
+
 INTEGERS = st.integers(-(10**9), 10**9)
 
 

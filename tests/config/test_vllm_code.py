@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import parlay
-from parlay import ConfigError
+import parlay.inputs
+from parlay import ConfigError, RequestError
 from parlay.cli.main import main
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.vllm_options import FOREIGN
@@ -265,3 +266,46 @@ def test_keys_of_a_speculative_config_that_mean_nothing() -> None:
 def test_a_size_that_has_another_name() -> None:
     left, _ = parlay.config.modernise({"num_gpu_blocks_override": 64}, None)
     assert left == {"num_blocks": 64}
+
+
+def test_parameters_are_assigned() -> None:
+    """As in vLLM's examples; what was queued before has the values of then."""
+    llm = parlay.LLM("tiny-code", speculative_config=None)
+    params = llm.get_default_sampling_params()
+    params.temperature, params.max_tokens = 0.0, 3
+    first = llm.stream("def f(", params)
+    params.max_tokens = 5
+    assert len([*first][-1].outputs[0].token_ids) == 3
+    (five,) = llm.generate("def f(", params)
+    assert len(five.outputs[0].token_ids) == 5
+    assert params.clone() == params
+    params.max_tokens = 0
+    with pytest.raises(RequestError, match="max_tokens"):
+        llm.generate("def f(", params)
+    with pytest.raises(AttributeError, match="max_token"):
+        params.max_token = 3  # type: ignore[attr-defined]
+
+
+def test_prompts_and_arguments_of_vllms() -> None:
+    llm = parlay.LLM("tiny-code", speculative_config=None)
+    params = SamplingParams(temperature=0, max_tokens=4)
+    prompt = parlay.inputs.TokensPrompt(prompt_token_ids=list(range(40, 80)))
+    (expected,) = llm.generate([prompt], params)
+    assert expected.request_id == "0"
+    given: Any = {**prompt, "multi_modal_data": None, "mm_processor_kwargs": {}}
+    salted: Any = [{**prompt, "cache_salt": salt} for salt in ("a", "b", "a")]
+    found = [llm.generate([one], params, priority=[1])[0] for one in (given, *salted)]
+    assert {one.outputs[0].token_ids for one in found} == {expected.outputs[0].token_ids}
+    assert [one.num_cached_tokens > 0 for one in found] == [True, False, False, True]
+    with pytest.raises(RequestError, match="multi_modal_data is not supported"):
+        llm.generate({**prompt, "multi_modal_data": {"image": 1}}, params)
+    with pytest.raises(RequestError, match="cache_salt is text, not int"):
+        llm.generate({**prompt, "cache_salt": 3}, params)
+    with pytest.raises(ConfigError, match="priority is a list of one number per prompt, of which there are 1"):
+        llm.generate([prompt], params, priority=[1, 2])
+    messages = [{"role": "user", "content": "hi"}]
+    (chat,) = llm.chat(messages, params)
+    (same,) = llm.chat(messages, params, chat_template_content_format="auto", mm_processor_kwargs=None)
+    assert same.outputs[0].token_ids == chat.outputs[0].token_ids
+    with pytest.raises(ConfigError, match="chat_template_content_format"):
+        llm.chat(messages, params, chat_template_content_format="string")

@@ -97,7 +97,7 @@ async def test_what_was_told_meanwhile_comes_at_once(engine: Played, deltas: boo
     engine.tell(0, [99])
     engine.tell(0, [100], "length")
     output = await anext(stream)
-    assert (output.outputs[0].text, output.finished, output.request_id) == (second, True, 7)
+    assert (output.outputs[0].text, output.finished, output.request_id) == (second, True, "7")
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
     assert [type(command) for command in engine.wire.commands] == [Add]

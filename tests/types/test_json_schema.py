@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from parlay import LLM, RequestError, SamplingParams
+from parlay import LLM, SamplingParams
 from parlay.checkpoints.find import find_model
 from parlay.sampling.grammar import Grammars
 from parlay.text.tokenizer import TextCodec

@@ -36,7 +36,7 @@ def contenders(
 
     Args:
         model: name, directory or file of the target.
-        length: most draft tokens a request and step, for proposers that draft; None takes each one's default.
+        length: most draft tokens per request and step, for proposers that draft; None takes each one's default.
         methods: only these, in this order; none takes all proposers, and before them `AUTO` and `AUTO` with each of
             `drafts`.
         drafts: checkpoints by their methods' names.
@@ -91,13 +91,13 @@ def budgeted(
     """Return `contenders` once with each budget by a label of both, plain decoding once and first.
 
     Args:
-        model: as in `contenders`.
-        budgets: most draft tokens a request and step, for proposers that draft; none takes each one's default.
-        methods: as in `contenders`.
-        drafts: likewise.
+        model: the target, see `contenders`.
+        budgets: most draft tokens per request and step, for proposers that draft; none takes each one's default.
+        methods: the methods to take, see `contenders`.
+        drafts: checkpoints by their methods' names.
 
     Raises:
-        ConfigError, ModelError: as `contenders` does.
+        ConfigError, ModelError: see `contenders`.
     """
     found = contenders(model, budgets[0] if budgets else None, methods, drafts)
     chosen = {}
@@ -171,13 +171,14 @@ def engines(
     """Return an engine for each contender, all at the same time.
 
     Args:
-        model: as in `contenders`.
+        model: the target, see `contenders`.
         chosen: what `contenders` or `budgeted` found.
-        requests: that run at once; a cache has room for these and no more, so that many engines fit into memory.
+        requests: requests that run at once; a cache has room for these and no more, so that many engines fit into
+            memory.
         lengths: see `SpeculativeConfig`; `AUTO` chooses them in any case.
-        tree: likewise; shapes are for contenders with weights.
+        tree: see `SpeculativeConfig`; shapes are for contenders with weights.
         dequantize: see `EngineConfig`.
-        max_model_len: likewise.
+        max_model_len: see `EngineConfig`.
 
     Raises:
         CapacityError: they do not fit all the same.

@@ -64,7 +64,7 @@ class _Case:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What tells its rows from other cases'."""
+        """The values that distinguish its rows from other cases'."""
         return {
             "model": self.model,
             "workload": self.workload.name,
@@ -85,7 +85,7 @@ def measure(options: MethodsOptions, output: Path | None, tick: Tick) -> list[di
     Raises:
         ConfigError: options, prompts or the file's rows do not fit, or are not what they should be; for any of the
             models this is raised before the first one is measured.
-        ModelError: as `contenders` does.
+        ModelError: see `contenders`.
         CapacityError: the engines of a model do not fit into memory side by side.
     """
     if not options.workloads and not options.prompts:
@@ -167,14 +167,14 @@ class _CaseRun:
         self._began = perf_counter()
         self._passes = 0  # through all prompts
         self._prompts = 0  # that have been run
-        self._batches = 1  # a repetition
+        self._batches = 1  # per repetition
         self._whole = not case.workload.without_orphans  # whether all of the workload was run
         self._numerics = ""
         self._repetitions = Repetitions(tuple(chosen))
         self._tallies = {name: Tally() for name in chosen}
 
     def run(self, check: Callable[[str], None]) -> list[dict[str, Any]]:
-        """Return one row a method; `check` sees the numerics id before anything is measured."""
+        """Return one row per method; `check` is given the numerics id before anything is measured."""
         while True:
             self._tick(f"{self._case}: loading")
             llms = engines(
@@ -259,8 +259,8 @@ def pieces_of(prompts: Sequence[Prefix], size: int, first: int) -> Iterator[list
     What is left at the end of a pass is less than a repetition's; the next pass begins with it.
 
     Args:
-        prompts: of the workload.
-        size: of a repetition.
+        prompts: the workload's prompts.
+        size: prompts per repetition.
         first: prompts that were run before this pass.
     """
     for start in range(first, first + len(prompts) - size + 1, size):
@@ -268,7 +268,7 @@ def pieces_of(prompts: Sequence[Prefix], size: int, first: int) -> Iterator[list
 
 
 def _warm_up(llm: LLM, case: _Case) -> float:
-    """Have an engine complete unrelated prompts; returns the seconds that a batch is likely to take."""
+    """Complete unrelated prompts with an engine; return the seconds that a batch is likely to take."""
     prompts, limit = case.workload.prompts, min(_WARM_UP_TOKENS, case.workload.max_tokens)
     count = max(2, ceil(_WARM_UP / case.batch)) * case.batch
     nonsense = [Prefix(i, prompts[i % len(prompts)].tokens[::-1]) for i in range(count)]

@@ -62,9 +62,9 @@ def draw_ratios(path: Path, title: str, rows: Sequence[_Row]) -> None:
     `NOT_SLOWER` has a frame; a star says that the interval is wider than `--precision`.
 
     Args:
-        path: of the file.
-        title: of the figure.
-        rows: of `parlay.bench.methods`, of several runs too; plain decoding's, which are all 1, are left out.
+        path: path of the file.
+        title: title of the figure.
+        rows: rows of `parlay.bench.methods`, of several runs too; plain decoding's, which are all 1, are left out.
     """
     from matplotlib.figure import Figure
 
@@ -131,9 +131,9 @@ def draw_payoff(path: Path, title: str, grid: Sequence[_Row]) -> None:
     """Write a map of speed-ups by batch size and acceptance rate; 1 is white, more is darker.
 
     Args:
-        path: of the PNG file.
-        title: above the map.
-        grid: of `parlay.explain.payoff.explain`.
+        path: path of the PNG file.
+        title: text above the map.
+        grid: the grid of `parlay.explain.payoff.explain`.
     """
     from matplotlib.figure import Figure
 

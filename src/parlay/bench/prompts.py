@@ -35,7 +35,7 @@ def read_prompts(path: Path, codec: TextCodec, longest: int, count: int | None =
     """Return the prompts of a file in a model's tokens, numbered by their order.
 
     Args:
-        path: of JSON lines, `.jsonl` or `.jsonl.gz`.
+        path: a file of JSON lines, `.jsonl` or `.jsonl.gz`.
         codec: the model's tokenizer and chat template.
         longest: tokens that a prompt may have.
         count: read only so many.

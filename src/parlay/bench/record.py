@@ -17,7 +17,7 @@ class FileKind:
     """What a file is of.
 
     Attributes:
-        command: that writes it.
+        command: the command that writes it.
         case: keys of a row that say which case it is of.
     """
 
@@ -34,7 +34,7 @@ class Record:
     Each row says in `session`, an index into the file's list of sessions, by what commit and command it was measured.
 
     Attributes:
-        rows: of this run and, from the file, of those before it.
+        rows: rows of this run and, from the file, of those before it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Record:
         """Read the file if it is there.
 
         Args:
-            path: of the file; None keeps rows in memory.
+            path: path of the file; None keeps rows in memory.
             question: the conditions of every row of the file, as plain data.
             parts: the conditions of some rows, as plain data by its name: digests of prompts as `workloads`, and
                 others that a later run may add to, but not change.
@@ -78,7 +78,7 @@ class Record:
         """Refuse to continue with other numerics, such as another model's in the place of the first.
 
         Args:
-            numerics: of the engines that are to be measured.
+            numerics: numerics id of the engines that are to be measured.
             part: what rows with the same numerics have in common.
 
         Raises:

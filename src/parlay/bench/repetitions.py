@@ -25,7 +25,7 @@ class Estimate:
     """A median ratio with its 95 % interval.
 
     Attributes:
-        median: of the ratios.
+        median: median of the ratios.
         low: the interval's lower end.
         high: its upper end.
         repetitions: how many ratios there are.
@@ -60,7 +60,7 @@ class StopRule:
 
     Attributes:
         precision: every interval within this share of its median is enough, though not before `LEAST_REPETITIONS`.
-        repetitions: at most so many.
+        repetitions: most repetitions.
         seconds: no repetition begins later than this.
     """
 
@@ -81,8 +81,8 @@ class Repetitions:
     """The seconds of each method in each repetition.
 
     Attributes:
-        names: of the methods; the others are compared with the first.
-        seconds: by method, one for each repetition.
+        names: names of the methods; the others are compared with the first.
+        seconds: seconds by method, one for each repetition.
     """
 
     def __init__(self, names: Sequence[str], clock: Callable[[], float] = perf_counter) -> None:
@@ -99,7 +99,7 @@ class Repetitions:
         tick: Callable[[str], None] = lambda label: None,
         label: str = "",
     ) -> dict[str, R]:
-        """Have every method do its work once, and return the results.
+        """Run every method once, and return the results.
 
         The first method rotates: over as many repetitions as there are methods, each is as often and as far behind
         the first as before it, so that a steady drift of the machine cancels.
@@ -107,7 +107,7 @@ class Repetitions:
         Args:
             methods: the same piece of work, by method.
             tick: called with the label and a method's name before its clock starts.
-            label: of the repetition.
+            label: label of the repetition.
         """
         first = len(self) % len(self.names)
         results: dict[str, R] = {}

@@ -34,7 +34,7 @@ def measure(
     options: SpeedOptions,
     tick: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Return one row a method, plain decoding first.
+    """Return one row per method, plain decoding first.
 
     Args:
         engine: options of the engines; by default they cache no prefixes.

@@ -18,9 +18,9 @@ class Tally:
     """One method's completions in all repetitions of a case, and what its engines counted meanwhile.
 
     Attributes:
-        tokens: of each completion.
-        metrics: likewise.
-        after_first: seconds a token after the first, by repetition; None where no completion had a second one.
+        tokens: tokens of each completion.
+        metrics: metrics of each completion.
+        after_first: seconds per token after the first, by repetition; None where no completion had a second one.
         stats: what each engine counted from its warm-up to its end.
     """
 
@@ -46,8 +46,8 @@ class Tally:
         """Return what is reported besides ratios.
 
         Args:
-            seconds: that the method took, by repetition.
-            plain: of plain decoding, for the same prompts.
+            seconds: seconds that the method took, by repetition.
+            plain: plain decoding's tally, for the same prompts.
         """
         metrics = self.metrics
         emitted, drafted = sum(m.emitted for m in metrics), sum(m.drafted for m in metrics)

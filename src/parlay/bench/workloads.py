@@ -49,8 +49,8 @@ class Workload:
 
     Attributes:
         name: what rows call it.
-        prompts: their numbers are 0, 1 ... and, by default, their seeds.
-        max_tokens: most tokens a completion.
+        prompts: prompts numbered 0, 1 ...; by default the numbers are their seeds.
+        max_tokens: most tokens per completion.
         ignore_eos: whether all completions have that length.
         without_orphans: whether later prompts depend on earlier ones, so that a part of them is another workload.
     """
@@ -95,7 +95,7 @@ def workload(name: str, count: int | None = None, codec: TextCodec | None = None
     Fewer are the first ones; of an agent's loop it is tasks that are left out, not attempts at them.
 
     Args:
-        name: of `WORKLOADS`.
+        name: a name of `WORKLOADS`.
         count: how many.
         codec: the model's tokenizer; None takes the embedded one.
 

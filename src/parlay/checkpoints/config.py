@@ -67,7 +67,7 @@ def read_raw(path: Path) -> dict[str, Any]:
             raise ModelError(f"{generation}: {error}") from None
     read_quantisation(path, raw)
     if not (raw.get("dtype") or raw.get("torch_dtype")) and (found := stored_dtype(path)):
-        raw = {**raw, "dtype": found}  # as transformers finds out what a silent config means
+        raw = {**raw, "dtype": found}  # as transformers does where a config does not say
     return {**raw, FOR_MLX: True} if is_for_mlx(path) else raw
 
 

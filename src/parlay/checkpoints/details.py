@@ -37,7 +37,7 @@ class Details:
         tokenizer: `tokenizer.json` or what is there instead, the name of a GGUF file's tokenizer, or None.
         chat_template: whether it has one.
         generation: the defaults of sampling that come with it.
-        license: as the model's README names it.
+        license: the licence that the model's README names.
     """
 
     local: LocalCheckpoint

@@ -21,7 +21,7 @@ from parlay.log import logger
 
 _PARTIAL = ".partial"
 _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # what becomes a file's name must be nothing but a digest
-_LARGEST = 50_000_000_000  # bytes; beyond, the hub wants another way, which its library knows
+_LARGEST = 50_000_000_000  # bytes; larger files take another protocol, which the hub's library has
 _RESERVE = 64 << 20  # bytes that a disk keeps free
 
 
@@ -30,7 +30,7 @@ class _File:
     """A file in a repository.
 
     Attributes:
-        path: in the repository.
+        path: path in the repository.
         size: bytes.
         blob: what it is called in the cache.
         digest: SHA-256 of its content; only large files have one.
@@ -187,7 +187,7 @@ def _fetch(repository: str, commit: str, file: _File, home: Path, hub: Hub) -> i
 
 @contextmanager
 def _lock(home: Path, blob: str, waiting: str = "") -> Iterator[bool]:
-    """Hold the lock of the hub's library, which may be fetching the same file in another process.
+    """Hold the hub's library's lock on a file, which another process may be fetching.
 
     Args:
         home: the repository's folder in the cache.

@@ -37,8 +37,8 @@ def find_model(name: str, hub: Hub = DEFAULT, weights: bool = True) -> Path:
     """Return the directory or GGUF file of a model: embedded, on disk (`./name` means only that), or from the hub.
 
     Args:
-        name: of an embedded model, a directory, a GGUF file or any of its parts, a model of Ollama's, a short name,
-            or one on the hub.
+        name: an embedded model, a directory, a GGUF file or any of its parts, a model of Ollama's, a short name, or a
+            name on the hub.
         hub: how to fetch the last two.
         weights: False if only the tokenizer is needed.
 
@@ -53,8 +53,8 @@ def locate(name: str, hub: Hub, fetch: Fetch) -> Path:
     """Return the directory or GGUF file of a model as `find_model` does.
 
     Args:
-        name: as there.
-        hub: likewise.
+        name: the model's name or path, see `find_model`.
+        hub: how to fetch models, see `find_model`.
         fetch: fetches a model from the hub, given its name there and the short name that stands for it, if any.
 
     Raises:

@@ -136,7 +136,7 @@ def open_safetensors(file: Path, framework: str) -> Any:
     """Open a safetensors file, whose header is checked.
 
     Args:
-        file: with this ending or any other.
+        file: a safetensors file, with this ending or any other.
         framework: whose tensors it is to give, as `safe_open` calls it.
 
     Raises:

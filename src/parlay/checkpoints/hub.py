@@ -29,7 +29,7 @@ class Hub:
 
     Attributes:
         revision: a branch, tag or commit; None is the main branch.
-        token: of an account that may read the model; None is what the hub's own library finds.
+        token: token of an account that may read the model; None is what the hub's own library finds.
         cache_dir: the cache; None is the hub's own.
     """
 
@@ -59,7 +59,7 @@ class HubName:
     """What a name on the hub asks for.
 
     Attributes:
-        repository: as `owner/model`.
+        repository: the repository, `owner/model`.
         file: the path of one GGUF file, if the name has it.
         kind: what the name of the one GGUF file ends in, if the name says so.
     """
@@ -132,7 +132,7 @@ def fetch(name: str, hub: Hub, weights: bool = True, called: str | None = None) 
     parts all are fetched, and the first is returned.
 
     Args:
-        name: as `is_hub_id` has it.
+        name: a name on the hub, see `is_hub_id`.
         hub: how to fetch it.
         weights: False fetches only what a tokenizer needs, unless that is in a GGUF file.
         called: the short name that stands for it, if it was given by that.

@@ -44,8 +44,8 @@ class LocalCheckpoint:
         changed: when it was written here, in seconds since 1970. (Disks seldom record when it was last read, and
             looking counts as reading.)
         place: where it came from.
-        repository: on the hub.
-        commit: of the repository.
+        repository: repository on the hub.
+        commit: commit of the repository.
     """
 
     name: str

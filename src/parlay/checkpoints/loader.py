@@ -73,14 +73,14 @@ class Checkpoint:
         Of safetensors and GGUF files only headers are read here.
 
         Args:
-            path: of the weights.
+            path: directory or file of the weights.
             head: those of a draft head are wanted, beside which its target's may lie; they become the target's dtype.
             storage: how `read_weight` gives matrices.
             on_read: called with every tensor that was read.
             renamed: the files' own names of tensors that are known under other names here, or the stacks that have
                 them; those that are not there are no matter.
-            tower: only the text model's tensors are wanted, under the names that it has alone;
-            beside: and those whose names begin so.
+            tower: only the text model's tensors are wanted, under the names that it has alone.
+            beside: beginnings of the names of further tensors that are wanted then.
 
         Raises:
             ModelError: there are none, or one is corrupt.
@@ -112,7 +112,7 @@ class Checkpoint:
         self._pieces = self._find_pieces(renamed or {})
 
     def _find_pieces(self, renamed: Mapping[str, str | Piece]) -> Pieces:
-        """Have tensors known under other names; return those that are parts of stacks."""
+        """Rename tensors, and return those that are parts of stacks."""
         switches = {name: self._opened(name) for name in self._where if is_switch(name)}
         shapes = {name: file.get_slice(own).get_shape() for name, (file, own) in switches.items()}
         renamed = {**renamed, **switch_pieces(shapes)}
@@ -133,7 +133,7 @@ class Checkpoint:
         self._where = {name: self._where[name] for name in kept}
 
     def _rename(self, names: Mapping[str, str]) -> None:
-        """Have tensors known under other names, each of which stands for the one that it has had so far."""
+        """Rename tensors: `names` has the new names as keys, and those so far as values."""
         found = {name: own for name, own in names.items() if own in self._where}
         where = {name: self._where.pop(own) for name, own in found.items()}
         self._stored |= {name: self._stored.pop(own, own) for name, own in found.items()}
@@ -265,8 +265,8 @@ class Checkpoint:
         """Return the bytes of some tensors once they are read.
 
         Args:
-            shapes: by name; of some, fewer outputs than the file has.
-            dtype: of plain numbers.
+            shapes: shapes by name; some may have fewer outputs than the file has.
+            dtype: dtype of plain numbers.
             plain: matrices that are read by `read`, the others being read by `read_weight`.
         """
         total = 0
@@ -279,7 +279,7 @@ class Checkpoint:
         """Return a matrix for the kernels, in the host's memory, plain numbers converted to `dtype`.
 
         Raises:
-            ModelError: as `read` does.
+            ModelError: some value is not finite, or too large for `dtype`.
         """
         with _HOST:
             return self._read_weight(name, dtype)
@@ -310,7 +310,7 @@ class Checkpoint:
         """Return a head's part of a latent's expansion as it is stored: its values, or its keys turned over.
 
         Raises:
-            ModelError: as `read` does.
+            ModelError: some value is not finite.
         """
         file, own = self._file(name)
         assert isinstance(file, GGUFWeights)

@@ -50,7 +50,7 @@ def sampling(name: str) -> dict[str, float]:
     """Return the sampling parameters that a model comes with, by the names of requests; others are left out.
 
     Raises:
-        ModelError: as `find`.
+        ModelError: Ollama has no such model here, or it has another form.
     """
     manifest = _manifest(name)
     from parlay.checkpoints.sampling_defaults import usable

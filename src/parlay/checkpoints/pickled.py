@@ -69,7 +69,7 @@ class Pickled:
         return list(self._tensors)
 
     def get_slice(self, name: str) -> StoredShape:
-        """Return what knows a tensor's shape and dtype."""
+        """Return a tensor's shape and dtype."""
         tensor = self._tensors[name]
         return StoredShape(list(tensor.shape), _DTYPES.get(tensor.dtype, str(tensor.dtype)))
 

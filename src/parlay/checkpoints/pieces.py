@@ -24,8 +24,8 @@ class Piece:
     """A matrix or a bias of a stack.
 
     Attributes:
-        name: of the stack.
-        index: which of them.
+        name: name of the stack.
+        index: index in the stack.
         count: how many there are.
         outputs: start, stop and step of its outputs among those of the stack.
         turned: the stack has inputs before outputs.
@@ -51,7 +51,7 @@ def expert_pieces(count: int, width: int, *, stacks: str = "mlp.experts", hidden
 
     Args:
         count: experts.
-        width: of each.
+        width: inner width of an expert.
         stacks: what the names of the two stacks begin with.
         hidden: width of what they read, where stacks of either order exist.
     """
@@ -67,7 +67,7 @@ def switch_pieces(shapes: Mapping[str, Sequence[int]]) -> dict[str, Piece]:
     """Return the pieces of experts that MLX has stacked, by the names that they have alone.
 
     Args:
-        shapes: of a checkpoint's tensors, by name.
+        shapes: shapes of a checkpoint's tensors, by name.
     """
     return {
         switch_name(name, expert): Piece(name, expert, shape[0])
@@ -94,8 +94,8 @@ class Pieces:
         """Check the stacks.
 
         Args:
-            path: of the model.
-            pieces: by name.
+            path: path of the model.
+            pieces: pieces by name.
             tensors: the open file of every stack, and the name that it has there, by the one that pieces know.
 
         Raises:
@@ -114,7 +114,7 @@ class Pieces:
         return name in self._pieces
 
     def get_slice(self, name: str) -> StoredShape:
-        """Return what knows a piece's shape without reading it."""
+        """Return a piece's shape without reading it."""
         piece = self._pieces[name]
         stack = self._stack(piece)
         _, *shape = stack.get_shape()

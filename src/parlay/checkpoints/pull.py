@@ -31,7 +31,7 @@ def pull(name: str, hub: Hub = DEFAULT) -> Pulled:
     """Download the missing files of a model, and check them before they count as a model.
 
     Args:
-        name: as `find_model` takes it.
+        name: the model's name, see `find_model`.
         hub: how to fetch it.
 
     Raises:

@@ -20,7 +20,7 @@ class Removable:
     """The removable files that a name means.
 
     Attributes:
-        checkpoints: of all revisions.
+        checkpoints: checkpoints of all revisions.
         cut_off: incomplete downloads of the same repository.
         unreadable: folders of revisions in the hub's cache that hold nothing that parlay can read.
     """
@@ -113,7 +113,7 @@ def forget(files: Iterable[Path]) -> int:
 
 
 def _check_inside(path: Path, hub: Hub) -> None:
-    """Refuse what a link leads to: files that were linked into the hub's cache are somebody's own.
+    """Refuse what a link leads to: files that were linked into the hub's cache belong to others.
 
     Raises:
         ConfigError: a folder on the way is a link; it is named.

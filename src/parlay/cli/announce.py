@@ -20,9 +20,9 @@ def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, st
     """Return the facts about a server that is ready, by name.
 
     Args:
-        engine: the one that is ready.
-        config: the server's.
-        url: of the page.
+        engine: the engine that is ready.
+        config: the server's options.
+        url: address of the page.
     """
     ready, codec = engine.facts, engine.codec
     memory, template = ready.memory, codec.template

@@ -43,8 +43,8 @@ _ALIASES = {
 }
 _BLOCK = '"""'
 _BLOCKS = f"a message that begins with {_BLOCK} goes on until the next {_BLOCK}"
-MODEL = "smollm2"  # who answers if nobody is named
-# The default temperature where neither user nor model gives one: at 1 small models lose the thread.
+MODEL = "smollm2"  # the model if none is named
+# The default temperature where neither user nor model gives one: at 1 small models become incoherent.
 _SAMPLING = {"temperature": 0.7, "top_p": 0.9}
 
 

@@ -46,7 +46,7 @@ class Colourer:
         *,
         skip_special_tokens: bool = True,
     ) -> None:
-        """Begin behind the tokens of a prompt."""
+        """Start behind the tokens of a prompt."""
         self._palette = palette
         self._attribution = Attribution(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
 

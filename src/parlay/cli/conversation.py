@@ -39,14 +39,14 @@ class Conversation:
         *,
         figures: str = "line",
     ) -> None:
-        """Begin without messages.
+        """Start without messages.
 
         Args:
-            llm: who answers.
-            params: of the answers; without a seed one is drawn.
+            llm: the engine that answers.
+            params: sampling parameters of the answers; without a seed one is drawn.
             system: what the model is given before the conversation.
-            template: in place of the model's own.
-            notes: where everything but answers is printed.
+            template: a chat template in place of the model's own.
+            notes: the console for everything but answers.
             figures: what a terminal gets under an answer: `none`, a `line` or `all`.
         """
         self._llm = llm

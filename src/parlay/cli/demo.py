@@ -52,7 +52,7 @@ def load_config(path):
 """,
 )
 _CODE = 0.7  # temperature
-_OFF = 0.1  # drafts a step, below which a method counts as off
+_OFF = 0.1  # drafts per step, below which a method counts as off
 _UNSEEN = 36  # further prompts of code, whose texts are not shown
 _WARM_UP = "import os\n"  # every prompt runs once: a proposer may remember earlier prompts
 QUESTIONS = (

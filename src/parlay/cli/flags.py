@@ -4,10 +4,11 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from fractions import Fraction
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -61,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         found, left = super().parse_known_args(words, namespace)
         end = left.index("--") if "--" in left else len(left)
         self._refuse(left[:end])
-        left = self._place(found, left[:end] + left[end + 1 :])
+        left = self._further(found, ours, self._place(found, left[:end] + left[end + 1 :]))
         if left:
             spare = self.spare or "leave it out"
             self.error(f"unexpected argument {' '.join(left)!r}: {spare}")
@@ -86,6 +87,17 @@ class Parser(argparse.ArgumentParser):
         if rest and self.joins and found.prompt is not None:
             found.prompt, rest = " ".join((found.prompt, *rest)), []
         return rest
+
+    def _further(self, found: argparse.Namespace, words: Sequence[str], left: list[str]) -> list[str]:
+        """Give words after the value of a flag that may be repeated to it: `--served-model-name a b` is vLLM's."""
+        for at, word in enumerate(words):
+            action = self._option_string_actions.get(word)
+            values = list(takewhile(lambda one: not _is_flag(one), words[at + 1 :]))
+            if isinstance(action, _Append) and left and values[1:] == left:
+                for value in left:
+                    action(self, found, self._get_value(action, value))
+                return []
+        return left
 
     def _name_model(self, found: argparse.Namespace, *, flagged: bool) -> None:
         """Let MODEL stand for --model; beside --model a first word is the prompt, where there is one."""
@@ -119,8 +131,8 @@ def near_flag(flag: str, known: Collection[str]) -> str:
     """Return, for the end of a message, what to write in place of an unknown flag.
 
     Args:
-        flag: as it was written, such as `--ctx-size`.
-        known: those of the command.
+        flag: the flag as it was written, such as `--ctx-size`.
+        known: flags of the command.
     """
     other = answer(flag)
     meant = other and re.match(r"write (--[\w-]+)", other)
@@ -161,7 +173,7 @@ def add_model(parser: argparse.ArgumentParser, default: str | None = None, of: s
     """Add MODEL, the same as --model, and what every command with a model has.
 
     Args:
-        parser: of the command.
+        parser: parser of the command.
         default: the model if none is named; None leaves --model to `add_flags`.
         of: what the model is.
     """
@@ -280,13 +292,24 @@ def _add(group: Any, flags: list[str], hint: Any, options: dict[str, Any]) -> No
         group.add_argument(*flags, choices=get_args(literal), **options)
     elif element in (int, float, str, Path):
         if "nargs" not in options:
-            options |= {"action": "append", "help": options["help"] + "; may be given several times"}
+            options |= {"action": _Append, "help": options["help"] + "; may be given several times"}
         group.add_argument(*flags, type=_int if element is int else element, **_shown("VALUE", options))
     elif scalar is not None:
         kind = _int if scalar is int else scalar
         group.add_argument(*flags, type=kind, **_shown(scalar.__name__.upper(), options))
     elif lists or any(isinstance(k, type) and issubclass(k, Mapping) for k in kinds):
         group.add_argument(*flags, type=_json, metavar="JSON", **options)
+
+
+class _Append(argparse._AppendAction):
+    """A flag that may be repeated; a list in JSON, as vLLM takes it, stands for several values."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, found: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        many = _loose(values) if isinstance(values, str) and values.startswith("[") else None
+        several = many if isinstance(many, list) and many and all(isinstance(one, str) for one in many) else [values]
+        setattr(found, self.dest, [*(getattr(found, self.dest, None) or ()), *several])
 
 
 def _shown(metavar: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -325,7 +348,7 @@ def _json(text: str) -> Any:
 
 
 def _in_plain_words(text: str) -> str:
-    """Return a docstring's sentence as a command line has it, which knows no None."""
+    """Return a docstring's sentence for a command line, where None is written as "by default"."""
     plain = re.sub(r"\bNone (?=[a-z])", "by default it ", text)
     return re.sub(r"(?<=\. )by default", "By default", plain)
 

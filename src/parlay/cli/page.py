@@ -23,10 +23,10 @@ def write_page(path: Path, title: str, rows: Sequence[dict[str, Any]], columns: 
     """Write some columns of rows, and the provenance of these.
 
     Args:
-        path: of the page.
+        path: path of the page.
         title: its first line.
-        rows: as measured, with their `numerics`.
-        columns: which of them, each a title and a format.
+        rows: rows as measured, with their `numerics`.
+        columns: the columns to write, each a title and a format.
 
     Raises:
         ConfigError: it cannot be written.

@@ -40,7 +40,7 @@ def add_model_flags(
     """Add the flags of an engine, of speculation and, unless the command has its own, of sampling.
 
     Args:
-        parser: of the command.
+        parser: parser of the command.
         sampling: whether it has flags of sampling.
         word: whether MODEL may be given without --model.
         default: how it speculates without --speculative-config.
@@ -124,7 +124,7 @@ def modern(options: Mapping[str, Any], asked: Any) -> tuple[dict[str, Any], Any]
     """Return options and speculative config in today's words, as `modernise` does; what it warns of is one line.
 
     Raises:
-        ConfigError: as `modernise` does.
+        ConfigError: see `modernise`.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -168,7 +168,7 @@ class Printer:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with another prompt's completions."""
+        """Start with another prompt's completions."""
         from parlay.cli.colour import Colourer
         from parlay.cli.wrap import Wrapper
 
@@ -238,7 +238,7 @@ def cut_off(output: RequestOutput, params: SamplingParams, context: int) -> str:
 
     Args:
         output: finished.
-        params: of the answer.
+        params: sampling parameters of the answer.
         context: tokens that prompt and answer may have together.
     """
     cut = [one for one in output.outputs if one.finish_reason == "length"]

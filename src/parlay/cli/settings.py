@@ -29,7 +29,7 @@ def apply_settings(commands: Mapping[str, argparse.ArgumentParser], arguments: S
 
     Args:
         commands: all commands by name.
-        arguments: of the command line, flags written with dashes.
+        arguments: words of the command line, flags written with dashes.
 
     Raises:
         ConfigError: the file cannot be read; a key or variable that is no flag; a value of the wrong type.

@@ -11,7 +11,7 @@ class Wrapper:
     """Where the cursor of a terminal is, and the word that is being written."""
 
     def __init__(self) -> None:
-        """Begin at the left end of a line."""
+        """Start at the left end of a line."""
         self._column = 0
         self._word: list[Piece] = []
 
@@ -20,7 +20,7 @@ class Wrapper:
 
         Args:
             text: the piece.
-            style: of all of it.
+            style: style of the whole piece.
             width: columns that a line may have, fewer than the terminal's: its last one is left free, since terminals
                 differ in where the cursor is behind it.
         """

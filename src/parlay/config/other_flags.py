@@ -29,8 +29,9 @@ _CORES = "`taskset` or `numactl` before the command chooses cores, and --threads
 # What to write, and the flags that it stands for.
 _ANSWERS: dict[str, str] = {
     "write --max-model-len": "-c --ctx-size --num-ctx --n-ctx --context-length --max-seq-len --ctx",
-    "write --threads": "--num-threads --n-threads --num-thread --nthreads -tb --threads-batch --threads-http "
+    "write --threads": "--num-threads --n-threads --num-thread --nthreads -tb --threads-batch "
     "--cpu-threads --omp-num-threads",
+    "leave it out: one process serves HTTP": "--threads-http -asc",
     "write --max-tokens": "-n --predict --n-predict --num-predict --max-new-tokens --max-length",
     "write --max-num-batched-tokens": "-b -ub --ubatch-size --batch-size --num-batch --max-prefill-tokens",
     "write --max-num-seqs": "-np --parallel --max-batch-size --max-concurrent-requests --max-running-requests",
@@ -67,8 +68,7 @@ _ANSWERS: dict[str, str] = {
     "--max-cpu-loras --lora-dtype --fully-sharded-loras --prompt-adapters --control-vector",
     _TLS: "--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --enable-ssl-refresh --ssl-key-file "
     "--ssl-cert-file --tls --cert --certfile --keyfile",
-    _LOG: "--log-level --uvicorn-log-level -lv --log-verbosity --verbosity --verbose -v --log-verbose --debug "
-    "--quiet --verbose-prompt",
+    _LOG: "--log-level -lv --log-verbosity --verbosity --verbose -v --log-verbose --debug --quiet --verbose-prompt",
     "write --log-format json or text, and give the log away with 2> FILE": "--log-file --log-disable "
     "--log-config-file --log-config --disable-uvicorn-access-log --disable-access-log",
     "write --log-prompts": "--enable-log-requests --enable-log-outputs --log-requests",
@@ -84,28 +84,30 @@ _ANSWERS: dict[str, str] = {
     "leave it out: a longer conversation is refused, not shifted": "--context-shift --no-context-shift --keep",
     _GRAMMAR: "--grammar --grammar-file -j --json-schema -jf --json-schema-file --format --guided-json "
     "--guided-regex --guided-choice --guided-grammar",
-    _BACKEND: "--guided-decoding-backend --structured-outputs-config --structured-outputs-backend --grammar-backend "
-    "--guided-decoding-disable-fallback",
+    _BACKEND: "--structured-outputs-backend --grammar-backend --guided-decoding-disable-fallback",
     _ROPE: "--rope-scaling --rope-scale --rope-theta --rope-freq-base --rope-freq-scale --yarn-orig-ctx "
     "--yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast -gan -gaw",
-    "leave it out: configs are read as they are": "--override-kv --hf-config-path --config-format --model-impl",
-    "write --generation-config DIR": "--override-generation-config --default-chat-template-kwargs",
+    "leave it out: configs are read as they are": "--override-kv --hf-config-path --config-format",
+    "write --generation-config DIR": "--override-generation-config",
+    "leave it out, and send chat_template_kwargs with each request": "--default-chat-template-kwargs",
     _TEXT: "--mmproj -mm --mmproj-url --no-mmproj --image --audio --video --allowed-local-media-path "
     "--enable-prompt-embeds --language-model-only "
     "--mm-processor-cache-gb --mm-encoder-tp-mode --interleave-mm-strings --skip-mm-profiling",
     _EMBEDDING: "--embedding --embeddings --rerank --reranking --pooling --pooler-config --convert --is-embedding",
     "write --served-model-name": "-a --alias",
     "write --reasoning-parser none, or send chat_template_kwargs": "--reasoning-format --reasoning-budget --think "
-    "--hidethinking --enable-reasoning -rea --reasoning --reasoning-effort",
+    "--hidethinking -rea --reasoning --reasoning-effort",
+    "leave it out: reasoning is parsed unless --reasoning-parser is none": "--enable-reasoning",
     "leave it out: the model stays as long as the command": "--keepalive --keep-alive --sleep-idle-seconds "
     "--enable-sleep-mode",
     "write --allowed-origins": "--cors-origins --cors --allowed-methods --allowed-headers --allow-credentials",
     "write --request-timeout": "-to --timeout",
-    _SERVER: "--metrics --slots --no-slots --props --webui --no-webui --ui --no-ui --enable-tokenizer-info-endpoint "
-    "--enable-request-id-headers --enable-prompt-tokens-details --enable-force-include-usage",
+    _SERVER: "--metrics --webui --no-webui --ui --no-ui --enable-prompt-tokens-details --enable-force-include-usage",
+    "leave it out: there is no such endpoint; /metrics and /v1/models tell of the server": "--slots --no-slots "
+    "--props --enable-tokenizer-info-endpoint",
     "leave it out: the hub is always reached over TLS": "--insecure",
     "leave it out: long lines are wrapped at a terminal's width": "--nowordwrap -co --color --simple-io",
-    "write --data-parallel-size": "--api-server-count -asc --num-replicas --workers",
+    "write --data-parallel-size": "--num-replicas --workers",
     "write --tensor-parallel-size": "--tp --tp-size --num-shard",
     "write --quantization int8 or int4": "--quantize --load-in-8bit --load-in-4bit",
     "write --num-blocks": "--num-gpu-blocks-override",
@@ -120,7 +122,6 @@ _ANSWERS: dict[str, str] = {
     "--scheduler-cls --kv-transfer-config --kv-events-config --headless --data-parallel-rank --data-parallel-backend",
     _COUNTERS: "--kv-cache-metrics --kv-cache-metrics-sample --otlp-traces-endpoint --collect-detailed-traces "
     "--enable-server-load-tracking --show-hidden-metrics-for-version",
-    "leave it out: answers come from the assistant": "--response-role",
     "leave it out: penalties count the whole text": "--repeat-last-n",
     _SAMPLERS: "--mirostat --mirostat-lr --mirostat-ent --samplers --sampler-seq --sampling-seq --typical "
     "--dynatemp-range --dynatemp-exp --xtc-probability --xtc-threshold --dry-multiplier --top-nsigma",
@@ -129,7 +130,6 @@ _ANSWERS: dict[str, str] = {
     _COMPILED: "-O0 -O1 -O2 -O3 -cc",
     "leave it out: ranks share each expert": "-ep",
     "leave it out: windows are as the model's own config says": "--disable-sliding-window",
-    "leave it out: a chat template shows which form of content it takes": "--chat-template-content-format",
     "leave it out: it shows nothing of requests": "--disable-fastapi-docs",
     "write --log-prompts, which logs them whole": "--max-log-len",
     "one server serves one model; start another one": "--models-dir --models-preset --models-max --model-config",

@@ -47,6 +47,16 @@ FOREIGN: dict[str, ForeignOption] = {
     "use_v2_block_manager": ForeignOption("the only block manager supports speculation", flag=True),
     "disable_log_stats": ForeignOption("the server's log_interval sets how often throughput is logged", flag=True),
     "disable_log_requests": ForeignOption("prompts are only logged with log_prompts", flag=True),
+    "guided_decoding_backend": ForeignOption("structured outputs have one backend"),
+    "structured_outputs_config": ForeignOption("structured outputs have one backend"),
+    "chat_template_content_format": ForeignOption(
+        "a chat template shows which form of content it takes", only=("auto",)
+    ),
+    "response_role": ForeignOption("answers come from the assistant", only=("assistant",)),
+    "uvicorn_log_level": ForeignOption("PARLAY_LOG sets what is logged"),
+    "model_impl": ForeignOption("models have one implementation", only=("auto", "vllm")),
+    "api_server_count": ForeignOption("one process serves HTTP", only=(1,)),
+    "enable_request_id_headers": ForeignOption("answers always have X-Request-Id", flag=True),
     "enable_auto_tool_choice": ForeignOption("tools are always served", flag=True),
     "tokenizer_mode": ForeignOption("there is only one tokenizer mode"),
     "skip_tokenizer_init": ForeignOption("the tokenizer is always read", only=(False,), flag=True),

@@ -123,7 +123,7 @@ class Belief:
     """What is known of every source; one object for all requests and proposers of an engine."""
 
     def __init__(self, known: Mapping[str, Sequence[Sequence[float]]] | None = None) -> None:
-        """Begin with an earlier run's counts by source."""
+        """Start from an earlier run's counts by source."""
         self._sources: dict[tuple[str, bool, bool], SourceBelief] = {}
         for name, counts in (known or {}).items():
             source, sampled, later = (*name.split(" "), "", "")[:3]
@@ -145,9 +145,9 @@ class Belief:
         """Return a draft with the probability of every token to be accepted, strictly between 0 and 1.
 
         Args:
-            draft: the proposer's, with its own estimates if it has any.
-            params: of the request that it is for.
-            least: a chain of one source ends where its probability falls below, behind its first token.
+            draft: the proposer's draft, with its own probabilities if it has any.
+            params: sampling parameters of the request.
+            least: probability of all its tokens below which a chain of one source is cut, behind its first token.
         """
         if not draft.tokens:
             return draft
@@ -185,9 +185,9 @@ class Belief:
         """Learn from what became of a draft, or would have become of it had it been verified.
 
         Args:
-            draft: one that `apply` has returned.
-            verdict: the target's, whose path goes along this draft.
-            params: as for `apply`.
+            draft: draft that `apply` has returned.
+            verdict: the target's verdict, whose path goes along this draft.
+            params: sampling parameters of the request.
             joined: whether it is a union of drafts that are learnt from one by one, so that tokens without siblings
                 before them are not learnt from again.
 

@@ -9,7 +9,7 @@ from parlay.drafting.state import Candidate, DraftedRequest, HostSource
 from parlay.drafting.union import best_of, union
 from parlay.types.draft import NO_DRAFT, Draft
 
-_LEAST = 0.25  # of the price of a row: a host proposer's chain ends where it promises less
+_LEAST = 0.25  # of the price of a row: a host proposer's chain is cut where its chance is below this
 
 
 class Candidates:
@@ -17,11 +17,11 @@ class Candidates:
 
     Attributes:
         predictions: the proposer of requests' own predictions.
-        belief: of acceptance.
+        belief: estimates of acceptance rates.
     """
 
     def __init__(self, belief: Belief, faults: Faults) -> None:
-        """Begin; errors of a request's proposers are added to `faults`, and end its drafts."""
+        """Create without drafts; errors of a request's proposers are added to `faults`, and end its drafts."""
         self.predictions, self.belief = Predictions(), belief
         self._faults = faults
 
@@ -38,11 +38,11 @@ class Candidates:
         """Return all drafts of a request that have a node: a device proposer's, and those of some on the host.
 
         Args:
-            request: the one to draft for.
+            request: the request to draft for.
             limit: most nodes.
             room: most nodes, with those that a grammar forces.
-            hosts: the proposers to ask. After a prediction that has a node, the others are not.
-            price: of a row, in tokens.
+            hosts: host proposers to ask; those after a prediction that has a draft are skipped.
+            price: cost of a row, in tokens.
             branch: whether host proposers' drafts may have branches.
         """
         state = request.drafting
@@ -58,7 +58,7 @@ class Candidates:
             else:
                 if state.pending.tokens:
                     found.append(self._candidate(request, state.pending.cut(limit), room))
-            if not found and state.constraint is not None:  # which may force some
+            if not found and state.constraint is not None:  # a grammar may force tokens
                 found.append(self._candidate(request, NO_DRAFT, room))
             return [candidate for candidate in found if candidate.draft.tokens]
         except Exception as error:
@@ -84,9 +84,9 @@ class Candidates:
         """Return one draft: the candidate that promises most, or with `branches` a tree of all of them.
 
         Args:
-            request: one that has candidates.
+            request: request that has candidates.
             limit: most nodes, beyond those that a grammar added, which cost nothing to draft.
-            price: of a row, in tokens.
+            price: cost of a row, in tokens.
             branches: whether a draft may have branches.
         """
         candidates, params = request.drafting.candidates, request.params

@@ -56,12 +56,12 @@ class StepCost:
     """
 
     def __init__(self, most_rows: int, key_share: float = 0.0, like: "StepCost | None" = None) -> None:
-        """Begin with nothing known: every row is assumed to cost as much as the first.
+        """Start without times: every row is assumed to cost as much as the first.
 
         Args:
             most_rows: most rows of a step.
             key_share: bytes of a token's keys and values, as a share of the bytes of all weights.
-            like: of the same steps under other circumstances: both have one pace.
+            like: cost of the same steps under other circumstances, with which it shares the pace.
         """
         self._paced = like or self
         self._most_rows = most_rows

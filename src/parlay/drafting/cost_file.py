@@ -21,12 +21,12 @@ _MOST = 1e6  # no step takes as many seconds, and no count is as large
 
 @dataclass(slots=True)
 class Costs:
-    """What is known.
+    """Measured costs and acceptance.
 
     Attributes:
         steps: seconds by number of rows, and from how many steps each is known.
-        drafting: by a device proposer's name, what `DraftCost` knows.
-        acceptance: by its name, what `belief.SourceBelief` knows.
+        drafting: sums of a `DraftCost` by the name of its device proposer.
+        acceptance: counts of a `belief.SourceBelief` by the name of its device proposer.
     """
 
     steps: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -40,12 +40,12 @@ class CostFile:
     def __init__(
         self, numerics: str, threads: int, folder: Path | None = None, *, split: tuple[int, int] = (1, 1)
     ) -> None:
-        """Read and write nothing yet.
+        """Prepare to read and write; the file is not touched yet.
 
         Args:
-            numerics: names the target and its arithmetic.
-            threads: of the kernels, all ranks together.
-            folder: where the file is; None takes the user's cache folder, if there is one.
+            numerics: id of the target and its arithmetic.
+            threads: number of the kernels' threads, all ranks together.
+            folder: folder of the file; None takes the user's cache folder, if there is one.
             split: ranks that share each of the target's layers, and stages that have layers of their own.
         """
         key = {"numerics": numerics, "threads": threads, "split": list(split), "cpu": system.processor()[0]}

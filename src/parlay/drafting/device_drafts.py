@@ -32,7 +32,7 @@ class DeviceDrafts:
     """One device proposer, and what is planned for it.
 
     Attributes:
-        name: of the method.
+        name: name of the method.
         length: most nodes of its drafts.
         next_length: most nodes of those that it makes at the end of this step; 0 while it is off.
     """
@@ -46,14 +46,14 @@ class DeviceDrafts:
         share_prefixes: bool,
         vocab_size: int | None,
     ) -> None:
-        """Begin with drafts of full length.
+        """Start with drafts of full length.
 
         Args:
-            method: with a device proposer.
-            policy: chooses lengths; None for as many nodes as there may be.
-            faults: counts and logs failures.
+            method: method with a device proposer.
+            policy: policy that chooses lengths; None drafts as many nodes as there may be.
+            faults: counter and log of failures.
             share_prefixes: whether blocks with its keys and values may be found by other requests.
-            vocab_size: draft tokens have ids below this; None skips the check.
+            vocab_size: bound of draft tokens' ids, which are checked; None skips the check.
         """
         assert isinstance(method.proposer, DeviceProposer)
         self.name, self.length = method.name, method.length
@@ -68,7 +68,7 @@ class DeviceDrafts:
         self.restart(policy)
 
     def restart(self, policy: Policy | None) -> None:
-        """Begin anew with another policy."""
+        """Start over with another policy."""
         self._policy = policy
         self.next_length = self._length = self.length  # without and with the steps that measure
         self._next_width = self._width
@@ -168,15 +168,15 @@ class DeviceDrafts:
     def part(
         self, request: DraftedRequest, draft: Draft, limit: int, end: int, rows: int, left: int, next_rows: int
     ) -> StepPart:
-        """Return its part in a step, for which the request's blocks have room.
+        """Return a request's part in a step, for which its blocks have room.
 
         Args:
-            request: the one to draft for.
-            draft: the one that is verified in the step.
+            request: the request to draft for.
+            draft: draft that is verified in the step.
             limit: most nodes of a draft.
-            end: how many of its tokens will be computed without the draft.
-            rows: rows that are set apart to run tokens once more.
-            left: further rows that may.
+            end: number of the request's tokens that the step will have computed, without the draft.
+            rows: number of rows set apart to run tokens once more.
+            left: number of further rows that may run tokens once more.
             next_rows: most nodes of a draft in the next step.
         """
         state, budget, follow = request.drafting, 0, False
@@ -184,7 +184,7 @@ class DeviceDrafts:
             tried = self._tried is None or request in self._tried
             budget = max(min(limit, self.next_length, next_rows), 0) if tried else 0
             follow = self._follows and (budget > 0 or (self._pairs and (tried or state.scout)))
-        elif limit > 0 and self._policy is None:  # it keeps up for later drafts: nobody weighs what that costs
+        elif limit > 0 and self._policy is None:  # it keeps up for later drafts: no policy weighs what that costs
             follow = self._pairs
         if not (budget or follow):
             fits = draft.tokens and request.table.grow(min(end + len(draft), request.longest))
@@ -201,7 +201,7 @@ class DeviceDrafts:
         if not follow:
             return StepPart(draft, CatchUp(layers, budget=budget, width=width, nodes=nodes))
         missing = max(self._lacking(request) - rows, 0) if emits else 0
-        # Requests catch up one after another: with a row a step none would, as the target advances too.
+        # Requests catch up one after another: with one row per step none would, as the target advances too.
         again = rows + (missing if missing <= left else left if left > 1 else 0)
         catch_up = CatchUp(
             layers,

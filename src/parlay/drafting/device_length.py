@@ -14,11 +14,11 @@ from parlay.drafting.goodput import best_draft
 # every branch takes a tenth of a millisecond.
 SHORT = 0.005
 WARM = 8  # short steps without drafts until the target's weights are in the processor's caches again
-_COLD = 0.2  # by which a short step takes longer right behind drafts of a device proposer, which evict weights
+_COLD = 0.2  # share by which a short step takes longer right behind drafts of a device proposer, which evict weights
 # Factors in goodput for which a device proposer begins, and continues: larger and smaller ones did worse in the
 # replays. What it has drafted is verified if it gains anything.
 _BEGIN, _GO_ON = 1.04, 1.01
-_BRANCHES = 0.05  # weight of a draft in how many nodes its levels have
+_BRANCHES = 0.05  # weight of a draft in the mean number of nodes per level
 _OTHERS = 0.1  # weight of a step in what the proposers on the host gain
 _RUN = 6.0  # drafts of a device proposer that are saved up for: with fewer a trial tells little
 _LOST = 0.1  # least share of a trial's seconds that is counted as lost, however likely it is to be accepted
@@ -29,12 +29,12 @@ class DeviceLength:
     """How long a device proposer's next drafts are: these are made before anything can say what they are worth.
 
     Attributes:
-        cost: how long its drafts take.
+        cost: times of its drafts.
         trial: whether the next drafts are not expected to pay: then a few requests are enough.
     """
 
     def __init__(self, name: str, steps: StepCost, belief: Belief, cost: DraftCost | None = None) -> None:
-        """Begin with what is known of `name`'s acceptance and times."""
+        """Start from what is known of `name`'s acceptance and times."""
         self.cost = cost or DraftCost()
         self.trial = False
         self._run = 0.0  # seconds that a run of trials may lose, as last computed
@@ -52,10 +52,10 @@ class DeviceLength:
         """Return the best length of drafts, and what it is based on.
 
         Args:
-            most: tokens.
-            count: requests to draft for.
-            requests: that emit in the step in which drafts are verified.
-            keys: that these read.
+            most: most tokens of a draft.
+            count: number of requests to draft for.
+            requests: number of requests that emit in the step that verifies the drafts.
+            keys: number of keys that these requests read.
 
         Returns:
             The length; the share of the time that it saves; the best length if acceptance is a standard error
@@ -88,14 +88,14 @@ class DeviceLength:
         """Return how many tokens to draft at the end of this step for the next.
 
         Args:
-            most: tokens.
-            count: requests to draft for.
-            requests: that emit.
-            keys: that these read.
-            trying: requests that a trial is for: those for which the proposer has least to catch up.
-            behind: tokens that it has to catch up for these.
+            most: most tokens of a draft.
+            count: number of requests to draft for.
+            requests: number of requests that emit.
+            keys: number of keys that these requests read.
+            trying: number of requests that a trial is for: those for which the proposer has least to catch up.
+            behind: number of tokens that it has to catch up for these.
             rerun: seconds that the target takes to run some of those tokens once more.
-            passed: steps since the last call.
+            passed: number of steps since the last call.
             ready: whether any request is worth catching up for; if not, only trials are made.
         """
         steps, budget = self._steps, self._budget
@@ -183,9 +183,9 @@ class DeviceLength:
         """Learn at which depths 1, 2, ... a draft was accepted, as far as it was judged.
 
         Args:
-            levels: see `parlay.types.draft_tree.levels`.
-            length: nodes on the draft's longest path.
-            nodes: its nodes that were verified; 0 if none were.
+            levels: whether each depth was accepted, see `parlay.types.draft_tree.levels`.
+            length: number of nodes on the draft's longest path.
+            nodes: number of its nodes that were verified.
         """
         if nodes:
             self._branching += _BRANCHES * (max(nodes / length, 1.0) - self._branching)

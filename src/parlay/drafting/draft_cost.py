@@ -19,11 +19,11 @@ class DraftCost:
     """
 
     def __init__(self, known: Mapping[int, Sequence[float]] | None = None) -> None:
-        """Begin with an earlier run's sums."""
+        """Start from an earlier run's sums."""
         sums = {size: [*map(float, own)] for size, own in (known or {}).items() if own and min(own) > 0}
         # By size, decayed: how many drafts, and of these the sums of lengths, their squares, seconds, and products.
         self._sums = {size: own for size, own in sums.items() if size and len(own) == 5}
-        self._begun = set[tuple[int, int]]()  # of which the first draft was seen, which records its passes
+        self._begun = set[tuple[int, int]]()  # whose first draft was seen, which records its passes
         followed = sums.get(0, [])
         # Decayed: tokens that the proposer processed behind the target, prompts among them, and seconds.
         self._followed = followed if len(followed) == 2 else [0.0, 0.0]
@@ -43,9 +43,9 @@ class DraftCost:
         """Record how long the proposer took to process tokens that it was behind.
 
         Args:
-            tokens: how many.
-            seconds: that it took.
-            most: that it may have taken: a process may be stopped for a while.
+            tokens: number of tokens.
+            seconds: time that it took.
+            most: most seconds that count: a process may be stopped for a while.
         """
         first, self._followed_before = not self._followed_before, True
         if first or not -inf < seconds < inf:

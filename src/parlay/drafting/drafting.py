@@ -52,9 +52,9 @@ class Drafting:
     """Owns the proposers, what is learnt of them, and the policy.
 
     Attributes:
-        faults: of the proposers.
-        policy: chooses lengths; None where they are fixed.
-        seconds: that host proposers took since start.
+        faults: failures of the proposers.
+        policy: policy that chooses lengths; None where they are fixed.
+        seconds: time that host proposers took since start.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class Drafting:
         vocab_size: int | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """Begin with nothing learnt.
+        """Start with nothing learnt.
 
         Args:
             methods: the proposers; at most one of them on the device.
             predicted_length: most nodes of drafts from a prediction; None takes the default for those.
             share_prefixes: whether blocks with a proposer's keys and values may be found by other requests.
-            policy: chooses lengths from measured cost and acceptance; None drafts as much as allowed.
+            policy: policy that chooses lengths from measured cost and acceptance; None drafts as much as allowed.
             tree: whether drafts may have branches, and those of several proposers be joined.
-            most_nodes: of a draft, by how many requests emit at once; None for no further limit.
-            longest_text: tokens of a sequence that has drafts, these included; None for no limit.
+            most_nodes: most nodes of a draft by number of requests that emit at once; None for no further limit.
+            longest_text: most tokens of a sequence that has drafts, these included; None for no limit.
             remember: whether proposers may learn from one request for another.
-            vocab_size: draft tokens have ids below this; None skips the check.
-            clock: in seconds.
+            vocab_size: bound of draft tokens' ids, which are checked; None skips the check.
+            clock: clock in seconds.
         """
         self.faults, self.seconds = Faults(), 0.0
         self.policy, self._first = policy, deepcopy(policy)  # as it was at the start
@@ -181,9 +181,9 @@ class Drafting:
         """Make the drafts of a step.
 
         Args:
-            rows: what each request runs in it besides.
-            left: further rows that there is room for; without a policy each request has an equal share.
-            most: rows that a step has room for.
+            rows: rows that each request runs besides its draft.
+            left: number of further rows that there is room for; without a policy each request has an equal share.
+            most: most rows of a step.
             waiting: whether further requests are queued.
         """
         self._steps += 1
@@ -213,11 +213,11 @@ class Drafting:
         """Learn what became of a step's drafts, also of those that were not verified, and what they cost.
 
         Args:
-            step: as `plan` returned it.
-            plan: the step's.
-            output: what came of it.
-            outcomes: what became of its requests that had not ended before.
-            elapsed: how many seconds it has taken; asked when the rest is done, which takes time too.
+            step: what `plan` has returned.
+            plan: the step's plan.
+            output: the results of executing it.
+            outcomes: results of its requests that had not ended before.
+            elapsed: function that returns the step's seconds so far; called last, since learning takes time too.
 
         Returns:
             For each outcome, of each verified node that the target judged: its probability, and whether it was
@@ -435,11 +435,11 @@ class Drafting:
             self.reset(request)
 
     def restart(self, requests: Iterable[DraftedRequest]) -> None:
-        """Begin anew with these requests, and with what was known at the start: all else may be in any state."""
+        """Start over with these requests, and with what was known at the start: all else may be in any state."""
         self._reset_policy()
         for host in self._hosts:
             host.reset()
-        self._forgotten()  # by the proposer too
+        self._forgotten()  # the proposer has dropped them too
         for request in requests:
             state = request.drafting
             state.clear()

@@ -30,13 +30,13 @@ def choose(
     to the requests that have fewest, and none is slowed down for the long draft of another.
 
     Args:
-        chances: of each draft its nodes' survivals, which never rise from a parent to its child.
-        requests: that emit a token in this step, drafts or not.
-        rows: that the step runs without drafts.
+        chances: survivals of each draft's nodes, which never rise from a parent to its child.
+        requests: number of requests that emit a token in this step, with drafts or without.
+        rows: number of rows that the step runs without drafts.
         table: seconds of a step by rows, never falling.
         more: seconds of the step beside the table.
         margin: factor in goodput below which no draft pays.
-        fair: maximise the geometric mean.
+        fair: whether to maximise the geometric mean.
     """
     chosen: list[list[int]] = [[] for _ in chances]
     if not requests or rows >= len(table):
@@ -100,13 +100,13 @@ def best_draft(
     The second number is the share of the time that this is expected to save.
 
     Args:
-        chances: of a node at depth 1, 2, ... to be accepted given that its parent is.
+        chances: probability that a node at depth 1, 2, ... is accepted given that its parent is.
         count: number of requests to draft for.
         requests: number of requests that emit, each of them a row.
-        table: as for `choose`.
+        table: seconds of a step by rows, never falling.
         drafting: seconds of drafting 0, 1, 2, ... tokens.
-        more: as for `choose`.
-        margin: likewise.
+        more: seconds of the step beside the table.
+        margin: factor in goodput below which no draft pays.
         nodes: verified nodes of drafts of 0, 1, 2, ... tokens in a row, more where they branch; None for as many.
     """
     last = len(table) - 1

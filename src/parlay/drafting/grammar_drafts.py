@@ -14,8 +14,8 @@ def constrain_draft(draft: Draft, constraint: Constraint, known: Sequence[int], 
     Forced tokens are verified like any others.
 
     Args:
-        draft: the proposer's.
-        constraint: the request's.
+        draft: the proposer's draft.
+        constraint: the request's grammar.
         known: the request's output before the draft.
         room: most nodes to return.
 

@@ -2,7 +2,7 @@
 
 from parlay.drafting.budget import ExplorationBudget
 
-_ASKS = 256  # of a host proposer for one request: before anything is decided, and what is saved for
+_ASKS = 256  # calls of a host proposer, each for one request: before anything is decided, and that are saved for
 _STEPS = 8  # plain steps: losses that drafts which have paid may cause before asking ends
 _OWED = 32  # times asking for one request
 _NEWS = 0.05  # weight of a new time in the moving average of asking
@@ -13,7 +13,7 @@ class HostProposerBudget:
     """Whether host proposers are asked: while what they save covers the time it takes, and as the budget allows.
 
     Attributes:
-        seconds: spent on asking since start.
+        seconds: time spent on asking since start.
     """
 
     def __init__(self) -> None:

@@ -16,10 +16,10 @@ class LoadedProposer:
     """A proposer that is loaded.
 
     Attributes:
-        name: by which a request may ask for it.
-        proposer: itself.
-        length: most nodes of its drafts on one path; of a host proposer's without branches.
-        width: of a device proposer's drafts, see `CatchUp`; 1 for chains alone.
+        name: name by which a request may ask for it.
+        proposer: the proposer itself.
+        length: most nodes on one path of its drafts; for a host proposer, of drafts without branches.
+        width: width of a device proposer's drafts, see `CatchUp`; 1 for chains alone.
         nodes: most nodes of a draft with branches; a chain has no more than `length`.
         shaped: whether drafts are to branch regardless of the gain.
     """
@@ -41,7 +41,7 @@ class Faults:
     """How often each proposer has failed a request.
 
     Attributes:
-        counts: by method.
+        counts: number of failures by method.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Faults:
 
 @dataclass(slots=True, eq=False)
 class _Shown:
-    """What a host proposer knows of one request: `tenant` may use what it learns, None for nobody."""
+    """What a host proposer knows of one request: `tenant` may use what it learns, None for no tenant."""
 
     tenant: str | None
     tokens: int = 0
@@ -74,17 +74,17 @@ class HostDrafts:
     for tokens that are not needed. One that raises, or returns an invalid draft, is not asked again for that request.
 
     Attributes:
-        name: of the method.
+        name: name of the method.
         length: most nodes of its chains.
     """
 
     def __init__(self, method: LoadedProposer, vocab_size: int | None, faults: Faults) -> None:
-        """Begin without requests.
+        """Start without requests.
 
         Args:
-            method: with a host proposer.
-            vocab_size: draft tokens have ids below this; None skips the check.
-            faults: counts and logs failures.
+            method: method with a host proposer.
+            vocab_size: bound of draft tokens' ids, which are checked; None skips the check.
+            faults: counter and log of failures.
         """
         assert isinstance(method.proposer, HostProposer)
         self.name, self.length, self._most = method.name, method.length, method.most

@@ -25,7 +25,7 @@ _HOPELESS = 0.95  # tokens: no draft token is that likely to be accepted
 # count, less often.
 _BUSY, _SELDOM, _PAUSE = 8, 128, 3
 _FREE = 16  # steps with drafts, at least, for each further one of such a pause that does not count
-_SURPRISE = 0.85  # of the expected seconds of such a step: if it took less, they are as frequent as at first again
+_SURPRISE = 0.85  # share of the expected seconds of such a step: if it took less, they are as frequent as at first
 _KEPT = 64  # steps after which costs are saved for the first time; then after each doubling
 
 
@@ -39,7 +39,7 @@ class PlainStepSchedule:
     _stamina: int = _BUSY
 
     def step(self, *, drafted: bool) -> None:
-        """Begin a step; `drafted`: whether the one before had drafts."""
+        """Start a step; `drafted`: whether the one before had drafts."""
         self.left = max(self.left - 1, 0)
         self._busy += drafted
         if self._busy >= max(self._stamina, _FREE * (self.length - _PAUSE - 1)):
@@ -55,15 +55,15 @@ class Policy:
     """Decides what one engine's drafts are.
 
     Attributes:
-        cost: of steps.
-        belief: how likely draft tokens are to be accepted.
-        host_budget: whether host proposers are asked.
+        cost: cost of steps.
+        belief: estimates of acceptance rates.
+        host_budget: time budget that decides whether host proposers are asked.
         device_length: the length of a device proposer's drafts; None if there is none.
         price: tokens that a plain step emits in the time that one more row takes, at least.
         plain: seconds of the latest step that had room for drafts, without drafts and prompts.
-        requests: that emit in the step.
-        rows: that it runs without drafts.
-        measuring: when steps run without drafts.
+        requests: number of requests that emit in the step.
+        rows: number of rows that it runs without drafts.
+        measuring: schedule of steps without drafts.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Policy:
         fair: bool = False,
         keep: Callable[["Policy"], None] | None = None,
     ) -> None:
-        """Begin with what is known.
+        """Start from what is known.
 
         Args:
-            cost: of steps.
-            belief: of acceptance.
-            device_length: of a device proposer.
-            fair: see `goodput.choose`; otherwise choices are fair only while no request waits.
-            keep: is called now and then, to save for the next run what is known.
+            cost: cost of steps.
+            belief: estimates of acceptance rates.
+            device_length: length of a device proposer's drafts; None if there is none.
+            fair: whether choices are always fair, see `goodput.choose`; otherwise only while no request waits.
+            keep: function called now and then to save what is known for the next run.
         """
         self.cost, self.belief, self.host_budget, self.device_length = (
             cost,
@@ -101,7 +101,7 @@ class Policy:
         self._verifying: StepCost | None = None  # of short steps that verify: drafts take Python's time too
 
     def begin(self, requests: int, rows: int, keys: int) -> None:
-        """Begin a step: find the price of a row.
+        """Start a step: find the price of a row.
 
         Args:
             requests: number of requests that emit in this step.
@@ -199,7 +199,7 @@ class Policy:
         its own relative speed.
 
         Args:
-            chances: for each draft the probabilities that its nodes are accepted, see `belief.survivals`.
+            chances: survivals of each draft's nodes, see `belief.survivals`.
             requests: number of requests that emit in this step.
             rows: number of rows without drafts.
             keys: number of keys that these rows read.
@@ -247,8 +247,8 @@ class Policy:
         Args:
             rows: number of rows that it ran.
             keys: number of keys that these read.
-            seconds: of the whole step without a device proposer's part.
-            times: where they went.
+            seconds: time of the whole step without a device proposer's part.
+            times: times of its parts.
             drafted: whether it verified drafts.
         """
         if times.typical and drafted and self.plain < SHORT:

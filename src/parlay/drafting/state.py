@@ -27,13 +27,13 @@ class Why(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """One of the drafts that were made of a request in a step.
+    """One of the drafts that were made for a request in a step.
 
     Attributes:
-        draft: with the probabilities of `Belief`.
-        chances: of each node that it and all nodes on its path to the root are accepted.
+        draft: the draft, with the probabilities of `Belief`.
+        chances: probability of each node that it and all nodes on its path to the root are accepted.
         hosted: the nodes that proposers on the host drafted.
-        speculated: how many of the first nodes are a device proposer's, in the order in which its layers hold them.
+        speculated: number of first nodes that are a device proposer's, in the order in which its layers hold them.
         pending: whether it is a device proposer's, with nothing added or removed.
         joined: whether it is a union of several.
     """
@@ -64,7 +64,7 @@ class DraftState:
     """What drafting keeps of a request; nothing else changes it.
 
     Attributes:
-        constraint: knows which tokens are permitted; None where all are.
+        constraint: grammar that permits tokens; None where all are permitted.
         prediction: how far the output has followed the one that its user predicts; None where there is none, or none
             that may be used, and when the request has ended.
         longest: most nodes that its parameters and the loaded proposers allow.
@@ -75,9 +75,9 @@ class DraftState:
         pending: the device proposer's draft for the next step.
         hit: whether a node of its last draft was accepted.
         candidates: all drafts that were made for this step.
-        best: one tree of them all; None if there are none.
-        taken: those of its nodes that are worth verifying.
-        chosen: these as a draft.
+        best: the draft made of the candidates; None if there are none.
+        taken: indices of its nodes that are worth verifying.
+        chosen: these nodes as a draft.
         why: the reason why there is no draft, if there is none.
     """
 
@@ -150,8 +150,8 @@ class Rows(NamedTuple):
     """What a request runs in a step besides its draft.
 
     Attributes:
-        known: tokens that the target has yet to compute.
-        rerun: tokens that it runs once more for their states.
+        known: number of tokens that the target has yet to compute.
+        rerun: number of tokens that it runs once more for their states.
     """
 
     known: int
@@ -173,18 +173,18 @@ class StepDrafts:
     """What drafting makes of a step, and has to remember of it until its result.
 
     Attributes:
-        parts: by the scheduler's order of requests.
+        parts: part of each request, in the scheduler's order.
         forgotten: requests of which a device proposer is to drop all that it holds.
         emitting: number of requests that emit in it.
         fair: whether the geometric mean of requests' speeds counts, not the arithmetic one.
-        plain: seconds that it is expected to take without drafts.
+        plain: expected seconds of the step without drafts.
         active: whether any proposer on the host was asked, or had drafted before.
         drafted: whether any draft is verified in it.
-        gained: sum over its requests of what drafts have gained them, by the mean that counts.
+        gained: sum over its requests of accepted nodes from host proposers, or of log(1 + those) if `fair`.
         timed: whether its time is to be learnt.
         asking: seconds of asking host proposers, which are no part of its cost.
         length: most nodes in a row that a device proposer makes at its end.
-        proposer_idle: see `Plan`.
+        proposer_idle: whether a device proposer has nothing to do, see `Plan`.
     """
 
     parts: Sequence[StepPart] = ()
@@ -205,10 +205,10 @@ class Outcome(NamedTuple):
     """What became of one request's part in a step.
 
     Attributes:
-        request: itself.
-        span: its part of the plan.
-        verdict: the target's.
-        proposal: a device proposer's.
+        request: the request itself.
+        span: the request's part of the plan.
+        verdict: the target's verdict.
+        proposal: a device proposer's proposal.
         ended: whether the request has ended.
     """
 

@@ -18,8 +18,8 @@ def union(candidates: Sequence[Candidate], most: int, calibrate: Callable[[Draft
 
     Args:
         candidates: drafts of one request, with calibrated probabilities.
-        most: nodes.
-        calibrate: gives calibrated probabilities to a draft of whose nodes the proposers' log-odds are known.
+        most: most nodes of the draft.
+        calibrate: function that adds calibrated probabilities to a draft with the proposers' log-odds.
     """
     if len(candidates) == 1:
         return candidates[0]
@@ -66,7 +66,7 @@ def best_of(candidates: Sequence[Candidate], price: float) -> Candidate:
 
 
 class _Owner(NamedTuple):
-    """Who is surest of a node: the estimate of `Belief` and its own, and whether it is on the host."""
+    """The proposer that is surest of a node: `Belief`'s estimate, its own log-odds, whether it is on the host."""
 
     prob: float
     source: str

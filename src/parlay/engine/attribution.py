@@ -17,7 +17,7 @@ class Attribution:
     """Splits a growing completion's text by the source of each token; never beyond the completion's own text."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
-        """Begin behind the tokens of a prompt."""
+        """Create one for a completion of a prompt's tokens."""
         self._tokenizer = tokenizer
         self._pieces = IncrementalDecoder(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
         # Where the text of each token ends, and its source; or a rejected node's text and source.
@@ -60,7 +60,7 @@ class Attribution:
 
         Args:
             tokens: further tokens.
-            sources: who supplied each of them.
+            sources: name of the proposer of each of them, or "target".
             text: further text, which may lag behind the tokens and at last be cut or completed. The decoded form of
                 an incomplete last character is a piece without a source.
             rejected: further rejected nodes. Each is a piece of its own, before the text that comes next.

@@ -46,13 +46,13 @@ class Engine:
     """Runs requests on one target with its proposers, in the caller's thread.
 
     Attributes:
-        config: the options it was started with.
+        config: the engine's options.
         codec: the target's tokenizer.
         max_model_len: longest sequence, prompt and output together.
         stats: counters since start.
         numerics: everything that the bits of a token may depend on besides the request.
-        numerics_id: its name.
-        vocab_size: token ids are below.
+        numerics_id: `numerics` as text.
+        vocab_size: number of token ids; each id is below it.
         methods: speculative methods that a request may name.
         sampling_defaults: the model's own sampling parameters, for requests that give none.
         memory, ranks: sizes of weights and cache; the processes that compute with it.
@@ -64,9 +64,9 @@ class Engine:
         """Check everything, then load weights.
 
         Args:
-            config: of the engine.
+            config: the engine's options.
             speculative: how to speculate, if at all.
-            on_progress: called with how far the weights are loaded; the last time when all are.
+            on_progress: function called with how far the weights are loaded; the last time when all are.
 
         Raises:
             ConfigError: options that are unknown, out of range or do not fit together.
@@ -139,8 +139,8 @@ class Engine:
         Args:
             prompt: text, or token ids.
             params: how tokens are chosen.
-            priority: lower runs first among the waiting.
-            tenant: requests of different tenants share no cache.
+            priority: rank among waiting requests; lower runs first.
+            tenant: owner of the request; requests of different tenants share no cache.
             timeout: seconds from now after which the request is aborted.
 
         Raises:
@@ -223,7 +223,7 @@ class Engine:
         """Do the slow part of adding a tenant's request; any thread may, while the engine steps.
 
         Raises:
-            RequestError: as `add`.
+            RequestError: the form of structured outputs cannot be served.
         """
         form = params.structured_outputs
         if isinstance(form, StructuredOutputsParams):

@@ -18,7 +18,7 @@ class FairLock:
     """
 
     def __init__(self) -> None:
-        """Begin with nobody inside."""
+        """Create a lock that no thread holds."""
         self._next, self._inside = Lock(), RLock()
         self._thread: int | None = None  # the one that is inside
 
@@ -41,7 +41,7 @@ class FairLock:
                 pass
 
     def run_if_free(self, work: Callable[[], object]) -> bool:
-        """Run something alone if nobody is inside, this thread included; return whether it ran."""
+        """Run something alone if no thread is inside, this one included; return whether it ran."""
         if self._thread == get_ident():
             return False
         try:

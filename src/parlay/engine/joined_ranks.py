@@ -25,15 +25,15 @@ _POLL = 1.0  # seconds between two checks whether they still may come
 
 
 class JoinedRanks(Ranks):
-    """A group of ranks of which each has a machine, or a part of one; whoever starts them knows the address."""
+    """A group of ranks of which each has a machine, or a part of one; they are started with rank 0's address."""
 
     def __init__(self, size: int, server: socket, key: bytes) -> None:
-        """Take note.
+        """Create a group that waits for the other ranks at a socket.
 
         Args:
-            size: ranks in all, this one included.
-            server: where the others join.
-            key: that they know too.
+            size: number of ranks, this one included.
+            server: socket at which the other ranks join.
+            key: secret that the other ranks know too.
 
         Raises:
             ConfigError: an environment variable is wrong.
@@ -101,10 +101,10 @@ class JoinedRanks(Ranks):
                     ) from None
 
     def _check(self) -> None:
-        """Look whether waiting is still of use.
+        """Check whether the missing ranks may still join.
 
         Raises:
-            RankError: it is not.
+            RankError: they cannot.
         """
 
 

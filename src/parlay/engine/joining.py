@@ -17,9 +17,9 @@ from parlay.errors import ConfigError, shown
 from parlay.log import logger
 
 _GREETING = 5  # seconds that the other side has to prove itself
-_AT_ONCE = 64  # who may be at it; the first of more is sent away, since a rank takes milliseconds
-_POLL = 0.05  # seconds between two checks who has
-_QUIET, _PROBES = 10, 3  # seconds without a word, and between questions; unanswered ones until a machine is lost
+_AT_ONCE = 64  # connections that may prove themselves at once; beyond, the oldest is closed: ranks take milliseconds
+_POLL = 0.05  # seconds between two checks for ranks that have
+_QUIET, _PROBES = 10, 3  # seconds of silence before and between keep-alive probes; how many may fail
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -48,13 +48,13 @@ def listen(address: tuple[str, int]) -> socket.socket:
 
 
 class RankListener:
-    """Where ranks join. Many may prove themselves at once, so that nobody who only takes time keeps others out."""
+    """Where ranks join. Many may prove themselves at once, so that a slow one does not keep others out."""
 
     def __init__(self, server: socket.socket, key: bytes) -> None:
-        """Admit on `server` whoever knows the key, until it is closed."""
+        """Admit ranks on `server` that know the key, until it is closed."""
         self._server, self._key = server, key
         self._admitted = SimpleQueue[tuple[Connection, str]]()
-        self._greeted = OrderedDict[socket.socket, None]()  # who is proving itself, in the order in which they came
+        self._greeted = OrderedDict[socket.socket, None]()  # sockets that are proving themselves, in order of arrival
 
     def next(self, seconds: float) -> tuple[Connection, str]:
         """Return a connection to the next rank that knows the key, and this machine's address on it.
@@ -93,7 +93,7 @@ class RankListener:
             accepted.close()
 
     def close(self) -> None:
-        """Admit nobody any more."""
+        """Admit no more ranks."""
         self._server.close()
         for accepted in list(self._greeted):
             _shut(accepted)

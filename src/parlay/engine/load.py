@@ -27,7 +27,7 @@ class LoadedEngine:
 
     Attributes:
         kernels, runner: the operations, and the target on its cache.
-        processors: of the unfinished requests that have one, for whoever draws or drafts.
+        processors: logits processors of unfinished requests, by request id, for sampling and drafting.
         numerics: what the bits of a token may depend on besides its request.
     """
 
@@ -41,8 +41,8 @@ def load(engine: ResolvedEngine, on_progress: OnProgress) -> LoadedEngine:
     """Choose the kernels, start the other ranks, and read the weights of the target and its proposers.
 
     Args:
-        engine: what is to be loaded.
-        on_progress: called with how far the weights are loaded; the last time when all are.
+        engine: the engine to load.
+        on_progress: function called with how far the weights are loaded; the last time when all are.
 
     Raises:
         ModelError: weights do not fit their config.

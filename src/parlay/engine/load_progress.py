@@ -18,9 +18,9 @@ class LoadProgress:
         """Report that nothing is loaded yet.
 
         Args:
-            config: of the engine.
+            config: the engine's options.
             total: bytes of all weights.
-            on_progress: called with progress, the last time when all are loaded.
+            on_progress: function called with progress, the last time when all are loaded.
         """
         name = config.model.rstrip("/").rpartition("/")[2]
         self._name = f"{name} as {config.storage}" if config.storage in MADE else name
@@ -33,7 +33,7 @@ class LoadProgress:
         return self._part(self._name, size)
 
     def proposer(self, method: LoadedProposer) -> AbstractContextManager[OnRead]:
-        """Load a proposer, likewise."""
+        """Load a proposer within; gives the function to call with every tensor."""
         return self._part(f"weights of {method.name}", method.proposer.bytes_on(self._machines))
 
     @contextmanager

@@ -37,7 +37,7 @@ class LocalRanks(Ranks):
         """Divide threads and processors; nothing is started yet.
 
         Args:
-            size: how many, this one included.
+            size: number of ranks, this one included.
             room: bytes of the longest row that is exchanged.
 
         Raises:

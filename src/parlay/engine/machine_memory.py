@@ -20,7 +20,7 @@ class MachineMemory:
     """What one machine has to hold.
 
     Attributes:
-        weights: bytes.
+        weights: bytes of weights.
         groups: the layer groups of which it keeps tokens, all on the pool's block ids.
     """
 
@@ -45,9 +45,9 @@ def memory_by_machine(
     Args:
         config: the engine's options.
         model: the target.
-        dtype: of activations and cache.
-        drafts: what is held beside the target's layers by the ranks that draft, counted whole on each of them.
-        drafters: how many ranks these are.
+        dtype: dtype of activations and cache.
+        drafts: memory that ranks that draft hold beside the target's layers, counted whole on each of them.
+        drafters: number of ranks that draft.
 
     Raises:
         ModelError: files are missing or damaged.
@@ -72,10 +72,10 @@ def check_room(
 
     Args:
         model: the target.
-        dtype: of activations and cache.
-        group: this rank's place.
-        tokens: that the cache has room for.
-        room: for states of recurrent layers.
+        dtype: dtype of activations and cache.
+        group: this rank's position among the ranks.
+        tokens: number of tokens that the cache has room for.
+        room: capacity for states of recurrent layers.
         available: bytes of this machine's memory that are free.
 
     Raises:
@@ -101,7 +101,7 @@ def count_on_all(
     All are taken to have as much memory as this one.
 
     Raises:
-        CapacityError: as `count_blocks` and `state_room`.
+        CapacityError: one sequence would not fit, see `count_blocks` and `state_room`.
     """
     room = min(state_room(config, load.groups, available, load.weights) for load in machines)
     blocks = min(

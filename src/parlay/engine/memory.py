@@ -24,10 +24,10 @@ class Memory:
 
     Attributes:
         weights: bytes of all models.
-        blocks, block_size: of the cache; tokens a block.
-        bytes_per_token: of the cache.
+        blocks, block_size: number of cache blocks, and tokens per block.
+        bytes_per_token: bytes of cache per token.
         states: bytes of the states of recurrent layers, and of the inputs of draft nodes, once all have been used.
-        room: how many these are.
+        room: number of these states and inputs.
     """
 
     weights: int

@@ -1,22 +1,22 @@
 """How many rows of prompts a step may have beside requests that decode.
 
-A step takes the longer, the more rows it has, and everybody in it waits. Chunked prefill bounds that wait by a number
-of rows; here the number follows from what steps take on this machine, so that one bound suits a small model and a
-large one:
+A step takes the longer, the more rows it has, and every request in it waits. Chunked prefill bounds that wait by a
+number of rows; here the number follows from what steps take on this machine, so that one bound suits a small model
+and a large one:
 
-    seconds of a step = seconds with its decoding requests alone + rows of prompts * seconds a row
+    seconds of a step = seconds with its decoding requests alone + rows of prompts * seconds per row
 
 Both are running means. What a row takes is learnt from the steps that it bounds, so it grows with the keys that rows
 far in a long prompt have to read. What the others take grows with their texts: now and then a step goes without the
-prompts, to see it. A small model's steps may take longer than the bound says, as long as nobody notices: in chunks of
-a few rows its prompts would take several times as long.
+prompts, to see it. A small model's steps may take longer than the bound says, as long as users cannot notice: in
+chunks of a few rows its prompts would take several times as long.
 """
 
 from bisect import bisect_right
 
 _RATE = 0.3  # weight of a new step in a mean
 _EVERY = 16  # steps with prompts after which one goes without: a thirtieth of the time, where prompts have half of it
-_UNNOTICED = 0.05  # seconds of a step: twenty tokens a second are more than anybody reads
+_UNNOTICED = 0.05  # seconds of a step: twenty tokens per second are faster than people read
 _LEAST = 1 / 32  # of a step without prompts: as much they take at least, however quick the step with them was
 _MOST = 4.0  # times as much as the mean is the most that a step counts: clocks jump, processes are stopped
 _SIZES = [size for power in range(24) for size in (1 << power, 3 << power >> 1) if size > 1 or power == 0]
@@ -26,11 +26,11 @@ class PrefillBudget:
     """Learns what steps take, and bounds by how much prompts may lengthen them."""
 
     def __init__(self, most_rows: int, slowdown: float) -> None:
-        """Begin with nothing known, and so without a bound.
+        """Create a budget without measurements, and so without a bound.
 
         Args:
-            most_rows: of a step.
-            slowdown: how many times as long a step may take for the rows of prompts in it, if that is noticed.
+            most_rows: most rows of a step.
+            slowdown: factor by which rows of prompts may lengthen a step, if that is noticed.
         """
         self._most_rows, self._slowdown = most_rows, slowdown
         self._alone: dict[int, float] = {}  # seconds of steps without prompts, by requests
@@ -54,12 +54,12 @@ class PrefillBudget:
         return _SIZES[bisect_right(_SIZES, most) - 1]
 
     def observe(self, decoding: int, rows: int, seconds: float) -> None:
-        """Take note of a step.
+        """Record a step.
 
         Args:
-            decoding: requests that decode.
-            rows: of prompts beside them.
-            seconds: it took.
+            decoding: number of requests that decode.
+            rows: number of rows of prompts beside them.
+            seconds: duration of the step.
         """
         if seconds <= 0 or not decoding + rows:
             return

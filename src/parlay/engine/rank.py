@@ -45,23 +45,23 @@ class Assignment:
     """A rank's input at its start.
 
     Attributes:
-        model, revision: rank 0's user's name of the model; a rank on another machine finds it there.
-        path, storage, quantization, load_format, kv_cache_dtype: of the model, see `describe_as`; the path is rank
-            0's.
-        dtype: of activations and cache.
+        model, revision: the model's name as given to rank 0; a rank on another machine looks it up there.
+        path, storage, quantization, load_format, kv_cache_dtype: how the model is read, see `describe_as`; the path
+            is the one on rank 0's machine.
+        dtype: dtype of activations and cache.
         max_model_len: longest sequence.
-        blocks, block_size: of the cache.
-        device: as in `EngineConfig`.
-        rank, size, tp_size: see `RankPosition`.
+        blocks, block_size: number of cache blocks, and tokens per block.
+        device: device to compute on, see `EngineConfig`.
+        rank, size, tp_size: position of the rank, see `RankPosition`.
         room: bytes that a rank may send at once, through shared memory.
         stage_bytes: bytes of the longest message to the next stage.
         store: port of rank 0's machine where ranks of several machines find each other.
         timeout: seconds to wait for another rank.
-        processors: to run on.
-        fast: see `Group`.
-        taps: after how many layers states are read by a proposer.
+        processors: CPUs that the rank runs on.
+        fast: whether ranks add sums, see `Group`.
+        taps: layer counts after which a proposer reads hidden states.
         share: the proposer, if the first of the ranks share its layers too.
-        states: room for those of recurrent layers.
+        states: capacity for states of recurrent layers.
     """
 
     model: str
@@ -137,8 +137,8 @@ class RankReady:
     """A rank's answer when its weights are loaded, or why they are not.
 
     Attributes:
-        numerics: what its bits depend on, besides the model; see `arithmetic`.
-        error: what went wrong.
+        numerics: facts that its bits depend on, besides the model; see `arithmetic`.
+        error: description of what went wrong; empty where nothing did.
     """
 
     numerics: tuple[str, ...] = ()
@@ -163,17 +163,17 @@ def other_bits(who: str, here: Sequence[str], there: Sequence[str]) -> str:
 
 
 def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None:
-    """Be a rank of the engine at an address, until that engine ends.
+    """Run as a rank of the engine at an address until that engine ends.
 
     Args:
-        address: of rank 0.
-        key: the one that both know.
-        model: where the weights are on this machine; None uses the name that rank 0's user gave.
+        address: host and port of rank 0.
+        key: secret that both sides know.
+        model: path or name of the model on this machine; None uses the name given to rank 0.
 
     Raises:
         OSError: no engine listens there.
         RankError: another rank is lost.
-        ConfigError, ModelError: what is wrong, and stays so until something is changed; rank 0 knows it too.
+        ConfigError, ModelError: a fault that stays until something is changed.
     """
     from parlay.engine.joining import connect
     from parlay.parallel.gloo import connect_ranks, connect_store
@@ -290,8 +290,8 @@ def execute(
     """Execute rank 0's orders until it closes the connection.
 
     Args:
-        connection: to rank 0.
-        runner: of the target.
+        connection: connection to rank 0.
+        runner: the target's runner.
         drafter: the proposer, if this rank shares its layers.
 
     Raises:
@@ -315,7 +315,7 @@ def execute(
             raise ConfigError(order.reason)
         elif isinstance(order, Move):
             runner.move(order)
-        elif pipeline.first:  # which alone has what passes end with
+        elif pipeline.first:  # only the first stage has the final hidden states
             if isinstance(order, Collect):
                 hidden = runner.finish()
             else:

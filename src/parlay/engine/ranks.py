@@ -28,7 +28,7 @@ class Orders:
     """
 
     def __init__(self, links: "Sequence[Connection[bytes, bytes]]") -> None:
-        """Send to so many as there will be `links`."""
+        """Create without orders; ranks may still be added to `links`."""
         self._links, self._process = links, os.getpid()
         self._doing, self._why = False, "this engine was interrupted while its ranks computed together"
 
@@ -52,12 +52,12 @@ class Orders:
         return self
 
     def __enter__(self) -> None:
-        """Begin to carry it out."""
+        """Enter the region in which this rank carries the order out."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let the next order come, if this one is done."""
+        """Allow the next order if this one was carried out."""
         if kind is None:
             self._doing = False
         elif isinstance(error, RankError):
@@ -69,16 +69,16 @@ class Ranks:
 
     Attributes:
         group: rank 0's view of it, once they are started.
-        draft_group: its view of those that share a proposer's layers.
-        threads: number that this rank computes with.
-        memory_shares: ranks among which this machine's memory is divided, where each counts for itself.
-        close: ends the others; so does dropping this.
+        draft_group: rank 0's view of the ranks that share a proposer's layers.
+        threads: number of threads that this rank computes with.
+        memory_shares: number of ranks among which this machine's memory is divided, where each counts for itself.
+        close: function that ends the other ranks; so does dropping this object.
     """
 
     close: Callable[[], Any]
 
     def __init__(self) -> None:
-        """Be the only rank."""
+        """Create a group of one rank."""
         self.group: Group = ALONE
         self.draft_group: Group = ALONE
         self.threads = env.threads()
@@ -111,7 +111,7 @@ class Ranks:
         """Check that all ranks are alive.
 
         Raises:
-            RankError: one has.
+            RankError: one has ended.
         """
         for rank, link in enumerate(self._links, 1):
             if link.poll():  # they send nothing, so this is the end

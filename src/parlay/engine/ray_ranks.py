@@ -18,15 +18,15 @@ _ROOM = 30.0  # seconds that the cluster may take to find room
 
 
 class Rank:
-    """What runs on another machine; an actor."""
+    """A rank on another machine, as a Ray actor."""
 
     def run(self, address: tuple[str, int], key: bytes, sharing: int) -> None:
-        """Be a rank until the engine ends.
+        """Run as a rank until the engine ends.
 
         Args:
-            address: of rank 0.
-            key: that both know.
-            sharing: ranks that divide this machine's threads and memory.
+            address: host and port of rank 0.
+            key: secret that both sides know.
+            sharing: number of ranks that divide this machine's threads and memory.
         """
         log.configure()
         env.adopt(env.share(sharing))

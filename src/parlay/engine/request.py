@@ -39,23 +39,23 @@ class Request:
     """A request's identity, which never changes, and its progress, which the scheduler alone changes.
 
     Attributes:
-        request_id: unique in the engine.
-        prompt_tokens: at least one.
+        request_id: id that is unique in the engine.
+        prompt_tokens: the prompt's token ids, at least one.
         params: how tokens are chosen.
-        seed: 64-bit, already mixed with the completion's index.
+        seed: 64-bit seed, already mixed with the completion's index.
         max_tokens: most tokens to emit, the context limit taken into account.
         stop_ids: token ids that end the output.
-        processor: what changes its logits before a token is drawn; None where nothing does.
-        drafting: what drafting keeps of it.
-        priority: lower runs first among the waiting.
-        tenant: requests of different tenants share no cache.
-        deadline: on the engine's clock; past it the request is aborted. None for no limit.
+        processor: logits processor of the request; None where it needs none.
+        drafting: state that drafting keeps for the request.
+        priority: rank among waiting requests; lower runs first.
+        tenant: owner of the request; requests of different tenants share no cache.
+        deadline: time on the engine's clock after which the request is aborted; None for no limit.
         leader: the first of the completions of this prompt, if this is another of them.
         tokens: known tokens, prompt and output.
-        computed: how many of them the target's cache layers hold.
-        rejected: nodes that were not accepted, where the request asks for them.
-        prompt_logprobs: of the prompt's second token and those after it, as far as computed.
-        error: why it was aborted, if the request itself was the cause.
+        computed: number of known tokens that the target's cache layers hold.
+        rejected: draft tokens that were not accepted, if the request asks for them.
+        prompt_logprobs: log-probabilities of the prompt's tokens from the second on, as far as computed.
+        error: reason why it was aborted, if the request itself was the cause.
         draw: the part of `params` that travels in plans.
     """
 

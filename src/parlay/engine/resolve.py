@@ -33,16 +33,16 @@ class ResolvedEngine:
 
     Attributes:
         config, speculative: the user's options.
-        path: of the model.
-        model, dtype, max_model_len: its shape, the dtype of activations and cache, the longest sequence.
+        path: path of the model's files.
+        model, dtype, max_model_len: the model's config, the dtype of activations and cache, the longest sequence.
         codec: the tokenizer.
         methods: the proposers.
-        drafter: the one of them that drafts on the device, if there is one.
+        drafter: the proposer that drafts on the device, if there is one.
         whole_ends: whether rank 0 loads the embedding and the output layer whole, for a proposer that runs them.
         draft_bytes: bytes that a machine holds beside the target's weights.
-        machine: what rank 0's machine has to hold.
-        num_blocks, scratch: blocks of the cache, and those behind it in which drafts branch.
-        room: for states of recurrent layers.
+        machine: memory that rank 0's machine has to hold.
+        num_blocks, scratch: number of cache blocks, and of further blocks in which drafts branch.
+        room: capacity for states of recurrent layers.
         ranks: the processes, not yet started.
     """
 
@@ -158,7 +158,7 @@ def request_defaults(config: EngineConfig, path: Path) -> dict[str, Any]:
     """Return the sampling parameters of requests that give none: the model's own, and its short name's before them.
 
     Raises:
-        ConfigError, ModelError: as `sampling_defaults` does.
+        ConfigError, ModelError: the model's defaults cannot be read, see `sampling_defaults`.
     """
     source = config.generation_config
     return sampling_defaults(path, source) | (recommended(config.model) if source == "auto" else {})
@@ -178,14 +178,14 @@ def longest_sequence(config: EngineConfig, limit: int) -> int:
 
 
 def make_ranks(config: EngineConfig, room: int) -> Ranks:
-    """Return the ranks of an engine, not yet started; often it is alone.
+    """Return the ranks of an engine, not yet started; often there is only one.
 
     Args:
-        config: of the engine.
+        config: the engine's options.
         room: bytes of the longest row that is exchanged.
 
     Raises:
-        ConfigError: they cannot be.
+        ConfigError: the ranks cannot be started as asked.
     """
     size, address = config.ranks, config.rank_address
     if size == 1:

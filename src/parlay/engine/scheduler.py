@@ -32,10 +32,10 @@ class Scheduler:
     Attributes:
         pool: the cache blocks.
         states: slots of recurrent layers' states; None for a model without them.
-        draft_states: those of a proposer's own; likewise.
-        drafting: makes the drafts.
-        processors: of the unfinished requests that have one.
-        emitted: tokens emitted since start.
+        draft_states: slots of the proposer's own recurrent states; None for a proposer without them.
+        drafting: the object that makes the drafts.
+        processors: logits processors of unfinished requests, by request id.
+        emitted: number of tokens emitted since start.
         stats: counters, of which those about requests are kept here.
     """
 
@@ -49,7 +49,7 @@ class Scheduler:
         states: StatePool | None = None,
         draft_states: StatePool | None = None,
     ) -> None:
-        """Begin with no requests, and put their processors where the verifier finds them."""
+        """Start without requests; the verifier reads the same `processors`."""
         self._config, self._stages = config, config.pipeline_parallel_size
         self.pool, self.states, self.draft_states = pool, states, draft_states
         rooms = [one.sequences for one in (states, draft_states) if one is not None]
@@ -63,7 +63,7 @@ class Scheduler:
         self._running: list[Request] = []  # in order of admission
         self._under_way: dict[int, Request] = {}  # by id: those in plans that are not committed
         self._drafts = deque[tuple[Plan, StepDrafts]]()  # these plans, in order
-        self._preempted: set[Request] = set()  # of those: who is to lose its blocks afterwards
+        self._preempted: set[Request] = set()  # of those: requests that lose their blocks afterwards
         self._left = self._left_for_prompts = 0  # rows left in the plan being made
         slowdown = config.max_prefill_slowdown
         self._budget = None if slowdown is None else PrefillBudget(config.max_num_batched_tokens, slowdown)
@@ -141,7 +141,7 @@ class Scheduler:
         if not short and len(self._waiting) == waiting:
             self._admit(rows, now)
             if not rows and self._waiting and not (self._running or self._under_way):
-                # Nobody else holds anything: it would wait for ever.
+                # No other request holds blocks: it would wait for ever.
                 raise SpanError(self._waiting[0].request_id) from RuntimeError("it does not fit into an empty cache")
         if not rows:
             return Plan(next(self._plan_ids), ())
@@ -274,10 +274,10 @@ class Scheduler:
         """Turn a step's verdicts into progress.
 
         Args:
-            plan: the step's.
-            output: what came of it.
+            plan: the step's plan.
+            output: the results of executing it.
             now: the engine's clock.
-            elapsed: how many seconds the step has taken; asked when all else is done, which takes time too.
+            elapsed: function that returns the step's seconds so far; called late, since committing takes time too.
 
         Returns:
             The requests that emitted tokens or finished, in the plan's order.

@@ -140,8 +140,8 @@ def resolve_override(
     """Return a request's override of speculation as the engine applies it.
 
     Args:
-        override: as the request has it.
-        methods: what a request may name.
+        override: the override in the request's parameters.
+        methods: names that a request may give.
         automatic: whether the engine was started with `auto`, which a request may name too: it changes nothing.
 
     Raises:
@@ -171,13 +171,13 @@ def make_drafting(
     """Return the drafting of an engine's requests, once all weights are loaded.
 
     Args:
-        config: the user's.
-        methods: from `find_methods`.
-        engine: the options of the engine.
-        runner: the target's.
-        num_blocks: of the cache.
-        key_share: see `StepCost`.
-        file: where costs are kept from one run to the next.
+        config: the user's speculative config.
+        methods: the proposers that `find_methods` has returned.
+        engine: the engine's options.
+        runner: the target's runner.
+        num_blocks: number of cache blocks.
+        key_share: bytes of a token's keys and values, as a share of the weights', see `StepCost`.
+        file: file that keeps costs from one run to the next.
     """
     policy = None
     if config.lengths != "fixed" and config.method != PLAIN:
@@ -217,7 +217,7 @@ def _policy(
         began = perf_counter()
         passes = timed_passes(runner, num_blocks)
         cost.learn(passes)
-        file.write(Costs(cost.known))  # steps will soon know better, but the next run may be as short as this one
+        file.write(Costs(cost.known))  # steps soon give better times, but the next run may be as short as this one
         table = ", ".join(f"{rows}: {1e3 * seconds:.2f}" for rows, seconds in passes)
         logger.info("timed passes in %.2f s; ms by rows: %s", perf_counter() - began, table)
     name = next((m.name for m in methods if isinstance(m.proposer, DeviceProposer)), "")

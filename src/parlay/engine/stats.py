@@ -12,9 +12,9 @@ class Reliability:
     """Whether nodes are accepted as often as their probabilities say, in ten bins of probability.
 
     Attributes:
-        judged: verified nodes whose parent was accepted, a bin.
-        expected: the sum of their probabilities.
-        accepted: how many of them were accepted.
+        judged: number of verified nodes whose parent was accepted, per bin.
+        expected: the sum of their probabilities, per bin.
+        accepted: number of them that were accepted, per bin.
     """
 
     judged: list[int] = field(default_factory=lambda: [0] * 10)
@@ -44,7 +44,7 @@ class EngineStats(Stats):
     """What an engine counts since start or the last `reset`.
 
     Attributes:
-        reliability: of the nodes' probabilities.
+        reliability: how well the nodes' probabilities predict their acceptance.
     """
 
     reliability: Reliability = field(default_factory=Reliability)
@@ -69,8 +69,8 @@ class EngineStats(Stats):
         """Count one request's turn.
 
         Args:
-            sources: which proposer drafted each node.
-            path: its accepted nodes, root to leaf.
+            sources: name of each node's proposer.
+            path: the accepted nodes, from root to leaf.
             why: the reason why there was no draft, if there was none.
             unfollowed: whether the last accepted node ended the request.
         """

@@ -36,7 +36,7 @@ from parlay.verification.coupled import sampling_metadata
 from parlay.verification.overflow import refuse_overflow
 from parlay.verification.verifier import COUPLED, Verifier
 
-_PATIENT = 3  # drafting steps in a row that may fail for no request's fault, until those in them lose their proposer
+_PATIENT = 3  # drafting steps in a row that may fail with no request to blame, until their requests lose the proposer
 _SCORED_AT_ONCE = 64  # rows of a prompt: logits of a whole prompt might not fit into memory
 
 
@@ -46,9 +46,9 @@ class _UnderWay:
 
     Attributes:
         plan: the plan.
-        offsets: where the rows of each of its spans are.
-        states: what rows of recurrent layers go on from; None without such layers.
-        seconds: that it took.
+        offsets: first row of each segment of its batch, and the number of rows at the end.
+        states: states that rows of recurrent layers continue from; None without such layers.
+        seconds: time that it took to start.
     """
 
     plan: Plan
@@ -74,15 +74,15 @@ class Worker:
 
         Args:
             kernels: the operations to run with.
-            runner: the target's.
-            proposer: drafts at the end of a step.
-            verify: decides which nodes are accepted.
-            processors: of the requests that have one; the scheduler adds and removes them.
+            runner: the target's runner.
+            proposer: proposer that drafts at the end of a step; None without one.
+            verify: function that decides which draft tokens are accepted.
+            processors: logits processors by request id; the scheduler adds and removes them.
             processed_logprobs: report log-probabilities after processing instead of before.
         """
         self._processors = processors
         self._under_way = deque[_UnderWay]()
-        self._distributions: dict[int, tuple[Distribution, ...]] = {}  # that pending drafts' nodes were drawn from
+        self._distributions: dict[int, tuple[Distribution, ...]] = {}  # that pending draft tokens were drawn from
         self._processed_logprobs = processed_logprobs
         self._kernels, self._verify = kernels, verify
         self._runner, self._recordings = runner, runner.recordings
@@ -221,9 +221,9 @@ class Worker:
     def _propose(
         self, proposer: DeviceProposer, step: _UnderWay, verdicts: Sequence[Verdict], hidden: Tensor
     ) -> list[Proposal]:
-        """Draft for the next step. An error costs the request that caused it its proposer, and none a token.
+        """Draft for the next step. A request that causes an error loses its proposer, and no request loses a token.
 
-        One that names no request costs nobody more than the step's drafts, unless the next steps fail too.
+        An error that names no request costs only this step's drafts, unless the next steps fail too.
         """
         spans = step.plan.spans
         drafts = [bool(s.catch_up.budget or s.catch_up.follow) for s in spans]

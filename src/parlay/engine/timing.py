@@ -30,7 +30,7 @@ def timed_passes(
     not distort one of them. Their tokens are spread over the vocabulary: rows of one token would all choose the same
     experts of a mixture, and those of the pass before, while the rows of a text read many. The first pass of a size
     is recorded, and the next, at other positions, may check that: they take longer, and do not count. The blocks that
-    passes write have no name, and are overwritten before they are read.
+    passes write are not in the prefix cache, and are overwritten before they are read.
     """
     times: dict[int, list[float]] = {}
     end = clock() + seconds

@@ -64,9 +64,9 @@ def time_passes(config: ModelConfig, dtype: torch.dtype, seconds: float) -> Pass
     """Load a model and time its passes, of as many sizes as `seconds` have room for.
 
     Args:
-        config: of the model.
-        dtype: of its weights.
-        seconds: that it may take, loading apart; each size is timed several times.
+        config: the model's config.
+        dtype: dtype of its weights.
+        seconds: longest time to take, loading apart; each size is timed several times.
 
     Raises:
         ConfigError: not even a pass of one row and one of two fit into the time.

@@ -43,7 +43,7 @@ class Best:
 
 
 def emitted(rate: float, length: int) -> float:
-    """Return how many tokens a request emits in a step with a chain of so many draft tokens, on average."""
+    """Return how many tokens a request emits per step with a chain of so many draft tokens, on average."""
     if rate == 1:
         return length + 1.0
     return (1 - rate ** (length + 1)) / (1 - rate)
@@ -53,10 +53,10 @@ def best(times: PassTimes, batch: int, rate: float, draft_cost: float = 0.0) -> 
     """Return the best chain length and its speed-up; of equals the shorter.
 
     Args:
-        times: of passes.
+        times: measured times of passes.
         batch: requests at once.
         rate: acceptance rate of a draft token whose parent was accepted.
-        draft_cost: of a draft token for each request, as a share of the target's plain step.
+        draft_cost: cost of a draft token for each request, as a share of the target's plain step.
     """
     plain = times.seconds(batch)
     lengths = [k for k in range(1, LONGEST + 1) if batch * (1 + k) <= times.most_rows]
@@ -95,10 +95,10 @@ def explain(
     """Return `passes`, the `ridge`, the `grid` of best lengths and speed-ups, and a sentence for each batch size.
 
     Args:
-        times: of passes.
-        config: of the model.
-        dtype: of its weights.
-        draft_cost: as in `best`.
+        times: measured times of passes.
+        config: the model's config.
+        dtype: dtype of its weights.
+        draft_cost: cost of a draft token, see `best`.
         context: tokens before a step, for the arithmetic intensity.
 
     Raises:

@@ -40,8 +40,8 @@ class Widths:
     """Bytes that a number of a weight takes on average.
 
     Attributes:
-        layers: in the linear layers.
-        head: in the output layer.
+        layers: bytes per number in the linear layers.
+        head: bytes per number in the output layer.
     """
 
     layers: float
@@ -74,10 +74,10 @@ def work_of(
     """Return the work of a step, by the names that `linear_names` gives, "head" and "attention".
 
     Args:
-        config: of the model.
-        dtype: of activations and cache.
-        spans: of the step.
-        each: bytes a number of the weights; None where these are of `dtype`.
+        config: the model's config.
+        dtype: dtype of activations and cache.
+        spans: spans of the step.
+        each: bytes per number of the weights; None where these are of `dtype`.
     """
     names, each = linear_names(config), each or Widths(dtype.itemsize, dtype.itemsize)
     rows = sum(len(s.tokens) + len(s.draft) for s in spans)

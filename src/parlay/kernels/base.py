@@ -35,7 +35,7 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
     """What a device offers. Shapes: T rows, H query heads, KV key heads, D head dimension.
 
     Attributes:
-        name: of the implementation and its instruction set; a part of the numerics id.
+        name: the implementation's name and instruction set; a part of the numerics id.
         row_thresholds: numbers of rows from which `linear` and `logits` take another code path. It may change speed
             only, and the self-check tests both sides.
         prefetch: sets how far ahead weights are asked for, see `tuning.Prefetching`; None if it is fixed.
@@ -85,7 +85,7 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
         """`out[i] = rounded(weight[tokens[i]])`, for a weight that is quantised or in float16.
 
         Args:
-            weight: from `pack_head`, `[V, H]`, of one part.
+            weight: a weight from `pack_head`, `[V, H]`, of one part.
             tokens: int64 `[rows]`, each at least 0 and below V.
             out: T `[rows, H]`.
         """
@@ -133,7 +133,7 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
             k_weight: T `[D]`.
             heads: H.
             eps: added to the mean.
-            plus_one: as in `rms_norm`.
+            plus_one: whether weights are stored less one, see `rms_norm`.
             v_weight: T `[D]`, of values; with None they stay as they are.
         """
         ...
@@ -166,8 +166,8 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
             qkv: T `[rows, (H + 2 KV) * D]`, queries, then keys, then values, which stay as they are.
             q_weight: T `[H * D]`.
             k_weight: T `[KV * D]`.
-            q_squares: float32 `[rows, at least H]`, of `head_squares`, of all ranks.
-            k_squares: float32 `[rows, at least KV]`, likewise.
+            q_squares: float32 `[rows, at least H]`, from `head_squares`, of all ranks.
+            k_squares: float32 `[rows, at least KV]`, from `head_squares`, of all ranks.
             heads: H.
             eps: added to the mean.
         """
@@ -219,10 +219,10 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
             q_out: T `[rows, H, D]`.
             key_cache: T `[num_blocks, KV, block_size, D]`, or in eight bits, uint8 `[..., row_bytes(D)]`: every 32
                 numbers of a row share a scale, as in GGUF's Q8_0.
-            value_cache: likewise, with V for D.
+            value_cache: as `key_cache`, with V for D.
             q_norm: T `[D]`, weight of an `rms_norm` of each query head behind its rotation; None for none.
-            k_norm: T `[D]`, likewise of key heads.
-            eps: of both.
+            k_norm: T `[D]`, weight of such a norm of each key head; None for none.
+            eps: added to the means of both norms.
         """
         ...
 
@@ -247,7 +247,7 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
             query: T `[rows, H, D]`, read and written.
             latent: T `[rows, D]`.
             norm: T `[D - R]`.
-            eps: of the norm.
+            eps: added to the norm's mean.
             positions: int32 `[rows]`.
             slots: int64 `[rows]`, see `rotary_store`.
             cos_sin: float32 `[max_len, R]`, see `rotary_store`.
@@ -279,7 +279,7 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
             q: T `[rows, H, D]`; D and V are multiples of 8.
             key_cache: T `[num_blocks, KV, block_size, D]`, or in eight bits, see `rotary_store`; a number is read as
                 scale * code, rounded to T.
-            value_cache: likewise, with V for D.
+            value_cache: as `key_cache`, with V for D.
             view: what each row sees.
             scale: factor on the scores.
             out: T `[rows, H * V]`.
@@ -299,7 +299,7 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
         Args:
             x: T `[rows, N]`, read and written.
             other: T `[rows, M]`, where M divides N: each number is for N / M neighbouring columns.
-            gate: which of the three.
+            gate: which of the three products.
         """
         ...
 
@@ -316,7 +316,7 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
 
         Args:
             gate_up: T `[rows, 2 I]`, gate, then up.
-            activation: which function.
+            activation: the activation's name.
             out: T `[rows, I]`.
             limit: what `activation(gate)` is at most, and `up` too, which is at least `-limit`; 0 is none.
         """
@@ -327,7 +327,7 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
 
         Args:
             x: T `[rows, I]`, read and written.
-            activation: which function.
+            activation: the activation's name.
         """
         ...
 
@@ -366,7 +366,7 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
 
         Args:
             x: float32 `[rows, V]`, read and written.
-            cap: above 0.
+            cap: a number above 0.
         """
         ...
 
@@ -397,7 +397,7 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
 
         Args:
             x: T `[rows, K]`.
-            weight: from `pack_linear`.
+            weight: a weight from `pack_linear`.
             out: T `[rows, N]`.
         """
         ...
@@ -411,7 +411,7 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
 
         Args:
             x: T `[rows, K]`.
-            weight: from `pack_head`.
+            weight: a weight from `pack_head`.
             out: float32 `[rows, N]`.
         """
         ...
@@ -423,6 +423,6 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
             src_slots: int64 `[n]`.
             dst_slots: int64 `[n]`, distinct.
             key_cache: T `[num_blocks, KV, block_size, D]`, or in eight bits, see `rotary_store`.
-            value_cache: likewise; rows may have another width.
+            value_cache: as `key_cache`; rows may have another width.
         """
         ...

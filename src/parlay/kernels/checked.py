@@ -1,4 +1,4 @@
-"""The native kernels with their offsets checked, to find who gives them a wrong one (PARLAY_CHECK_KERNELS=1).
+"""The native kernels with their offsets checked, to find the code that passes a wrong one (PARLAY_CHECK_KERNELS=1).
 
 The kernels always check dtypes and shapes, but trust the numbers in slots, block tables, row offsets and token ids: a
 wrong one reads or writes memory of something else. Here each is compared with the sizes first, which takes longer
@@ -46,7 +46,7 @@ class CheckedKernels(NativeKernels):
         return run
 
     def _checked(self, name: str) -> Callable[..., None]:
-        # The contract's names of the arguments: native operations do not tell theirs.
+        # The contract's names of the arguments: native operations have no signatures.
         operation, arguments = getattr(self, name), signature(getattr(Kernels, name))
 
         def run(*args: object, **named: object) -> None:

@@ -16,7 +16,7 @@ from parlay.weights.weight import Weight
 class NativeKernels(HostMemory, _native.Operations):
     """`Kernels` in C++; see there for what each method does, and csrc/operations.cpp for how."""
 
-    # Rows of one pass over the weights, in vectors, in blocks and in tiles, and of one chunk, and one more.
+    # Most rows of one pass over the weights, in vectors, in blocks and in tiles, and of one chunk, each plus one.
     row_thresholds: tuple[int, ...] = (7, 9, 13, 17, 33, 97)
 
     def __init__(self, isa: str | None = None) -> None:

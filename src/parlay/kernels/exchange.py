@@ -34,9 +34,9 @@ def map_memory(
     """Return how a rank reaches those of its stage, the stages before and after, and those that share a proposer.
 
     Args:
-        files: of the three groups, as far as the rank has such; from `make_memory` and `make_ring`. They may be
-            closed afterwards.
-        position: of the rank.
+        files: descriptors from `make_memory` and `make_ring`, one for each of the three groups; those of groups
+            without this rank are not read. They may be closed afterwards.
+        position: the rank's position.
         room: bytes that a rank may hand over at once.
         stage_bytes: bytes of the longest message to the next stage.
         timeout: seconds after which a rank that does not come is given up.
@@ -63,7 +63,7 @@ class SharedMemory(_native.Exchange):
 
 
 class SharedRing(_native.Ring):
-    """A `Channel` of this machine's ranks, made likewise of what `make_ring` gives.
+    """A `Channel` of this machine's ranks, made from what `make_ring` returns.
 
     This process sends to the next rank and receives from the one before.
     """

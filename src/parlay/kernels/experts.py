@@ -34,12 +34,12 @@ class ExpertKernels(Protocol):
             scores: float32 `[rows, E]`.
             experts: int32 `[rows, chosen]`, written.
             weights: float32 `[rows, chosen]`, written: the shares of the chosen ones.
-            normalise: over their own sum.
-            sigmoid: which of the two a share is.
+            normalise: whether the weights are divided by their sum.
+            sigmoid: whether shares are sigmoids instead of a softmax.
             bias: float32 `[E]`, added to shares where experts are chosen, but not in `weights`.
             groups: neighbouring experts form so many groups, each worth the sum of its best two.
             kept_groups: a row chooses among so many of them, which have at least `chosen` experts.
-            factor: on the weights.
+            factor: factor on the weights.
             scales: float32 `[E]`, further factors on the weights of the chosen ones.
         """
         ...
@@ -50,7 +50,7 @@ class ExpertKernels(Protocol):
         Args:
             x: T `[rows, K]`.
             experts: int32 `[n]`, each an index of `weights`; n is a multiple of `rows`.
-            weights: from `pack_linear`, all of one shape and with parts of the same kinds.
+            weights: weights from `pack_linear`, all of one shape and with parts of the same kinds.
             out: T `[n, N]`.
         """
         ...

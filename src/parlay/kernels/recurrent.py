@@ -77,7 +77,8 @@ class RecurrentKernels(Protocol):
             kept_gates: T `[places, 2 H]`, rows of gates; beside channels `[places, H + H K]`, theirs behind.
             out: T `[rows, H V]`.
             channels: T `[rows, H K]`, in place of the last H gates.
-            write_scale: with 2 a write may turn what a key reads over. Source: Grazzi et al. 2024 (arXiv 2411.12537).
+            write_scale: factor in b; 2 allows negative eigenvalues of the state transition. Source: Grazzi et al.
+                2024 (arXiv 2411.12537).
         """
         ...
 

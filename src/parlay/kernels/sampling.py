@@ -1,6 +1,6 @@
 """The contract of the kernels that choose tokens; the rules of `base` hold.
 
-A draft with branches needs more than one token a row (`branch`), and of all candidates for its next level the few
+A draft with branches needs more than one token per row (`branch`), and of all candidates for its next level the few
 that it continues from (`grow`). Neither affects the output, only what is drafted.
 """
 
@@ -12,7 +12,7 @@ from parlay.kernels.metadata import Filters
 
 
 class SamplingKernels(Protocol):
-    """What a device offers for drawing. Shapes: V scores a row."""
+    """What a device offers for drawing. Shapes: V scores per row."""
 
     def process(self, scores: Tensor, temperatures: Tensor, filters: Filters | None) -> None:
         """Replace scores by `float32(score / temperature)`, and by -inf where a filter removes the token.
@@ -23,7 +23,7 @@ class SamplingKernels(Protocol):
         Args:
             scores: float32 `[rows, V]`, read and written; V < 2^21.
             temperatures: float32 `[rows]`, not negative, finite.
-            filters: of these rows; None keeps all tokens.
+            filters: the rows' filters; None keeps all tokens.
         """
         ...
 
@@ -38,7 +38,7 @@ class SamplingKernels(Protocol):
         ids: Tensor | None = None,
         probs: Tensor | None = None,
     ) -> None:
-        """Draw one token a row from softmax(score / temperature) with noise keyed by (seed, position, token).
+        """Draw one token per row from softmax(score / temperature) with noise keyed by (seed, position, token).
 
         The token is the argmax of `double(float32(score / temperature)) + G(seed, position, token)` over the
         tokens that survive the filters, ties to the lowest id; at temperature 0 the argmax of the scores. NaN counts
@@ -52,7 +52,7 @@ class SamplingKernels(Protocol):
             seeds: int64 `[rows]` that holds the bits of a uint64.
             positions: int64 `[rows]`, position of the token to be drawn.
             out: int64 `[rows]`, written: tokens.
-            filters: of these rows; None keeps all tokens.
+            filters: the rows' filters; None keeps all tokens.
             ids: int64 `[V]`, the token of each score, below 2^31: its noise, and what is written. Ties go to the
                 first. None where scores are in the tokens' order.
             probs: float32 `[rows]`, written unless None: each drawn token's share in softmax(score / temperature),
@@ -81,7 +81,7 @@ class SamplingKernels(Protocol):
             scores: float32 `[rows, V]`, logits before temperature; V < 2^21.
             temperatures: float32 `[rows]`, not negative, finite.
             out: float32 `[rows, V]`, written; not `scores`.
-            filters: of these rows; None keeps all tokens.
+            filters: the rows' filters; None keeps all tokens.
         """
         ...
 
@@ -104,7 +104,7 @@ class SamplingKernels(Protocol):
 
         Args:
             target: float32 `[rows, V]`, log-probabilities; V < 2^21.
-            draft: float32 `[rows, D]`, likewise.
+            draft: float32 `[rows, D]`, log-probabilities.
             scales: float64 `[rows]`, 0 to 1, of which float32 is used.
             mass: float64 `[rows]`, written.
             out: float32 `[rows, V]`, written unless None; -inf where nothing is left.
@@ -138,7 +138,7 @@ class SamplingKernels(Protocol):
         filters: Filters | None = None,
         ids: Tensor | None = None,
     ) -> None:
-        """Choose the `k` tokens a row that are likeliest to be drawn, the one that `draw` gives first.
+        """Choose the `k` tokens per row that are likeliest to be drawn, the one that `draw` gives first.
 
         They are the first in the order of what `draw` takes the argmax of: with noise, so that a proposer that shares
         the target's noise has the target's second choice second. All implementations give the same tokens, exactly.
@@ -151,14 +151,14 @@ class SamplingKernels(Protocol):
         (Li et al. 2024, arXiv 2406.16858).
 
         Args:
-            scores: as in `draw`, and the others too.
+            scores: float32 `[rows, V]`; this and the others are as in `draw`.
             temperatures: at 0 there is no noise, and filters have no effect.
             seeds: int64 `[rows]`.
             positions: int64 `[rows]`.
             out: int64 `[rows, k]`, written; k at most 16. Where fewer tokens survive the filters, the first of `ids`,
                 or 0, fills the rest.
             probs: float32 `[rows, k]`, written; 0 for what fills, and where it is no number.
-            filters: of these rows.
+            filters: the rows' filters.
             ids: int64 `[V]`.
         """
         ...
@@ -184,7 +184,7 @@ class SamplingKernels(Protocol):
 
         Args:
             tokens: int64 `[n * v, k]`, the children of each draft's `v` nodes, from `branch`.
-            probs: float32 `[n * v, k]`, likewise.
+            probs: float32 `[n * v, k]`, their probabilities, from `branch`.
             worth: float32 `[n * v]`, of the nodes.
             out: int64 `[n * w]`, written: tokens of the chosen; w at most v * k.
             out_worth: float32 `[n * w]`, written.

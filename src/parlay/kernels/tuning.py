@@ -46,10 +46,10 @@ class Prefetching:
 
 
 def tune(kernels: Kernels, threads: int) -> None:
-    """Have kernels prefetch as is best here, as it is remembered or by measuring.
+    """Set how far ahead kernels prefetch, from the cache file or by measuring.
 
     Args:
-        kernels: that are in use, with their threads set.
+        kernels: the kernels in use, with their threads set.
         threads: how many these are.
     """
     if kernels.prefetch is None:

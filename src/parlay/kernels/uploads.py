@@ -56,7 +56,7 @@ class Uploads:
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def write(self, target: Tensor, values: NDArray[np.generic] | Tensor) -> None:
-        """Have values of the host in a tensor, or a part of one, once `send` has been called."""
+        """Write values of the host to a tensor, or a part of one; they are there once `send` has been called."""
         array = values if isinstance(values, Tensor) else torch.from_numpy(values)
         if self.apart:
             self._waiting.append((target, array.to(target.dtype)))

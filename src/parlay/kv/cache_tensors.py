@@ -26,12 +26,12 @@ def allocate(
     """Return zeroed caches for every layer of a group, all on the same block ids and slots.
 
     Args:
-        spec: of the group.
-        num_blocks: of each layer.
-        block_size: tokens a block.
-        dtype: of activations, and of keys and values where the group has them in no other.
-        room: for states of recurrent layers.
-        kernels: that are to read them; None for those of this machine's processor.
+        spec: what the group keeps.
+        num_blocks: number of blocks of each layer.
+        block_size: tokens per block.
+        dtype: dtype of activations, and of keys and values unless the spec has another.
+        room: capacity for states of recurrent layers.
+        kernels: operations that are to read them; None for those of this machine's processor.
     """
     zeros = _zeros_for(kernels)
 

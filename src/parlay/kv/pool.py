@@ -70,7 +70,7 @@ class BlockPool:
             self._by_hash[name] = block
 
     def forget(self, name: bytes) -> None:
-        """Let content of this name no longer be found; its block is free if nobody holds it."""
+        """Let content of this name no longer be found; its block is free if no table holds it."""
         block = self._by_hash.get(name)
         if block is None:
             return
@@ -99,7 +99,7 @@ class BlockPool:
         self._valid.pop(block, None)
 
     def reset(self) -> None:
-        """Take every block from whoever holds it; named content can still be found. No state before is too broken."""
+        """Take every block from its holders, in any state; named content can still be found."""
         self._references, self._by_hash = [0] * self.num_blocks, {}
         for block, name in enumerate(self._hash):
             if name is not None and self._by_hash.setdefault(name, block) != block:

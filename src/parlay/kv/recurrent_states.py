@@ -22,7 +22,7 @@ class StatePool:
     """The slots and places of all requests."""
 
     def __init__(self, room: StateCapacity) -> None:
-        """Begin with all of them free."""
+        """Start with all of them free."""
         self._room = room
         self.slots = BlockPool(room.slots, 1)
         self._places = list(range(room.places))
@@ -48,7 +48,7 @@ class StatePool:
         self._places.extend(places)
 
     def reset(self) -> None:
-        """Take everything from whoever holds it; checkpoints can still be found."""
+        """Take everything from its holders; checkpoints can still be found."""
         self.slots.reset()
         self._places = list(range(self._room.places))
 
@@ -69,11 +69,11 @@ class _Step:
     """What a step that is not committed was given.
 
     Attributes:
-        end: tokens before its draft.
-        stores: slots that it stores to, by tokens.
-        places: of its nodes.
-        lasting: after how many tokens there is to be a checkpoint.
-        newest: after how many there is to be one until there is a newer one; 0 for none.
+        end: number of tokens before its draft.
+        stores: slots that it stores to, by number of tokens.
+        places: places of its nodes.
+        lasting: token counts after which there is to be a checkpoint.
+        newest: token count after which there is to be one until there is a newer one; 0 for none.
     """
 
     end: int
@@ -87,10 +87,10 @@ class SequenceStates:
     """The states of one request."""
 
     def __init__(self, pool: StatePool) -> None:
-        """Begin without any."""
+        """Start without states."""
         self._pool = pool
         self._slot = -1
-        self._tokens = 0  # that the slot's state covers
+        self._tokens = 0  # tokens that the slot's state covers
         self._accepted: tuple[int, ...] = ()
         self._step: _Step | None = None
         self._newest: bytes | None = None  # name of a checkpoint that the next one replaces
@@ -111,7 +111,7 @@ class SequenceStates:
         return self._pool.slots.find(name) is not None
 
     def adopt(self, name: bytes, tokens: int) -> None:
-        """Go on from the checkpoint with this name, of so many tokens."""
+        """Continue from the checkpoint with this name, of so many tokens."""
         slot = self._pool.slots.find(name)
         assert slot is not None
         self._pool.slots.share(slot)
@@ -121,10 +121,10 @@ class SequenceStates:
         """Return the part of a plan for the states.
 
         Args:
-            end: tokens that the request's cache layers will have after the step, its draft apart.
-            nodes: of the draft.
-            prompt: tokens of the prompt.
-            block_size: tokens a block; checkpoints are at their ends.
+            end: number of tokens that the request's cache layers will have after the step, its draft apart.
+            nodes: number of nodes of the draft.
+            prompt: number of tokens of the prompt.
+            block_size: tokens per block; checkpoints are at their ends.
             keep: whether checkpoints are wanted.
         """
         self._give_back()
@@ -151,9 +151,9 @@ class SequenceStates:
 
         Args:
             path: the nodes that were accepted, in order.
-            name: returns the name of the prefix of so many tokens, whole blocks of them.
-            end: tokens that the layers have now, where they have come less far than the step was to. The last state
-                is then of these, and those behind fewer tokens are where they were to be.
+            name: function that returns the name of the prefix of so many tokens, whole blocks of them.
+            end: number of tokens that the layers have now, if fewer than planned. The last state is then of these,
+                and those behind fewer tokens are where they were planned.
         """
         step = self._step
         assert step is not None

@@ -12,9 +12,9 @@ class BlockTable:
     """The blocks that hold one request's tokens, in order, and its states. Token i lies in block i // block_size.
 
     Attributes:
-        blocks: their ids.
-        states: of the target's recurrent layers; None where it has none.
-        draft_states: of a proposer's, which advance apart from the target's; likewise.
+        blocks: ids of the blocks.
+        states: states of the target's recurrent layers; None where it has none.
+        draft_states: states of a proposer's recurrent layers, which advance separately; None where it has none.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class BlockTable:
             self.states.commit(path, lambda count: self._name(tokens, count // self._pool.block_size - 1))
 
     def adopt_draft(self, tokens: int) -> int:
-        """Go on from a proposer's last checkpoint in the first `tokens` of an adopted prefix; return where it is."""
+        """Continue from a proposer's last checkpoint in an adopted prefix's first `tokens`; return where it is."""
         size, states = self._pool.block_size, self.draft_states
         if states is None:
             return tokens

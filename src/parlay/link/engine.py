@@ -23,7 +23,7 @@ from parlay.text.chat import ChatOptions, pieces
 from parlay.text.tokenizer import TextCodec, check_prompt, encode_prediction
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
-from parlay.types.prompt import Messages, Prompt, content_of, text_of
+from parlay.types.prompt import Messages, Prompt, content_of, salt_of, text_of
 from parlay.types.queue_position import check_queue_position
 from parlay.types.stats import StatsSnapshot
 
@@ -36,7 +36,7 @@ class AsyncEngine(ABC):
     """Requests in, streams of outputs out, over a link that the subclass makes and renews."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Begin without a link."""
+        """Start without a link."""
         self._config = config
         self._link: Link | None = None
         self._facts: EngineReady | None = None
@@ -115,11 +115,11 @@ class AsyncEngine(ABC):
         or when the coroutine that awaits it is cancelled. With `best_of` above `n` there is one output, at the end.
 
         Args:
-            prompt: text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
+            prompt: text, token ids, or a mapping with `prompt` or `prompt_token_ids`, and perhaps a `cache_salt`.
             sampling_params: how tokens are chosen; `logits_processors` only where the engine is in this process.
-            request_id: for `abort`, and in the outputs; left out, outputs have a number.
+            request_id: the id for `abort` and in the outputs; left out, outputs have a number.
             priority: lower runs first among the waiting.
-            tenant: requests of different tenants share no cache.
+            tenant: requests of different tenants share no cache; left out, the prompt's `cache_salt`.
             timeout: seconds after which the request is aborted.
             final_only: yield the last output alone, which costs less.
             deltas: completions hold the text, tokens, sources, log-probabilities and rejected nodes since the output
@@ -136,7 +136,8 @@ class AsyncEngine(ABC):
         check_queue_position(priority, tenant, timeout)
         if not isinstance(request_id, str | None):
             raise RequestError(f"request_id is text, not {type(request_id).__name__}", param="request_id")
-        params = sampling_params or SamplingParams.parse(self.sampling_defaults)
+        tenant = tenant or salt_of(prompt)
+        params = SamplingParams.parse(self.sampling_defaults) if sampling_params is None else sampling_params.clone()
         tokens = await self._tokens(prompt)
         if params.prediction:
             params = replace(params, prediction=await self._predicted(params.prediction))
@@ -217,7 +218,7 @@ class AsyncEngine(ABC):
             self._streams[key] = stream  # first: a thread may answer before this one goes on
             try:
                 self._link.send(add)
-            except BaseException:  # nobody would ever end the stream
+            except BaseException:  # nothing would ever end the stream
                 del self._streams[key]
                 raise
 

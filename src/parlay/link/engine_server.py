@@ -174,12 +174,12 @@ class EngineServer:
 
 
 class _SentRequest:
-    """What the front knows of a request so far.
+    """What the front has been sent of a request so far.
 
     Attributes:
         key: what the front calls it.
         requests: its completions, as many as are sampled.
-        final_only: whether only the end is sent; so it is where the best of several completions are wanted.
+        final_only: whether only the last output is sent; always where the best of several completions are wanted.
     """
 
     def __init__(self, add: Add, requests: Sequence[Request]) -> None:

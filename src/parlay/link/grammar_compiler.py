@@ -17,7 +17,7 @@ class GrammarCompiler:
     """One thread that compiles, for one tenant after another; llguidance lets other threads run meanwhile."""
 
     def __init__(self, prepare: Callable[[SamplingParams, str], None], wake: Callable[[], None]) -> None:
-        """Begin with nothing to do.
+        """Start with an empty queue.
 
         Args:
             prepare: compiles what a request of a tenant needs; called in the thread.
@@ -31,7 +31,7 @@ class GrammarCompiler:
         self._done: SimpleQueue[tuple[Add, SamplingParams | Failure]] = SimpleQueue()
 
     def submit(self, add: Add) -> None:
-        """Have a request prepared."""
+        """Queue a request to be prepared."""
         self._wanted[add.key] = monotonic()
         with self._lock:
             self._queues.setdefault(add.tenant, deque()).append(add)

@@ -1,4 +1,4 @@
-"""The messages between an asynchronous engine and what computes for it: one a step.
+"""The messages between an asynchronous engine and what computes for it: one per step.
 
 Between processes they are msgpack, and everything is plain data. Only what the front needs is sent: of a request's
 progress only what is new, of log-probabilities only numbers, since both sides have the tokenizer.
@@ -36,7 +36,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
         key: the front's name for the request.
         prompt: token ids.
         params: those fields of `SamplingParams` that differ from their defaults.
-        priority, tenant, timeout: as in `AsyncLLM.generate`.
+        priority, tenant, timeout: the request's, see `AsyncLLM.generate`.
         final_only: send nothing before the request has finished.
     """
 
@@ -63,7 +63,7 @@ class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The engine is loaded.
 
     Attributes:
-        numerics_id: of the engine.
+        numerics_id: the engine's numerics id.
         max_model_len: longest sequence, prompt and output together.
         vocab_size: token ids are below.
         tokenizer: where the tokenizer's files are.
@@ -122,13 +122,13 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         key: the request.
         request_id: the engine's id.
-        index: which of its completions.
+        index: the completion's index in its request.
         tokens: further tokens.
         text: further text.
-        sources: who supplied the tokens.
-        logprobs: of the tokens, when asked for.
-        finish_reason, stop_reason: as in `CompletionOutput`.
-        metrics: all of them, as they are now.
+        sources: the source of each token.
+        logprobs: log-probabilities of the tokens, when asked for.
+        finish_reason, stop_reason: why it finished, see `CompletionOutput`.
+        metrics: the completion's metrics, as they are now.
         rejected: further nodes that were not accepted, when asked for.
     """
 

@@ -22,7 +22,7 @@ class Stream:
     Attributes:
         name: the reader's id of the request.
         ended: whether nothing more will come.
-        replica: which of several engines computes it.
+        replica: number of the replica that computes it.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Stream:
         deltas: bool = False,
         name: str | None = None,
     ) -> None:
-        """Begin with nothing; needs a running event loop.
+        """Start empty; needs a running event loop.
 
         Args:
-            codec: for the text of tokens that log-probabilities name.
+            codec: decodes the tokens that log-probabilities name.
             text: the prompt's, if it was given as text.
             prompt: token ids.
             params: how tokens are chosen.
@@ -50,7 +50,7 @@ class Stream:
         self._prompt = prompt
         self._text = text
         self._deltas = deltas
-        self._request_id: int | str | None = name
+        self._request_id = name
         self._completions = [_Completion(params) for _ in range(params.n)]
         self._scores: tuple[dict[int, Logprob] | None, ...] | None = None
         self._loop = get_running_loop()
@@ -69,7 +69,7 @@ class Stream:
         return 0 if self.ended else len(self._unfinished)
 
     def add(self, *news: Delta | PromptScores) -> bool:
-        """Take what is new; False if it can never be read.
+        """Add messages; return False if they can never be read.
 
         Raises:
             ProtocolError: it is of an unknown completion.
@@ -128,7 +128,7 @@ class Stream:
         for one in news:
             if isinstance(one, Delta):
                 if self.name is None:
-                    self._request_id = one.request_id
+                    self._request_id = str(one.request_id)
                 self._completions[one.index].add(one, self._codec)
             else:
                 entries = [TokenLogprobs(*entry) for entry in one.scores]

@@ -15,8 +15,8 @@ class ThreadLink:
     """A thread that alone touches an engine.
 
     Attributes:
-        server: what runs in it.
-        thread: it ends on `Stop`, or when the engine fails.
+        server: the server that runs in it.
+        thread: the thread, which ends on `Stop` or when the engine fails.
     """
 
     def __init__(

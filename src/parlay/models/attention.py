@@ -22,7 +22,7 @@ class HeadNorms:
         after_rotary: heads are normalised after rotation.
         joint: all heads are normalised together, before rotation.
         group: the ranks that have heads.
-        bounds: of joint norms, whose query heads and key heads are whose.
+        bounds: bounds of each rank's query heads and key heads, for joint norms.
         value: weight of a norm of values, `[head_dim]`; None for none.
     """
 
@@ -69,19 +69,19 @@ class Attention:
     Attributes:
         qkv: projects to queries, keys and values.
         output: projects back.
-        heads: of queries, on this rank; there may be none.
+        heads: query heads on this rank; there may be none.
         head_dim: columns of a head's query and key.
         value_dim: columns of its value.
         cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
         scale: factor on scores.
-        query_cos_sin: that of queries, where it differs.
-        norms: of queries and keys.
+        query_cos_sin: the same table for queries, where it differs.
+        norms: norms of queries and keys.
         window: keys that a row sees at most; 0 is all.
         chunk: a row sees the keys alone of its own chunk of so many positions; 0 is all.
         cap: soft cap of scores; 0 is none.
         sinks: float32 `[heads]`, see `Kernels.attention`.
         gate: projects to the output's gates, one for each column or head.
-        gate_kind: their activation.
+        gate_kind: the gates' activation.
         stores: whether it has keys and values; otherwise it reads those that another layer has stored.
         output_scale: factor on its output.
     """

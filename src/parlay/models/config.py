@@ -78,7 +78,7 @@ class ModelConfig:
             )
 
     def _limit_experts(self, count: int) -> None:
-        """Refuse more experts a layer than any model has, before anything is made for each."""
+        """Refuse more experts per layer than any model has, before anything is made for each."""
         if count * self.num_layers > _MOST_EXPERTS:
             raise ModelError(
                 f"{config_file(self.path)}: {count} experts in each of {self.num_layers} layers are more than the "

@@ -24,7 +24,7 @@ class StateCache(NamedTuple):
         tails: rows before a sequence's next one, `[slots, taps - 1, channels]`.
         kept_rows: rows of draft nodes, `[places, channels]`.
         stored: float32 states, `[slots, ...]`; empty where there are none.
-        kept: what the convolution made of those rows, `[places, channels]`; empty likewise.
+        kept: what the convolution made of `kept_rows`, `[places, channels]`; empty where there are no states.
         kept_gates: gates beside it, `[places, gates]`.
     """
 
@@ -36,7 +36,7 @@ class StateCache(NamedTuple):
 
 
 class HybridCache(NamedTuple):
-    """Of a layer with attention and a recurrent layer beside it."""
+    """Cache of a layer that has attention and a recurrent layer beside it."""
 
     keys: LayerCache
     states: StateCache
@@ -71,7 +71,7 @@ class Buffers:
 
         Args:
             role: what it is for; a role has one dtype.
-            width: elements a row.
+            width: elements per row.
             dtype: the model's, unless given.
         """
         tensor = self._tensors.get((role, width))
@@ -93,7 +93,7 @@ class ForwardContext:
         positions: `[T]` int32, rotary position of each row.
         slots: `[T]` int64, cache slot that each row's key and value go to; nowhere if negative.
         view: which keys each row sees.
-        cache: one entry a layer.
+        cache: one entry per layer.
         states: what the rows of recurrent layers go on from; None where there are none.
         buffers: memory for intermediate results.
         taps: after how many layers the residual stream is left in `intermediate_states`, before any norm; ascending.

@@ -33,12 +33,12 @@ class DeltaNets:
     """Gated delta nets in the place of some layers' attention; a `RecurrentLayers`.
 
     Attributes:
-        layers: of each layer, whether it is one.
-        kernel_size: of the convolution.
+        layers: whether each layer is a gated delta net.
+        kernel_size: the convolution's taps.
         key_heads, value_heads: how many; the latter is a multiple of the former.
         key, value: columns of a head.
-        fused: queries, keys, values and output gates are stored as one tensor, one key head after another;
-        fused_gates: so are the gates of writing and of decay.
+        fused: queries, keys, values and output gates are stored as one tensor, one key head after another.
+        fused_gates: the gates of writing and of decay are stored as one tensor, one key head after another.
         tiled: head h of the values reads key head `h % key_heads`; otherwise neighbours share one.
         separate: queries, keys and values have a projection and a convolution each.
         write_scale: see `Kernels.gated_delta`.
@@ -269,9 +269,9 @@ class ReorderedLinear:
 
     Attributes:
         kernels: the operations to run with.
-        linear: of their outputs.
+        linear: the linear layer over the reordered heads.
         group, bounds: the ranks, and whose columns are whose.
-        order: which of the ranks' heads comes first, second and so on.
+        order: the ranks' heads in the order that `linear` reads them, int64.
     """
 
     kernels: Kernels
@@ -303,9 +303,9 @@ class DeltaNet:
         conv_weight: weights of the convolution, `[taps, channels]`.
         rate, step_bias: see `Kernels.gated_delta`.
         groups: key heads.
-        tiled: their order.
+        tiled: order of the key heads, see `Kernels.gated_delta`.
         norm: weight of each head's norm, `[value]`.
-        eps: of that.
+        eps: added to that norm's means.
         write_scale: see `Kernels.gated_delta`.
         output: projects back.
     """

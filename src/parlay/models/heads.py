@@ -72,9 +72,9 @@ class HeadConfig:
         """Refuse a head that was made for another target.
 
         Args:
-            target: the one that it is to draft for.
+            target: the model that it is to draft for.
             hidden: width of the hidden states that the head reads, if known.
-            vocab: how many tokens it knows, if known; padding aside.
+            vocab: size of its vocabulary, if known; padding aside.
 
         Raises:
             ModelError: the head's sizes are not the target's.
@@ -116,9 +116,9 @@ def layer_config(head: HeadConfig, raw: dict[str, Any], first: str, names: Colle
 
     Args:
         head: whose layers they are.
-        raw: that part of its config which describes them, in the words of a language model's.
+        raw: the part of the head's config that describes the layers, with a language model's keys.
         first: what the names of the first layer's tensors begin with.
-        names: of all tensors.
+        names: names of all of the head's tensors.
 
     Raises:
         ModelError: keys are missing or hold what is not supported.

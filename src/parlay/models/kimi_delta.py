@@ -31,10 +31,10 @@ class KimiDeltaLayers:
     """Kimi delta attention in the place of some layers' attention; a `RecurrentLayers`.
 
     Attributes:
-        layers: of each layer, whether it is one.
-        kernel_size: of the convolutions.
-        heads: of queries, keys and values alike.
-        width: columns of each.
+        layers: whether each layer is Kimi delta attention.
+        kernel_size: the convolutions' taps.
+        heads: number of heads, the same for queries, keys and values.
+        width: columns per head.
         rates: the files have rates of decay instead of the logarithms of their sizes, and all that is no matrix flat.
     """
 
@@ -161,7 +161,7 @@ class KimiDelta:
         conv_weight: weights of the convolution, `[taps, channels]`.
         rate, step_bias: see `Kernels.gated_delta`.
         norm: weight of each head's norm, `[width]`.
-        eps: of that.
+        eps: added to that norm's means.
         output: projects back.
     """
 

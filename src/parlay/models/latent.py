@@ -1,4 +1,4 @@
-"""Multi-head latent attention: all heads' keys and values come of one short row a token, which is all that is cached.
+"""Multi-head latent attention: all heads' keys and values come of one short row per token, and only that is cached.
 
 A head's key is `W_k c` of the latent `c`, beside columns that all heads share and that turn with the position; its
 value is `W_v c`. The products are moved to the query and behind the sum of values (absorbed): `q . W_k c` is
@@ -62,7 +62,7 @@ def absorbed_bytes(config: ModelConfig, itemsize: int, kinds: HeadKinds) -> int:
     Args:
         config: the model.
         itemsize: bytes of a number of its dtype.
-        kinds: of the blocks in which files have keys and values; None for numbers.
+        kinds: block kinds of the files' keys and values; None for plain numbers.
     """
     latent = config.style.latent
     assert latent is not None
@@ -95,9 +95,9 @@ class LatentAttention:
         query: projects to this rank's queries, `[heads * query]`.
         latent: projects to what is cached, the turning columns first.
         norm: weight of the latents' norm, `[rank]`.
-        eps: of both norms.
-        w_uk: of each head, from its query to what meets the cache, `[entry, query]`.
-        w_uv: of each head, from a sum of entries to its value, `[value, entry]`.
+        eps: added to the means of both norms.
+        w_uk: weights per head from its query to what meets the cache, `[entry, query]`.
+        w_uv: weights per head from a sum of entries to its value, `[value, entry]`.
         output: projects back.
         shape: widths.
         cos_sin: `[max_len, turning]`, see `Kernels.rotary_store`.
@@ -214,10 +214,10 @@ def _absorbed(
     What files have in blocks stays in blocks, with blocks of zeros beside it.
 
     Args:
-        read: of the layer.
+        read: reads the layer's tensors.
         latent: widths.
-        turning: which of a query's turning columns comes where, int64 `[turning]`.
-        heads: which ones.
+        turning: order of a query's turning columns, int64 `[turning]`.
+        heads: the heads to return.
         like: a tensor of the model's dtype.
     """
     name = f"self_attn.{EXPAND}"

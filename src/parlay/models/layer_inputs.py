@@ -48,10 +48,10 @@ class TokenInputs:
     """Makes the inputs of a stage's layers.
 
     Attributes:
-        embedding: of tokens, `[own layers * width]`.
-        projection: of the usual embedding.
+        embedding: the token embedding for these inputs, `[own layers * width]`.
+        projection: projects the usual embedding.
         norm: weight of the projection's norm, `[width]`.
-        eps: of that.
+        eps: added to that norm's means.
         own: the first layer of the stage and the first of the next.
         layers: how many there are in all stages.
     """
@@ -101,7 +101,7 @@ class TokenInputs:
         Args:
             tokens: `[rows]` int64.
             embedded: the usual embedding, `[rows, hidden]`.
-            context: of the pass.
+            context: the pass's context.
         """
         kernels, buffers, rows, width = context.kernels, context.buffers, len(tokens), len(self.norm)
         begin, end = self.own
@@ -126,12 +126,12 @@ class LayerInput:
     """Takes a layer's input behind its feed-forward network.
 
     Attributes:
-        index: of the layer.
+        index: the layer's index.
         gate: projects to `[width]`, what the input is multiplied with the activation of.
         projection: projects back.
         norm: weight of what that gives, `[hidden]`.
-        eps: of that norm.
-        activation: of the gate.
+        eps: added to that norm's means.
+        activation: the gate's activation.
     """
 
     index: int

@@ -26,7 +26,7 @@ def projections(
     style, heads = config.style, config.heads_of(index)
     count = config.queries_of(index)
     q, k, v = count * heads.width, heads.count * heads.width, heads.count * heads.value_width
-    # Values may be what keys are before their norm, or both another layer's.
+    # Values may share the keys' projection, or keys and values may be another layer's.
     letters = "q" if heads.source >= 0 else "qkv" if heads.values else "qkk"
     if style.fused_qkv:
         fused = read.weight("self_attn.qkv_proj.weight")
@@ -44,7 +44,7 @@ def projections(
         biases = list(read("self_attn.qkv_proj.bias").tensor_split((q, q + k)))
     elif style.qkv_bias:
         biases = [read(f"self_attn.{x}_proj.bias") for x in letters]
-    # Whose columns turn: queries and keys, in the order that the kernels expect.
+    # Rotary columns of queries and keys, in the order that the kernels expect.
     for i, turned in enumerate((count, heads.count) if style.interleaved else ()):
         order = halves(config, turned)
         weights[i] = weights[i].chosen(order)

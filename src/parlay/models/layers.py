@@ -44,12 +44,12 @@ class SplitLinear:
     Each rank computes its share of the outputs, with the bits of one rank.
 
     Attributes:
-        outputs: of all ranks.
-        width: of this rank's share.
+        outputs: outputs of all ranks.
+        width: outputs of this rank.
     """
 
     def __init__(self, kernels: Kernels, weight: Weight, group: Group, bias: Tensor | None = None) -> None:
-        """Keep this rank's share of a weight `[out, in]` and of its bias `[out]`."""
+        """Create this rank's share of a weight `[out, in]` and of its bias `[out]`."""
         self._group, self.outputs, self._bounds = group, weight.shape[0], group.output_bounds(weight.shape[0])
         begin, end = group.share(self._bounds)
         self.width = end - begin
@@ -95,8 +95,8 @@ class ColumnParallelLinear:
             kernels: the operations to run with.
             weights: outputs in order.
             group: the ranks.
-            biases: of each weight `[out_i]`.
-            units: of each weight, the outputs that have to stay together, such as a head's; None for any.
+            biases: each weight's bias `[out_i]`.
+            units: how many neighbouring outputs of each weight stay together, such as a head's; None for any.
         """
         sizes = [w.shape[0] for w in weights]
         bounds = [
@@ -122,13 +122,13 @@ class ColumnParallelLinear:
 class GatheredLinear:
     """A linear layer that needs the shares of all ranks, and whose outputs all ranks need.
 
-    Each rank computes its share of the outputs over the whole input: with the bits of one rank.
+    Each rank computes its share of the outputs over the whole input, so the bits are those of one rank.
     """
 
     def __init__(
         self, kernels: Kernels, weight: Weight, group: Group, inputs: tuple[int, ...], bias: Tensor | None = None
     ) -> None:
-        """Keep this rank's share of a weight.
+        """Create this rank's share of a weight.
 
         Args:
             kernels: the operations to run with.
@@ -162,7 +162,7 @@ class ReducedLinear:
     def __init__(
         self, kernels: Kernels, weight: Weight, group: Group, inputs: tuple[int, ...], bias: Tensor | None = None
     ) -> None:
-        """Keep this rank's share of a weight `[out, in]`; see `GatheredLinear`.
+        """Create this rank's share of a weight `[out, in]`; see `GatheredLinear`.
 
         Raises:
             ConfigError: a share would begin within a block of a quantised weight.
@@ -214,7 +214,7 @@ class Embedding:
     """
 
     def __init__(self, kernels: Kernels, weight: Weight, group: Group = ALONE) -> None:
-        """Keep this rank's share of a weight `[vocab, hidden]`."""
+        """Create this rank's share of a weight `[vocab, hidden]`."""
         self._kernels, self._group = kernels, group
         self._shape = weight.shape
         self._columns = group.bounds(weight.shape[1], weight.block)

@@ -47,9 +47,9 @@ class MambaLayers:
     """Mamba-2 in the place of some layers' attention; a `RecurrentLayers`.
 
     Attributes:
-        layers: of each layer, whether it is one.
-        kernel_size: of the convolution.
-        heads: of x.
+        layers: whether each layer is Mamba-2.
+        kernel_size: the convolution's taps.
+        heads: heads of x.
         width: columns of a head.
         groups: heads of B and C.
         state: columns of B and C, per group.
@@ -159,7 +159,7 @@ class MambaLayers:
         return "" if self.conv_bias else "convolutions without a bias"
 
     def _bounds(self, group: Group) -> tuple[int, ...]:
-        """Return whose heads are whose: whole groups, which share B and C; of a single one, any."""
+        """Return the bounds of the ranks' heads: whole groups, which share B and C; in a single group, any heads."""
         return group.bounds(self.heads, 1 if self.groups == 1 else self.heads // self.groups)
 
     def spec(self, hidden: int, group: Group) -> RecurrentSpec:
@@ -254,7 +254,7 @@ class Mamba:
         norm_group: columns that are normalised together.
         gate_first: whether the norm's input is gated, instead of its output.
         scales: factors on the output's gates, the steps, and the layer's outputs.
-        eps: of that.
+        eps: added to that norm's means.
         group, bounds: the ranks, and whose columns are whose.
         output: projects back.
     """

@@ -59,18 +59,19 @@ class MixtureOfExperts:
             kernels: the operations to run with.
             experts: how rows are routed.
             router: `[experts, hidden]`.
-            gate, up: of each expert, `[width, hidden]`; gate is None where experts are `down(activation(up(x)))`.
-            down: of each expert, `[hidden, width]`.
-            activation: of the gate.
+            gate, up: weights of each expert, `[width, hidden]`; gate is None where experts are
+                `down(activation(up(x)))`.
+            down: weights of each expert, `[hidden, width]`.
+            activation: the gate's activation.
             group: the ranks.
             selection_bias: float32 `[experts]`, see `Kernels.route`.
-            biases: of the router and the experts.
+            biases: biases of the router and the experts.
             shared: what all rows go to.
             shared_gate: `[1, hidden]`, see `Kernels.mix_experts`.
             scales: float32 `[experts]`, see `Kernels.route`.
             latent: what projects to the experts' inputs, and what projects their sum back; `hidden` above is then the
                 width between.
-            limit: of experts with gates, see `Kernels.act_mul`.
+            limit: clamp of experts with gates, see `Kernels.act_mul`.
         """
         hidden, width = down[0].shape
         self._group, self._widths, self._outputs = group, group.output_bounds(width), group.output_bounds(hidden)
@@ -192,7 +193,7 @@ class ParallelExperts:
         router_norm: weight of the norm of what the router reads, `[hidden]`.
         before: weight of the norm of what the experts read.
         dense, after: weights of the norms of what the network and the experts give.
-        eps: of all of them.
+        eps: added to the means of all of these norms.
     """
 
     experts: MixtureOfExperts

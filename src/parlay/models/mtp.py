@@ -39,7 +39,7 @@ class MTPNames:
         layer: what the names of the decoder layer's own tensors begin with.
         join: the projection.
         token_norm, state_norm: norms of what it reads.
-        norm: that of what the layer computes.
+        norm: the norm of what the layer computes.
         head: its own output layer, where files have it; empty where it is the model's in any case.
         inner: what the files call tensors in the layer, where it is not as in the model's own layers; `{}` in these
             stands for the number of each expert.
@@ -70,7 +70,7 @@ class MTPNames:
 
         Args:
             layers: how many others the model has.
-            place: which of several it is.
+            place: index among the model's MTP layers.
             before: what some exporters put before names.
         """
         known = {key: getattr(self, key) for key in _WHOLE}
@@ -112,10 +112,10 @@ class MTPLayer:
     """Such a layer of a model.
 
     Attributes:
-        config: of a model that has no other layer.
-        names: of its tensors.
+        config: config of a model that has this layer alone.
+        names: names of its tensors.
         like: the number of the model's layer that it is like.
-        renamed: as `ModelConfig.renamed`, of all such layers that files have.
+        renamed: see `ModelConfig.renamed`; for all MTP layers that files have.
     """
 
     config: ModelConfig

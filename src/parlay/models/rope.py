@@ -32,7 +32,7 @@ def read_rotary(path: Path, raw: dict[str, Any], layers: str = "full_attention")
     Args:
         path: the model directory, for messages.
         raw: the config's content.
-        layers: which of the layers, where the config tells kinds of layers apart.
+        layers: the kind of layers to read, where the config tells kinds apart.
 
     Raises:
         ModelError: a kind of scaling that is not supported, or keys that are missing or no numbers above 0.

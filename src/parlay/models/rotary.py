@@ -58,7 +58,7 @@ def layer_tables(config: ModelConfig, length: int) -> list[RotaryTables]:
     near = next((width for width, near in zip(widths, windowed, strict=True) if near), config.head_dim)
     everywhere = cos_sin_table(config, length, width=far)
     local = cos_sin_table(config, length, style.local_rotary, near) if style.local_rotary else None
-    # Pairs of columns that turn by nothing: one is enough, but for latents.
+    # Pairs of columns with rotation by 0: one is enough, except for latents.
     pairs = style.latent.rope_dim // 2 if style.latent is not None else 1
     still = torch.tensor([1.0, 0.0]).repeat_interleave(pairs).expand(length, 2 * pairs).contiguous()
     growth = None if style.latent is not None else query_growth(rotary, length)

@@ -69,7 +69,7 @@ class CausalModel(Protocol):
 
         Args:
             config: the model's shape and style.
-            dtype: of weights and activations.
+            dtype: dtype of weights and activations.
             max_model_len: the longest sequence; tables of positions are as long.
             kernels: the operations to run with.
             group: the ranks among which the model is split.
@@ -108,8 +108,8 @@ def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:
     """Return the shape of a model by name, directory or GGUF file, reading no weights.
 
     Args:
-        name: as `find_model` takes it.
-        hub: likewise.
+        name: the model's name or path, see `find_model`.
+        hub: the hub to look on, see `find_model`.
 
     Raises:
         ModelError: it cannot be found or read, or its architecture is not supported.
@@ -184,15 +184,15 @@ def describe_as(
     """Return the shape of a model that was found, to be read in a certain form.
 
     Args:
-        path: of the model.
+        path: the model's directory or GGUF file.
         storage: what becomes of its matrices.
         requested: one that is made, such as "int8", or the quantisation that the checkpoint is said to have.
-        load_format: of the files that it is said to have; "auto" stands for any.
-        kv_cache_dtype: of its keys and values.
+        load_format: the format that the files are said to have; "auto" stands for any.
+        kv_cache_dtype: dtype of the cached keys and values.
 
     Raises:
         ConfigError: it has another one, or none can be made of this model; or its keys do not fit the cache's dtype.
-        ModelError: as `describe_files` does.
+        ModelError: see `describe_files`.
     """
     config = replace(describe_files(path), storage=storage, kv_cache_dtype=kv_cache_dtype)
     own = "gguf" if config.path.is_file() else method_of(config.raw)
@@ -300,8 +300,8 @@ def possible_mtp_layer(config: ModelConfig, place: int = 0) -> MTPLayer:
     """Return an MTP layer that a model might have, whether or not its files have one.
 
     Args:
-        config: of the model.
-        place: which of several it is.
+        config: the model's config.
+        place: index among the model's MTP layers.
 
     Raises:
         ModelError: it cannot have one.

@@ -25,7 +25,7 @@ class ShortConvs:
     """Gated short convolutions in the place of some layers' attention; a `RecurrentLayers`.
 
     Attributes:
-        layers: of each layer, whether it is one.
+        layers: whether each layer is a short convolution.
         kernel_size: rows that an output is made of.
         bias: whether the projections and the convolution have biases.
     """
@@ -102,9 +102,9 @@ class ShortConv:
     """A layer; a rank has some of the channels.
 
     Attributes:
-        projections: to B, C and x.
+        projections: the projections to B, C and x.
         conv_weight: weights `[taps, channels]`.
-        bias: of the convolution, `[channels]`.
+        bias: the convolution's bias, `[channels]`.
         output: projects back.
     """
 

@@ -22,8 +22,8 @@ def own_layers(config: ModelConfig, shapes: Shapes, pipeline: Pipeline) -> tuple
     The first stage has the output layer too.
 
     Args:
-        config: of the model.
-        shapes: returns those of its tensors, by name.
+        config: the model's config.
+        shapes: returns the shapes of its tensors, by name.
         pipeline: the stage.
     """
     if pipeline.stages == 1:

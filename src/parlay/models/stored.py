@@ -20,7 +20,7 @@ def network_names(own: str, name: str, kinds: Sequence[str] = ("weight",)) -> di
     Args:
         own: what the decoder's names of it begin with.
         name: what the files' names do.
-        kinds: of its tensors.
+        kinds: last parts of the tensors' names.
     """
     return {f"{own}.{x}_proj.{kind}": f"{name}.{x}_proj.{kind}" for x in ("gate", "up", "down") for kind in kinds}
 
@@ -29,7 +29,7 @@ def open_weights(config: ModelConfig, *, storage: Storage | None = None, on_read
     """Open a model's files; tensors have the names that its family has for them.
 
     Args:
-        config: of the model.
+        config: the model's config.
         storage: how matrices are read, in place of the config's own.
         on_read: called with every tensor that was read.
 

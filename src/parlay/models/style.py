@@ -24,10 +24,10 @@ class Rotary:
 
     Attributes:
         theta: the base.
-        kind: of scaling; see `rotary`.
+        kind: kind of scaling; see `rotary`.
         scaling: the scaling's own numbers, as checkpoints name them.
-        short_factor: of `longrope`, one divisor a frequency.
-        long_factor: of `longrope`, the same beyond the original context.
+        short_factor: divisors of `longrope`, one per frequency.
+        long_factor: the same beyond the original context.
         partial: share of a head's columns that are rotated.
         query_growth: beta of a factor on queries that grows with their position, `1 + beta * ln(1 + floor(position /
             original))`, as in Llama 4 and Ministral 3; 0 is none.
@@ -51,24 +51,24 @@ class Experts:
     """A mixture of experts in place of some layers' feed-forward networks; the defaults are Mixtral's.
 
     Attributes:
-        count: experts a layer.
+        count: experts per layer.
         top_k: experts that a row goes to.
         width: inner width of an expert.
         normalise: whether the weights of the chosen experts add up to 1.
-        sparse: of each layer, whether it has experts.
+        sparse: whether each layer has experts.
         sigmoid: an expert's share is the sigmoid of its score, instead of a softmax over all.
         selection_bias: the router has biases that count where experts are chosen, but not in their weights.
         groups: experts form so many groups.
-        kept_groups: of which a row chooses among so many.
-        factor: on the weights of the chosen experts.
+        kept_groups: number of groups that a row chooses from.
+        factor: factor on the weights of the chosen experts.
         shared: inner width of an expert that all rows go to; 0 is none.
-        shared_factor: on its answer.
-        shared_gate: its answer is multiplied with the sigmoid of a score of its own.
+        shared_factor: factor on that expert's output.
+        shared_gate: that output is multiplied with the sigmoid of a score of its own.
         biases: the router and the experts have biases.
         latent: columns of what experts read and give, between two projections; 0 where that is the hidden state.
         scaled_inputs: the weight of a row's only expert is a factor on what that reads instead of what it gives.
         with_mlp: they are added to the layer's feed-forward network instead of replacing it, see `ParallelExperts`.
-        limits: of each layer, the limit of `Kernels.act_mul` in its experts, 0 for none; empty: none has one.
+        limits: each layer's limit of `Kernels.act_mul` in its experts, 0 for none; empty: none has one.
     """
 
     count: int
@@ -96,11 +96,11 @@ class Latent:
     """Widths of latent attention, in columns; see `latent`.
 
     Attributes:
-        query_rank: of the queries' own latents; 0 where they have none.
-        kv_rank: of the latents that stand for keys and values.
-        nope_dim: of a head's query, without rotary embedding.
-        rope_dim: of a head's query, with rotary embedding, behind the others.
-        value: of a head's value.
+        query_rank: columns of the queries' own latents; 0 where they have none.
+        kv_rank: columns of the latents that stand for keys and values.
+        nope_dim: columns of a head's query without rotary embedding.
+        rope_dim: columns of a head's query with rotary embedding, behind the others.
+        value: columns of a head's value.
         interleaved: the two columns of a rotary pair are adjacent in the files.
     """
 
@@ -122,7 +122,7 @@ class Heads:
     """Heads of one layer's keys and values.
 
     Attributes:
-        count: of keys.
+        count: key heads.
         width: columns of each head, of queries too.
         value: columns of each head's values, where they are not as wide; 0 where they are.
         values: whether values have a projection of their own; otherwise that of keys gives them too.
@@ -170,17 +170,17 @@ class Style:
     """What `decoder.Decoder` does differently from a plain Llama.
 
     Attributes:
-        activation: of the feed-forward network.
-        gated: whether that has a gate.
+        activation: the feed-forward network's activation.
+        gated: whether the feed-forward network has a gate.
         xielu: the activation is xIELU instead, with numbers of each layer's own; without a gate.
         qkv_bias: queries, keys and values have biases.
-        output_bias: attention's output projection has one.
-        output_gate: on attention's output.
-        mlp_bias: the feed-forward network has them.
+        output_bias: attention's output projection has a bias.
+        output_gate: gate on attention's output.
+        mlp_bias: the feed-forward network has biases.
         head_norms: each head's query and key is normalised before it is rotated.
         head_norm_weights: these norms have weights.
-        value_norms: so are values, without a weight.
-        post_rotary_norms: it is normalised after it is rotated.
+        value_norms: each head's value is normalised, without a weight.
+        post_rotary_norms: each head's query and key is normalised after it is rotated.
         nope_unnormed: layers without rotary embedding have none of these norms.
         joint_norms: all heads' queries are normalised together before they are rotated, and all keys.
         layer_norms: norms subtract the mean.
@@ -189,27 +189,27 @@ class Style:
         post_norms: what a layer adds to the residual stream is normalised.
         post_norm_eps: what the means of those norms have added, where it is not what others have; 0 where it is.
         plus_one: norms multiply by 1 + weight.
-        final_plus_one: so does the last norm.
+        final_plus_one: the last norm multiplies by 1 + weight.
         fused_qkv: queries, keys and values are stored as one tensor.
-        fused_mlp: gate and up are.
+        fused_mlp: gate and up are stored as one tensor.
         windows: keys that each layer sees at most, 0 for all; empty: all layers see all.
         chunks: positions of each layer's chunks, whose rows see no key of another one, 0 for none; empty: there are
             none.
         local_rotary: rotary embedding of the layers that have a window, where it differs.
-        nope: of each layer, whether it has no rotary embedding (NoPE); empty: all have one.
+        nope: whether each layer has no rotary embedding (NoPE); empty: all have one.
         interleaved: the two columns of a rotary pair are adjacent in the files, instead of half a head apart.
         score_scale: factor on attention's scores; None is `head_dim ** -0.5`.
         score_cap: soft cap of attention's scores; 0 is none.
         embedding_norm: embeddings are normalised, without a weight.
         embedding_scale: factor on embeddings.
         residual_scale: factor on what is added to the residual stream.
-        logit_divisor: of logits. Passes are recorded only if it is a power of two.
+        logit_divisor: divisor of logits. Passes are recorded only if it is a power of two.
         logit_cap: soft cap of logits; 0 is none.
-        latent: of latent attention, in place of heads of keys and values; None is grouped-query attention.
-        heads: of each layer, where they differ from layer to layer.
-        widths: of each layer's feed-forward network, where they differ.
-        limits: of each layer, the limit of `Kernels.act_mul` in its feed-forward network and the expert that all rows
-            go to, 0 for none; empty: none has one.
+        latent: widths of latent attention, in place of heads of keys and values; None is grouped-query attention.
+        heads: each layer's heads, where they differ from layer to layer.
+        widths: each layer's inner width of the feed-forward network, where they differ.
+        limits: each layer's limit of `Kernels.act_mul` in its feed-forward network and the expert that all rows go
+            to, 0 for none; empty: none has one.
         layer_scalars: what a layer leaves is multiplied with a number of its own.
         layer_inputs: columns of a further input that each layer has of the token, see `layer_inputs`; 0 for none.
         recurrent: layers in the place of some layers' attention, or beside it.
@@ -218,11 +218,10 @@ class Style:
         recurrent_parallel: whether attention runs in parallel: both read the same rows, and their outputs are added.
         attention_scale: factor on attention's outputs, or on its values, which is the same.
         gate_scale: factor on the gates of the feed-forward network, before its activation.
-        network_scale: factor on the outputs of that.
-        networks: of each layer, whether it is a feed-forward network or experts alone, and otherwise attention or a
+        network_scale: factor on the feed-forward network's outputs.
+        networks: whether each layer is a feed-forward network or experts alone, and otherwise attention or a
             recurrent layer alone; empty: all layers have both.
-        sinks: of each layer, whether its query heads have attention sinks: a learnt score without a value; empty:
-            none has.
+        sinks: whether each layer's query heads have attention sinks: a learnt score without a value; empty: none has.
         experts: None where all layers have one feed-forward network.
     """
 
@@ -281,7 +280,7 @@ class RecurrentLayers(Protocol):
     """Recurrent layers in the place of attention, or beside it; each kind is a file that has this as a dataclass.
 
     Attributes:
-        layers: of each layer, whether it is one.
+        layers: whether each layer is one of this kind.
         alike_in_mlx: files for MLX have the same tensors, but for the order of a convolution's.
     """
 
@@ -338,7 +337,7 @@ class Product(NamedTuple):
         name: what it is for.
         shape: outputs and inputs.
         times: how many of them a row goes through.
-        among: of how many these are chosen, by a router that chooses evenly; as many where nothing is chosen.
+        among: how many there are to choose from, by a router that chooses evenly; `times` where nothing is chosen.
     """
 
     name: str

@@ -14,12 +14,12 @@ class TensorOrigin:
     """Where a file's tensor comes from.
 
     Attributes:
-        name: of the model's tensor.
-        outputs: which of its outputs, in order, int64; None for all.
-        inputs: which of its inputs.
-        factor: what they are multiplied with, a number or one for each output, `[outputs]`.
+        name: name of the model's tensor.
+        outputs: indices of its outputs, in order, int64; None for all.
+        inputs: indices of its inputs, in order; None for all.
+        factor: factor on them, a number or one for each output, `[outputs]`.
         rates: the model has logarithms of what the file has the negative of.
-        shape: in the file, where it is another one; -1 stands for what is left.
+        shape: shape in the file, where it differs; -1 stands for what is left.
     """
 
     name: str

@@ -27,7 +27,7 @@ _FILES = 1000  # whose digests are remembered
 
 
 def start_digest(model: Path, tokenizer: Path | None = None) -> Future[str]:
-    """Begin `digest_model` in a thread: files are hashed while they are read for other purposes."""
+    """Start `digest_model` in a thread: files are hashed while they are read for other purposes."""
     pool = ThreadPoolExecutor(1, "digest")
     try:
         return pool.submit(digest_model, model, tokenizer)
@@ -42,7 +42,7 @@ def digest_model(model: Path, tokenizer: Path | None = None) -> str:
 
     Args:
         model: a directory or a GGUF file.
-        tokenizer: where its tokenizer is, if elsewhere.
+        tokenizer: path of its tokenizer, if elsewhere.
 
     Raises:
         ModelError: a file cannot be read.

@@ -37,15 +37,15 @@ class Numerics:
     """Runs with equal ids give equal tokens, bit for bit; `str` gives the id.
 
     Attributes:
-        model: its name with a digest of its files, tokenizer included; see `identify`.
-        dtype: of weights and activations; of quantised weights their kinds, and what activations become for them.
-        kernels: their name, with the instruction set.
-        torch: its version.
+        model: the model's name with a digest of its files, tokenizer included; see `identify`.
+        dtype: dtype of weights and activations; for quantised weights their kinds, and what activations become.
+        kernels: name of the kernels, with the instruction set.
+        torch: version of torch.
         bits: a digest of what the kernels made of the self-check's numbers, and of the versions of parlay and of the
             libraries that make tokens of prompts and say what grammars permit.
         exact: whether the self-check found rows independent of each other.
-        verification: of drafts, where it is not the coupled one: tokens then depend on drafts too.
-        summing: ranks whose sums are added, where they are.
+        verification: rule that verifies drafts; with any but the coupled one tokens depend on drafts too.
+        summing: number of ranks whose sums are added; 1 where none are.
     """
 
     model: str
@@ -82,7 +82,7 @@ def identify(config: ModelConfig, length: int, digest: str) -> str:
     Args:
         config: the model.
         length: the longest sequence.
-        digest: of its files.
+        digest: digest of its files.
     """
     whole = sha256(digest.encode())
     if config.library_model is None:
@@ -135,10 +135,10 @@ def inspect(
 
     Args:
         model: a directory, a GGUF file or the name of an embedded model.
-        dtype: as in `EngineConfig`.
-        tick: called with a label before every case.
-        dequantize: as in `EngineConfig`.
-        device: likewise.
+        dtype: dtype of activations, see `EngineConfig`.
+        tick: function called with a label before every case.
+        dequantize: whether quantised weights become plain numbers, see `EngineConfig`.
+        device: device to compute on, see `EngineConfig`.
 
     Returns:
         The numerics of an engine, as its start would find them, and what the full check found.
@@ -170,12 +170,12 @@ def check_model(
 
 
 def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list[Case]:
-    """Return what a model asks of the kernels, for the self-check.
+    """Return the operations and shapes that a model needs of the kernels, for the self-check.
 
     Args:
         config: the model's shape.
-        dtype: of weights and activations.
-        limit: elements of a weight to check; see `product_case`.
+        dtype: dtype of weights and activations.
+        limit: number of elements of a weight to check; see `product_case`.
     """
     hidden, experts = config.hidden_size, config.style.experts
     shapes = [product.shape for product in config.products()]

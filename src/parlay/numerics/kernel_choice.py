@@ -28,8 +28,8 @@ class RowInvariance:
     """What the self-check says of some kernels.
 
     Attributes:
-        broken: cases in which a row's bits depended on the rows beside it; none, one hopes.
-        bits: names the arithmetic: a digest of all cases' results.
+        broken: cases in which a row's bits depended on the rows beside it; usually none.
+        bits: name of the arithmetic: a digest of all cases' results.
     """
 
     broken: tuple[Case, ...]
@@ -45,9 +45,9 @@ def choose_kernels(kernels: Kernels, cases: Sequence[Case], threads: int) -> tup
     """Return the first of `kernels` and their fallbacks that keep the contract, or `kernels` if none does.
 
     Args:
-        kernels: the preferred ones.
-        cases: what a model will ask of them.
-        threads: how many threads they will use.
+        kernels: the preferred kernels.
+        cases: operations and shapes that a model needs of them.
+        threads: number of threads that they will use.
     """
     invariance = check_invariance(kernels, cases, threads)
     if invariance.exact:

@@ -35,11 +35,11 @@ def check_model_invariance(
     """Return what kernels' invariance amounts to for a model, with a warning if the rest of it is not to be trusted.
 
     Args:
-        model: what to look at.
-        identity: of its weights and config.
-        kernels: that it runs with.
-        invariance: in them.
-        threads: how many the kernels and torch may use.
+        model: the model to check.
+        identity: what `identify` returns of its weights and config.
+        kernels: kernels that it runs with.
+        invariance: row invariance of these kernels.
+        threads: number of threads that the kernels and torch may use.
     """
     case = _case(model, identity)
     (finding,) = recall(kernels, [case], threads, lambda _: check_rows(model, identity, kernels, threads)).values()
@@ -68,12 +68,12 @@ def check_rows(
     """Run a model's rows alone and in passes of `row_counts`.
 
     Args:
-        model: what to look at.
-        identity: of its weights and config.
-        kernels: that it runs with. Their threads and torch's are changed, and are `threads` in the end.
-        threads: how many the larger passes may use.
+        model: the model to check.
+        identity: what `identify` returns of its weights and config.
+        kernels: kernels that it runs with. Their threads and torch's are changed, and are `threads` in the end.
+        threads: number of threads that the larger passes may use.
         row_counts: sizes of the passes.
-        tick: called with a label before the comparison.
+        tick: function called with a label before the comparison.
     """
     case = _case(model, identity)
     found = compare(kernels, {case: _rows(model, kernels)}, threads, lambda _: row_counts, tick)

@@ -25,7 +25,7 @@ ROW_COUNTS = (
     *(127, 128, 129, 191, 192, 193, 255, 256, 257, 320),
 )
 DISTINCT = 7  # rows
-FEW = (2, 3, 4, 5, 8, 13, 17, 50)  # for operations that know no blocks of rows
+FEW = (2, 3, 4, 5, 8, 13, 17, 50)  # for operations without blocks of rows
 _KEYS = 160
 _BLOCK = 16
 
@@ -39,8 +39,8 @@ class Case:
     Attributes:
         operation: a method of `Kernels`: `linear`, `logits`, `rms_norm`, `act_mul` or `attention`; or a whole model.
         sizes: K and N of a product, the width of a norm or activation, H, KV and D of attention, or a model's layers.
-        dtype: of inputs and weights.
-        kind: of a product's weight, or of keys and values, where these are quantised.
+        dtype: dtype of inputs and weights.
+        kind: kind of a product's weight, or of keys and values, where these are quantised.
     """
 
     operation: str
@@ -55,7 +55,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
         row_counts: the numbers of rows among which a row had other bits than alone.
@@ -71,15 +71,15 @@ def product_case(
 ) -> Case:
     """Return the case of a weight `[outputs, inputs]`.
 
-    Outputs do not know of each other, so some of them will do; inputs are all needed.
+    Outputs are independent of each other, so some of them suffice; inputs are all needed.
 
     Args:
         operation: `linear` or `logits`.
         inputs: K.
         outputs: N.
-        dtype: of inputs and weights.
+        dtype: dtype of inputs and weights.
         limit: use only as many outputs as make this many elements, but at least 64.
-        kind: of the weight, where that is quantised.
+        kind: kind of the weight, where that is quantised.
     """
     return Case(operation, (inputs, min(outputs, max(64, limit // inputs // 16 * 16))), dtype, kind)
 
@@ -94,11 +94,11 @@ def check(
     """Compare the bits of rows alone on one thread with those of the same rows in calls of every size.
 
     Args:
-        kernels: what to look at. Their threads and torch's are changed, and are `threads` in the end.
+        kernels: the kernels to check. Their threads and torch's are changed, and are `threads` in the end.
         cases: operations and shapes.
-        threads: how many threads the larger calls may use.
+        threads: number of threads that the larger calls may use.
         row_counts: sizes of the calls; those around the kernels' own switches are added.
-        tick: called with a label before every case.
+        tick: function called with a label before every case.
     """
     around = {count + d for count in kernels.row_thresholds for d in (-1, 0, 1) if count + d > 0}
     counts = {False: FEW, True: tuple(sorted({*row_counts, *around}))}
@@ -116,11 +116,11 @@ def compare(
     """Do what `check` does for anything that computes rows.
 
     Args:
-        kernels: likewise.
-        made: what computes each case's rows, given the numbers of the distinct ones, which come in order first.
-        threads: likewise.
+        kernels: the kernels to check. Their threads and torch's are changed, and are `threads` in the end.
+        made: function that computes a case's rows, given the numbers of the distinct ones; in order at first.
+        threads: number of threads that the larger calls may use.
         counts: sizes of the calls for a case.
-        tick: likewise.
+        tick: function called with a label before every case.
     """
     _set_threads(kernels, 1)
     with kernels.device_context():

@@ -22,7 +22,7 @@ _REACHING = 20.0  # seconds; looking up the names of addresses may take some of 
 def make_store(host: str) -> TCPStore:
     """Return the rendezvous store of a group's ranks, which all of them use by `connect_store`.
 
-    It authenticates nobody, and listens as long as this object lives.
+    It does not authenticate its clients, and listens as long as this object lives.
 
     Args:
         host: an address of this machine that the others reach; nothing listens on another one.
@@ -59,9 +59,9 @@ def connect_ranks(
     """Return how a rank reaches those of its stage, the stages before and after, and those that share a proposer.
 
     Args:
-        store: where all ranks find each other; all of them call this.
+        store: store in which all ranks find each other; all of them call this.
         host: the address at which this process listens.
-        position: of the rank.
+        position: position of the rank among all.
         timeout: seconds after which a rank that does not come is given up.
 
     Raises:
@@ -99,9 +99,9 @@ class Gloo:
         """Connect to the other ranks, all of which do the same.
 
         Args:
-            store: where they find each other.
-            rank: of this process.
-            size: of the group.
+            store: store in which they find each other.
+            rank: index of this process in the group.
+            size: number of ranks in the group.
             host: the address at which this process listens.
             timeout: seconds after which a rank that does not come to an exchange is given up.
             connect_timeout: seconds, if that is longer, that a rank may take to connect.
@@ -132,15 +132,15 @@ class Gloo:
 
 
 class GlooRing:
-    """A `Channel` over TCP, of which the same holds."""
+    """A `Channel` over TCP, with the limits of `Gloo`."""
 
     def __init__(self, store: PrefixStore, rank: int, size: int, host: str, timeout: float) -> None:
         """Connect to the other ranks, all of which do the same.
 
         Args:
-            store: where they find each other.
-            rank: of this process, which sends to the next and receives from the one before.
-            size: of the ring; as many messages may be under way from each.
+            store: store in which they find each other.
+            rank: index of this process, which sends to the next and receives from the one before.
+            size: number of ranks in the ring; as many messages may be under way from each.
             host: the address at which this process listens.
             timeout: seconds after which a rank that does not come is given up.
 
@@ -150,7 +150,7 @@ class GlooRing:
         self._next, self._before, self._size = (rank + 1) % size, (rank - 1) % size, size
         self._group = _group(store, rank, size, host, max(timeout, _REACHING))
         self._timeout = timedelta(seconds=timeout)
-        self._sent = deque[tuple[Any, Tensor]]()  # whose memory has to stay until it was received
+        self._sent = deque[tuple[Any, Tensor]]()  # tensors whose memory has to stay until they were received
 
     def close(self) -> None:
         """See `Gloo.close`."""

@@ -28,9 +28,9 @@ class Exchange(Protocol):
         """Write every rank's columns to `out`.
 
         Args:
-            own: `[rows, bounds[rank + 1] - bounds[rank]]`, this rank's.
+            own: this rank's columns, `[rows, bounds[rank + 1] - bounds[rank]]`.
             out: `[rows, bounds[-1]]`, of the same dtype; rank r has its columns from `bounds[r]` to `bounds[r + 1]`.
-            bounds: one a rank, and the end.
+            bounds: first column of each rank, and the end.
 
         Raises:
             RankError: another rank has ended, or does not answer.
@@ -43,11 +43,11 @@ class Group:
     """The ranks that share a model's layers.
 
     Attributes:
-        rank: this process's place in the group.
-        size: ranks in the group.
+        rank: index of this process in the group.
+        size: number of ranks in the group.
         exchange: how they hand each other columns; None when `size` is 1.
-        fast: layers that need all inputs are split by them, and the ranks' sums are added: half the exchanges, other
-            bits.
+        fast: whether layers that need all inputs are split by them, and the ranks' sums are added: half the
+            exchanges, other bits.
         pipeline: the stages of the model, of which these ranks are one.
     """
 
@@ -66,7 +66,7 @@ class Group:
         """Return where each rank's share of a dimension begins, and the end.
 
         Args:
-            size: of the dimension.
+            size: size of the dimension.
             unit: what cannot be divided, such as a head; shares are as equal as whole units let them be, and empty
                 where there are fewer units than ranks.
 
@@ -106,10 +106,10 @@ class RankPosition:
     layers, if any do.
 
     Attributes:
-        rank: its index among all.
-        size: how many there are.
-        tp_size: how many share each layer.
-        draft_tp_size: how many share the proposer's layers, if this one does; otherwise 0.
+        rank: index of the rank among all.
+        size: number of all ranks.
+        tp_size: number of ranks that share each layer.
+        draft_tp_size: number of ranks that share the proposer's layers, if this one does; otherwise 0.
     """
 
     rank: int = 0

@@ -29,9 +29,9 @@ def place_ranks(size: int, allowed: frozenset[int], nodes: Sequence[frozenset[in
     there are enough.
 
     Args:
-        size: ranks there are.
+        size: number of ranks.
         allowed: processors that this process may use.
-        nodes: from `memory_nodes`.
+        nodes: processors of each memory node, see `memory_nodes`.
     """
     usable = [own for node in nodes if (own := node & allowed)]
     if len(usable) < 2 or size < 2:
@@ -52,9 +52,9 @@ def place_replicas(size: int, allowed: frozenset[int], nodes: Sequence[frozenset
     A replica has whole nodes, or a part of one where there are more replicas than nodes.
 
     Args:
-        size: replicas there are.
+        size: number of replicas.
         allowed: processors that this process may use.
-        nodes: from `memory_nodes`.
+        nodes: processors of each memory node, see `memory_nodes`.
     """
     usable = [own for node in nodes if (own := node & allowed)]
     if len(usable) < 2 or size < 2:

@@ -37,9 +37,9 @@ class Pipeline:
     """The stages of a model, as a rank of one of them sees them.
 
     Attributes:
-        stage: this rank's.
-        stages: how many there are.
-        channel: to the stages before and after; None where there is one stage.
+        stage: index of this rank's stage.
+        stages: number of stages.
+        channel: channel to the stages before and after; None where there is one stage.
     """
 
     stage: int = 0
@@ -74,9 +74,9 @@ def split_evenly(sizes: Sequence[int], parts: int, ends: int = 0) -> list[int]:
     """Return where each part of a sequence begins, and the end; parts are as equal as whole elements let them be.
 
     Args:
-        sizes: of the elements, of which each part has at least one.
-        parts: how many, at most as many as elements.
-        ends: what the first part has besides.
+        sizes: sizes of the elements, of which each part has at least one.
+        parts: number of parts, at most as many as elements.
+        ends: size that the first part has besides.
     """
     totals = [ends + total for total in accumulate(sizes, initial=0)]
     bounds = [0]

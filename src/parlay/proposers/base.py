@@ -54,10 +54,10 @@ class Share:
     """A proposer whose layers several ranks share: the first ones of the target's.
 
     Attributes:
-        method: its name.
-        options: its own, as a user gives them; a rank on another machine finds its checkpoint by these.
-        ranks: how many share it.
-        path: where rank 0 has found its checkpoint, if it has one.
+        method: name of its method.
+        options: options of the method; a rank on another machine finds the checkpoint by these.
+        ranks: number of ranks that share it.
+        path: path at which rank 0 has found its checkpoint, if it has one.
     """
 
     method: str
@@ -77,20 +77,20 @@ class Runtime:
 
     Attributes:
         kernels: the operations to run with.
-        uploads: by which what they read is written.
-        num_blocks, block_size: the pool that its cache layers share with the target's.
+        uploads: writer of host values into the tensors that kernels read.
+        num_blocks, block_size: size of the block pool that its cache layers share with the target's.
         max_rows: most rows it may run in one step to catch up.
         target: the target, whose embedding and output layer a proposer may run; whole even if ranks share its layers.
         cache: the target's cache layers, for proposers that read or borrow them.
-        room: for states, of a target with recurrent layers.
-        on_read: called with every tensor of the proposer that was read.
+        room: capacity for states of the target's recurrent layers.
+        on_read: function called with every tensor of the proposer that was read.
         keep_distributions: whether sampled requests' nodes are drawn with private noise, each with a handle on the
             distribution that it was drawn from (`Draft.q`), and whether a node takes part is decided without looking
             at its token.
-        processors: of the requests that have one; they are applied to their drafts too.
+        processors: logits processors by request id; they are applied to drafts too.
         group: the ranks that share the proposer's own layers, if it declares a `share`. Those but the first run its
             shared passes alone, and have of the target what is their share.
-        broadcast: sends those what they are to do.
+        broadcast: function that sends the group's other ranks their calls.
     """
 
     kernels: Kernels
@@ -115,12 +115,12 @@ class Proposer(ABC):
     """What every proposer has.
 
     Attributes:
-        default_length: nodes of a draft by default; 0 for a proposer that never drafts.
-        cache: its cache layers on the pool's block ids, or None.
+        default_length: number of nodes of a draft by default; 0 for a proposer that never drafts.
+        cache: spec of its cache layers on the pool's block ids, or None.
         weight_bytes: memory that its weights will take, those of all ranks together.
         uses_target_cache: whether it drafts in the target's cache, which then has scratch slots behind the pool.
         uses_embed_or_lm_head: whether it may run the target's embedding or output layer, which rank 0 then has whole.
-        share: what further ranks load to share its own layers, if they do.
+        share: part that further ranks load to share its own layers, if they do.
     """
 
     default_length: int = 5
@@ -157,7 +157,7 @@ class Proposer(ABC):
 
 
 class HostProposer(Proposer):
-    """Drafts from tokens alone, once a step on rank 0; its drafts travel in the plan.
+    """Drafts from tokens alone, once per step on rank 0; its drafts travel in the plan.
 
     Attributes:
         learns: whether the tokens of one request help others; only then is it given the end of a request.
@@ -200,7 +200,7 @@ class DeviceProposer(Proposer):
     It keeps nothing of a request between steps but its cache layers, and what it says in `forget`.
 
     Attributes:
-        taps: after how many of the target's layers it reads the residual stream, ascending; only of targets that
+        taps: counts of the target's layers after which it reads the residual stream, ascending; only of targets that
             expose it.
         pairs: whether its cache layers hold, in the slot of each token but the first, what follows from that token
             and the target's state before it. For what they lack of a prefix the target runs once more for its states.
@@ -217,7 +217,7 @@ class DeviceProposer(Proposer):
         in_one_pass: whether it drafts all tokens from masks in one pass, as `parallel_drafting` asks for.
         own_blocks: whether its cache layers have blocks of their own, so that other requests find nothing of it in
             the target's.
-        broadcast: sends the other ranks that share its layers their calls; see `parlay.proposers.shared_passes`.
+        broadcast: function that sends the other ranks their calls; see `parlay.proposers.shared_passes`.
     """
 
     taps: tuple[int, ...] = ()
@@ -237,8 +237,8 @@ class DeviceProposer(Proposer):
         """Keep what later pairs need of the rows of a step, whether or not it drafts at the end of it.
 
         Args:
-            states: where rows of recurrent layers go on from; only targets with such layers ask for this.
-            hidden, tapped: as for `propose`.
+            states: states that rows of recurrent layers continue from; only targets with such layers ask for this.
+            hidden, tapped: the target's states of all rows, see `propose`.
         """
 
     def forget(self, requests: Sequence[int] | None) -> None:
@@ -254,9 +254,9 @@ class DeviceProposer(Proposer):
 
         Args:
             spans: the plan's spans.
-            verdicts: of verification, in the same order.
+            verdicts: results of verification, in the same order.
             hidden: the target's hidden states after its final norm, `[rows, hidden]`, in the order of the spans'
-                tokens and nodes, followed by the rows that spans run `again`.
+                tokens and nodes, followed by the rows of each `catch_up.rerun`.
             tapped: `[taps, rows, hidden]`, the residual stream after the layers that `taps` names, in the same order.
 
         Raises:

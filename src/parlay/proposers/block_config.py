@@ -29,7 +29,7 @@ class AttentionPattern:
 
     Attributes:
         causal: whether a row of a block sees none of those behind it.
-        window: keys that it sees up to its own; 0 is all.
+        window: number of keys that it sees up to its own; 0 is all.
     """
 
     causal: bool = False
@@ -42,16 +42,16 @@ class BlockConfig:
 
     Attributes:
         settings: all keys side by side, the inner ones first.
-        layers: those that describe its layers.
-        block: rows of a block.
+        layers: keys that describe its layers.
+        block: number of rows of a block.
         anchored: whether the first row, which is the newest token's, predicts a token too.
-        mask: the token that stands in all other rows.
-        taps: after how many of the target's layers its states are read, ascending.
-        patterns: of each layer.
+        mask: token id in all other rows.
+        taps: counts of the target's layers after which its states are read, ascending.
+        patterns: attention pattern of each layer.
         interleaved: whether the two columns of a rotary pair are adjacent in the files.
-        embedding_scale, value_scale, logit_scale: factors.
+        embedding_scale, value_scale, logit_scale: factors on embeddings, values and logits.
         logit_cap: soft cap of logits; 0 is none.
-        length: how many tokens its makers propose to draft, at most `drafted`.
+        length: number of tokens that its makers propose to draft, at most `drafted`.
     """
 
     settings: HeadConfig

@@ -61,13 +61,13 @@ class BlockHead(FeatureHead):
     A subclass scores the rows of a block that predict tokens. `describe` is done here; `extra_shapes` adds tensors.
 
     Attributes:
-        blocks: what its config says.
+        blocks: the head's config.
         first_predicts: whether the first row of a block predicts a token, where a config does not say.
         logit_rows: most rows of logits at a time.
-        columns: of logits.
+        columns: number of logits per row.
         plain: names of matrices that are read as plain numbers, whatever the others are stored as.
-        families: by classes of checkpoints whose layers are another family's than Qwen3's: the family, and keys that
-            a config may have from its target.
+        families: model family, and keys that a config may have from its target, by the class names of checkpoints
+            whose layers are not Qwen3's.
     """
 
     uses_embed_or_lm_head = True
@@ -235,7 +235,7 @@ class BlockHead(FeatureHead):
         if self._mask is not None:
             self._entries[MOST_ROWS] = self._mask
             self._order[self._order % block != 0] = MOST_ROWS
-        if runtime.group.rank:  # which does not draft
+        if runtime.group.rank:  # only rank 0 drafts
             return
         mask = self.blocks.mask if self._mask is None else 0
         sizes = runtime.num_blocks, runtime.block_size

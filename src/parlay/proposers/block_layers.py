@@ -22,14 +22,14 @@ class BlockAttention:
     """Grouped-query attention of which keys and values are projected apart from queries.
 
     Attributes:
-        query, keys: project to queries, and to keys and values.
-        output: projects back.
-        heads: of queries, on this rank; there may be none.
+        query, keys: projections to queries, and to keys and values.
+        output: projection back to the hidden size.
+        heads: number of query heads on this rank; there may be none.
         head_dim: columns of a head.
         cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
         query_norm, key_norm: weights of a norm of each head, `[head_dim]`; None for none.
-        value_norm: that of values, likewise.
-        eps: of these.
+        value_norm: weight of a norm of values, `[head_dim]`; None for none.
+        eps: epsilon of these norms.
         scale: factor on scores.
         value_scale: factor on what is read of values.
         sinks: float32 `[heads]`, see `Kernels.attention`.
@@ -162,13 +162,13 @@ class BlockLayer:
         """Read the weights.
 
         Args:
-            config: of the layers, with their style.
-            read: of this layer, by the tensors' names in it.
+            config: config of the layers, with their style.
+            read: reader of this layer's tensors, by their names in it.
             kernels: the operations to run with.
             group: the ranks that share the layers.
             cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
-            value_scale: see `BlockAttention`.
-            wrappers: of attention, and the feed-forward network.
+            value_scale: factor on values, see `BlockAttention`.
+            wrappers: wrappers of attention and of the feed-forward network.
         """
         self._eps = config.rms_norm_eps
         self._attention = BlockAttention.read(config, read, kernels, group, cos_sin, value_scale)

@@ -39,14 +39,14 @@ class BlockSlots:
         """Allocate.
 
         Args:
-            patterns: of the layers.
-            block: rows of a block.
-            mask: the token of all rows, but of the first where that has the `newest` token that is known.
-            longest: positions from here on do not exist; rows beyond them stand at the last one.
-            num_blocks: of the pool; scratch slots come after them.
-            block_size: tokens a block of the pool.
-            uploads: by which rows are written.
-            newest: whether it has.
+            patterns: attention patterns of the layers.
+            block: number of rows of a block.
+            mask: token id of all rows, but of the first row if `newest`.
+            longest: number of positions; rows beyond them stand at the last one.
+            num_blocks: number of blocks in the pool; scratch slots come after them.
+            block_size: tokens per block of the pool.
+            uploads: writer of host values into the rows.
+            newest: whether the first row of a block has the newest known token.
         """
         requests = MOST_ROWS // block
         rows = requests * block

@@ -29,7 +29,7 @@ class BlockWalk(BlockHead):
 
         Args:
             before: int64 `[rows]`, the tokens before those that they predict.
-            hidden: their normed states, `[rows, d]`.
+            hidden: normed states of the rows, `[rows, d]`.
             base: float32 `[rows, D]`, their logits by these alone.
             out: float32 `[rows, D]`, written.
         """

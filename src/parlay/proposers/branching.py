@@ -6,8 +6,8 @@ is the product of its nodes'. In the end the best of all nodes are the draft. No
 either.
 
 Nodes of a level have no cache slots in order behind the known tokens: their keys and values lie in scratch slots, of
-which each node sees its own path's. Where no node depends on those before it (Medusa), a level has one row a request,
-and a path may take any of its tokens at each level.
+which each node sees its own path's. Where no node depends on those before it (Medusa), a level has one row per
+request, and a path may take any of its tokens at each level.
 
 Source: EAGLE-2's dynamic trees (Li et al. 2024, arXiv 2406.16858), with a child's probability from scores that
 include the target's noise; without noise the two are the same.
@@ -39,10 +39,10 @@ class BranchNode(NamedTuple):
 
     Attributes:
         path_prob: probability of its whole path.
-        parent: the number of another node, `ROOT` for none.
-        token: its token.
-        prob: given its parent.
-        origin: which node of its level its parent is.
+        parent: index of its parent node, `ROOT` for none.
+        token: token id of the node.
+        prob: probability of the node given its parent.
+        origin: index of its parent among the nodes of that level.
     """
 
     path_prob: float
@@ -59,10 +59,10 @@ class Branching:
         """Allocate.
 
         Args:
-            head: the one that drafts.
+            head: the head that drafts.
             kernels: the operations to choose with.
             tokens: int64 `[levels + 1, MOST_ROWS]`, what each level's rows run; written from level 1 on.
-            uploads: by which requests are written.
+            uploads: writer of host values into this memory.
         """
         self._head, self._kernels, self._tokens = head, kernels, tokens
         levels = min(MOST_DEPTH, len(tokens) - 1)
@@ -207,8 +207,8 @@ def _trusted(likely: Tensor, trust: Tensor) -> None:
     """Give the first of each node's children the probability that it is accepted; the others share what is left.
 
     Args:
-        likely: `[rows, width]`, likeliest first, read and written.
-        trust: `[rows]`.
+        likely: probabilities `[rows, width]`, likeliest first, read and written.
+        trust: probabilities `[rows]` that the first children are accepted.
     """
     first = likely[:, :1].clone()
     likely *= ((1 - trust[:, None]) / (1 - first).clamp(min=1e-6)).clamp(max=1.0)

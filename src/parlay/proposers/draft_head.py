@@ -16,18 +16,18 @@ class Start:
     """Where one request drafts from.
 
     Attributes:
-        index: of its span.
-        span: its part of the plan.
-        row: of the initial states: the one that the first node follows from.
+        index: index of its span in the plan.
+        span: the request's part of the plan.
+        row: row of the initial states that the first node follows from.
         emitted: tokens of this step, the last of which the first node comes after.
-        position: of the first node.
-        length: how many tokens to draft one after another, at least 1.
+        position: position of the first node.
+        length: number of tokens to draft one after another, at least 1.
         width: nodes of each level that the draft continues from, and children of each; 1 for a chain.
         nodes: most nodes of a draft with branches.
         first: the first token whose keys its nodes see.
         path: nodes of the step that were accepted, in order.
-        place: of the first node in the head's cache layers, where that is not its position.
-        blocks: its table there, where that is not the target's.
+        place: place of the first node in the head's cache layers; None where that is its position.
+        blocks: block table of the head's cache layers; None where that is the target's.
     """
 
     index: int
@@ -51,7 +51,7 @@ class DraftHead(DeviceProposer):
         source: the proposer's name in drafts.
         recordable: whether `score` calls kernels alone. `advance` always does, unless the recorder says otherwise.
         path_free: whether no node depends on those before it.
-        rows: of a pass that each request has at least.
+        rows: least number of rows that each request has in a pass.
         at_once: whether `score_at` computes the logits of all levels at once; such a head is `path_free`.
         ids: the target's ids `[D]` of the head's vocabulary; None if they are the same.
     """
@@ -74,9 +74,9 @@ class DraftHead(DeviceProposer):
         """Write what the levels read besides nodes.
 
         Args:
-            starts: the requests that draft, longest first; the i-th has row i.
-            states: `[n, d]`, of which each of them begins with its `row`.
-            width: rows that each of them has from level 1 on.
+            starts: starts of the requests that draft, longest first; the i-th has row i.
+            states: initial states `[n, d]`, of which each of them begins with its `row`.
+            width: number of rows that each of them has from level 1 on.
         """
 
     @abstractmethod

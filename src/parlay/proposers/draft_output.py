@@ -54,9 +54,9 @@ def least_share(target: ModelConfig, head: ModelConfig, owner: ModelConfig, rows
 
     Args:
         target: the target.
-        head: the layers of a node, besides the output layer.
-        owner: whose output layer it is.
-        rows: of it.
+        head: config of the layers that a node reads besides the output layer.
+        owner: config of the model that has the output layer.
+        rows: number of its rows.
 
     Returns:
         More than 1 where they never pay.
@@ -119,10 +119,10 @@ class DraftOutput:
         """Choose the rows.
 
         Args:
-            target: what it drafts for.
-            head: the layers that a node reads besides it.
-            size: how many tokens to draft; None for as many as pay.
-            owner: whose output layer it is; None for the target's.
+            target: the target to draft for.
+            head: config of the layers that a node reads besides it.
+            size: number of different tokens to draft; None for as many as pay.
+            owner: config of the model that has the output layer; None for the target.
         """
         self._owner, self._dtype = owner or target.config, target.dtype
         tokens = self._owner.tokens
@@ -146,13 +146,13 @@ class DraftOutput:
         """Read the rows.
 
         Args:
-            runtime: what it may use.
-            whole: returns the logits of the whole layer; None for that of `runtime.target`.
+            runtime: what the proposer may use.
+            whole: function that returns the logits of the whole layer; None for that of `runtime.target`.
         """
         self._whole, self.recordable = whole or output_layer(runtime.target, MOST_ROWS), True
         if whole is None:
             self.recordable = records_logits(runtime.target)
-        if self._least and runtime.keep_distributions:  # which are of one length
+        if self._least and runtime.keep_distributions:  # distributions are of one length
             self.ids = self._short = self._few = None
         if self._short is not None:
             self.ids = self._short = runtime.kernels.to_device(self._short)

@@ -22,10 +22,10 @@ class DraftRecurrentStates:
     """The views of all levels."""
 
     def __init__(self, first: int, *, newest: bool = False) -> None:
-        """Begin without requests.
+        """Start without requests.
 
         Args:
-            first: of `DRAFT_PLACES` places that nothing else uses.
+            first: the first of `DRAFT_PLACES` places that nothing else uses.
             newest: whether the first level has rows too, see `DraftSlots`; all nodes follow from these.
         """
         self._first, self._newest = first, newest
@@ -33,7 +33,7 @@ class DraftRecurrentStates:
         self._width = 1
 
     def prepare(self, bases: Sequence[StateUse], width: int) -> None:
-        """Set what the requests that draft go on from, and how many rows each has from level 1 on."""
+        """Set the states that the drafting requests continue from, and how many rows each has from level 1 on."""
         self._bases = [(base.source, base.accepted) for base in bases]
         self._width = width
 
@@ -41,10 +41,10 @@ class DraftRecurrentStates:
         """Return the states that the rows of a level continue from.
 
         Args:
-            level: counted from 0.
-            rows: of the leading requests.
-            path: of drafts with branches, `[rows, level]` int32: level times `MOST_ROWS` plus row of each node on a
-                row's path, its own last; None for chains, in which it is the same row at every level.
+            level: the level, counted from 0.
+            rows: number of rows, which are the leading requests'.
+            path: nodes on each row's path in drafts with branches, `[rows, level]` int32: level times `MOST_ROWS`
+                plus row, its own last; None for chains, in which it is the same row at every level.
         """
         width = self._width if level else 1
         first = 0 if self._newest else 1

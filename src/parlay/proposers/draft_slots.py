@@ -44,9 +44,9 @@ class DraftSlots:
 
         Args:
             tokens: `[levels + 1, rows]` int64, what each level runs.
-            num_blocks: of the pool; no table is longer, and scratch slots come after them.
-            block_size: tokens a block.
-            uploads: by which rows are written.
+            num_blocks: number of blocks in the pool; no table is longer, and scratch slots come after them.
+            block_size: tokens per block.
+            uploads: writer of host values into the rows.
             pairs: whether a row is a pair of its token and the state before it: its position is then one before its
                 slot's, and the first slot is unused.
             newest: whether the first level has rows too, which run the newest token that is known.
@@ -111,7 +111,7 @@ class DraftSlots:
         Args:
             begin, end: the levels.
             first: `[requests]`, the place of the first node, which is run at level 1.
-            tables: `[requests, blocks]`.
+            tables: block tables `[requests, blocks]`.
         """
         rows, size = len(first), self._block_size
         positions, last, slots = (written[begin:end, :rows] for written in self._written)

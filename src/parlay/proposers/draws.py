@@ -67,8 +67,8 @@ class Draws:
         """Draw node `step` of the leading requests, or several children of each, by kernels alone.
 
         Args:
-            kernels: to run with.
-            step: which of the draft's tokens, counted from 0.
+            kernels: the operations to run with.
+            step: index of the draft's token, counted from 0.
             logits: float32 `[rows, D]`.
             tokens: int64 `[rows]` or `[rows, children]`, written: ids of the target's vocabulary.
             probs: float32 of the same shape, written: their probabilities to the head.
@@ -87,11 +87,11 @@ class Draws:
         """Draw nodes of several steps at once.
 
         Args:
-            kernels: to run with.
+            kernels: the operations to run with.
             places: int64 `[n]`, of each node its step times the `rows` there is room for, plus its request's row.
             logits: float32 `[n, D]`.
-            ids: as in `draw`.
-            children: how many nodes each row has; one if left out.
+            ids: int64 `[D]`, the target's ids of the head's vocabulary; None where they are the same.
+            children: number of nodes of each row; one if left out.
 
         Returns:
             Tokens int64 `[n]` or `[n, children]`, and their probabilities to the head, float32.

@@ -40,7 +40,7 @@ class Expander:
     Attributes:
         tokens: int64 `[levels + 1, MOST_ROWS]`: first the newest tokens that are known, then each level's nodes.
         likely: float32 `[levels, MOST_ROWS]`, each node's probability to the head.
-        recorder: of the head's passes.
+        recorder: recorder of the head's passes.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Expander:
         """Allocate for drafts of `levels` tokens.
 
         Args:
-            head: the one that drafts.
-            runtime: what it may use.
+            head: the head that drafts.
+            runtime: what the head may use.
             levels: most tokens of a draft.
-            vocab_size: of the target.
+            vocab_size: size of the target's vocabulary.
             records: whether passes may be recorded where a single rank has the head's layers.
         """
         self._keep_distributions, self._processors = runtime.keep_distributions, runtime.processors
@@ -68,7 +68,7 @@ class Expander:
         """Draft from every start.
 
         Args:
-            starts: of different requests, in any order.
+            starts: starts of different requests, in any order.
             states: `[n, d]`, which the starts' rows refer to.
 
         Raises:

@@ -9,7 +9,7 @@ Only pairs with the target's own states are kept. Beyond these, the head continu
 state that predicted it, in slots that the next step's pairs overwrite.
 
 A target with recurrent layers cannot run a token again for its state. There the state before a step's first row is
-kept as those layers keep theirs (`_Before`), checkpoints included; if older ones are lacking, the head begins anew.
+kept as those layers keep theirs (`_Before`), checkpoints included; if older ones are lacking, the head starts over.
 """
 
 from abc import abstractmethod
@@ -53,11 +53,11 @@ class _PairRun:
     """Pairs of one request with the target's states.
 
     Attributes:
-        index: of its span.
-        segment: their tokens, slots and blocks.
-        rows: of the target's states.
-        length: how many tokens to draft after them; 0 where none are wanted, or some pairs are still missing.
-        since: see `ProposerState`.
+        index: index of its span in the plan.
+        segment: the pairs' tokens, slots and blocks.
+        rows: rows of the target's states.
+        length: number of tokens to draft after them; 0 where none are wanted, or some pairs are still missing.
+        since: first token that the head has seen, see `ProposerState`.
     """
 
     index: int
@@ -83,9 +83,9 @@ class _RecordedPass:
 
     Attributes:
         inputs: tokens, places and views, written before it runs.
-        parts: the target's states `[n, rows, H]`, likewise.
+        parts: the target's states `[n, rows, H]`, written before it runs too.
         state: the predicted states `[rows, d]`.
-        work: runs the pass.
+        work: function that runs the pass.
     """
 
     inputs: Batch
@@ -124,10 +124,10 @@ class FeatureHead(CheckpointHead):
     target's embedding and output layer stay on rank 0 (`TargetEmbedding`).
 
     Attributes:
-        config: of the head's layers.
-        depth: how many states follow from a pair one after another, see `LayeredHead`.
+        config: config of the head's layers.
+        depth: number of states that follow from a pair one after another, see `LayeredHead`.
         output: the target's output layer, for a head without one.
-        records: whether all that its layers compute is kernels'.
+        records: whether its layers compute with kernels alone.
     """
 
     pairs = True
@@ -212,7 +212,7 @@ class FeatureHead(CheckpointHead):
             self._before = _Before(runtime.kernels, before, spec.channels, dtype)
         self._memory = Buffers(MOST_ROWS, dtype)  # shared by all recordings, of which one runs at a time
         self._recorded = group.size == 1 and self.records
-        if group.rank:  # which does not draft
+        if group.rank:  # only rank 0 drafts
             return
         self._passes: dict[tuple[int, int, int], _RecordedPass] = {}
         self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of the requests that draft

@@ -24,9 +24,9 @@ class HeadLayers:
         """Read the weights.
 
         Args:
-            config: of the head's layers, with their style.
-            length: of the longest sequence.
-            read: of each layer, by the tensors' names in it.
+            config: config of the head's layers, with their style.
+            length: length of the longest sequence.
+            read: reader of each layer's tensors, by their names in it.
             kernels: the operations to run with.
             group: the ranks that share the layers.
         """
@@ -55,9 +55,9 @@ def side_by_side(parts: Tensor, kernels: Kernels, out: Tensor) -> None:
     """Write the rows of several tensors beside each other.
 
     Args:
-        parts: `[n, rows, d]`.
-        kernels: look rows up.
-        out: `[rows, n d]`.
+        parts: the tensors, `[n, rows, d]`.
+        kernels: operations that look rows up.
+        out: the result, `[rows, n d]`.
     """
     n, rows, width = parts.shape
     order = torch.arange(n * rows).view(n, rows).T.reshape(-1)

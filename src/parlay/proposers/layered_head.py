@@ -50,7 +50,7 @@ class LayeredHead(FeatureHead):
     def load(self, runtime: Runtime) -> None:
         """Read the weights, and allocate what is kept of tokens and of drafts."""
         super().load(runtime)
-        if runtime.group.rank:  # which does not draft
+        if runtime.group.rank:  # only rank 0 drafts
             return
         dtype, width = self._target.dtype, self.config.hidden_size
         # What each layer but the last has predicted, by slots.

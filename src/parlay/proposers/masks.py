@@ -5,12 +5,12 @@ from parlay.models.heads import HeadConfig
 
 
 def mask_of(head: HeadConfig, keys: tuple[str, ...], tokens: int) -> int:
-    """Return the token.
+    """Return the id of the mask token.
 
     Args:
-        head: whose config names it.
-        keys: by which it may; the last one is what a message asks for.
-        tokens: that can be embedded.
+        head: the head whose config names it.
+        keys: config keys that may name it; an error message asks for the last one.
+        tokens: number of tokens that can be embedded.
 
     Raises:
         ModelError: there is none, or it cannot be embedded.

@@ -34,7 +34,7 @@ class ModelHead(DraftHead):
 
     @abstractmethod
     def base(self, start: Start) -> StateUse:
-        """Return the state of recurrent layers that a request's draft goes on from: its `source` and `accepted`."""
+        """Return the state of recurrent layers that a request's draft continues from: its `source` and `accepted`."""
 
     def load_model(
         self,
@@ -51,21 +51,21 @@ class ModelHead(DraftHead):
         """Read the weights and allocate what passes write to.
 
         Args:
-            config: of the model.
-            cache: blocks of its cache layers, or another model's layers.
-            target: the one it drafts for.
-            runtime: what it may use.
-            room: for states of its recurrent layers; the last `DRAFT_PLACES` are for drafts.
-            newest: see `DraftSlots`.
-            ids: see `DraftHead`, of a model with another vocabulary.
-            to_own: int64 `[n]`, that model's tokens by what `ids` calls them.
+            config: config of the model.
+            cache: number of blocks of its cache layers, or another model's layers.
+            target: the target to draft for.
+            runtime: what the proposer may use.
+            room: capacity for states of its recurrent layers; the last `DRAFT_PLACES` places are for drafts.
+            newest: whether the first level has rows too, see `DraftSlots`.
+            ids: token ids of a model with another vocabulary, see `DraftHead`.
+            to_own: int64 `[n]`, that model's own tokens by these ids.
         """
         kernels, group, dtype = runtime.kernels, runtime.group, target.dtype
         model = load_model(config, dtype, target.max_model_len, kernels, group, runtime.on_read)
         self._runner = runner = ModelRunner(model, kernels, cache, runtime.block_size, group, room=room)
         self._logits, self.recordable = output_layer(model, MOST_ROWS), records_logits(model)
         self._recorded, self.broadcast = group.size == 1, runtime.broadcast
-        if group.rank:  # which does not draft
+        if group.rank:  # only rank 0 drafts
             return
         vocab_size = target.config.vocab_size
         self.ids = self._all = ids_of(config.vocab_size, vocab_size) if ids is None else kernels.to_device(ids)

@@ -16,11 +16,11 @@ class PassRecorder:
     """The passes of one proposer. Where nothing can be recorded they run as they are."""
 
     def __init__(self, kernels: Kernels, usable: bool = True) -> None:
-        """Begin with no recording.
+        """Start without recordings.
 
         Args:
-            kernels: that the passes call.
-            usable: False if passes compute outside the kernels too.
+            kernels: operations that the passes call.
+            usable: whether passes compute with kernels alone.
         """
         self._kernels, self._usable = kernels, usable
         self._passes: dict[Hashable, Callable[[], None]] = {}
@@ -29,7 +29,7 @@ class PassRecorder:
         """Run passes one after another; no Python runs between recorded ones.
 
         Args:
-            passes: of each its key, which covers everything that is not in the tensors it reads, and its work.
+            passes: key and work of each; the key covers everything that is not in the tensors that the work reads.
         """
         known = [self._passes.get(key) or partial(self._record, key, work) for key, work in passes]
         for run in known:

@@ -26,7 +26,7 @@ def embedded_configs(length: int | None = None, heads: Path | None = None) -> di
     """Return for every proposer that can serve the embedded target its config, plain decoding first.
 
     Args:
-        length: nodes a draft, for proposers that draft; None takes each one's default.
+        length: nodes per draft, for proposers that draft; None takes each one's default.
         heads: a directory of checkpoints by their methods' names, which take the place of embedded ones.
     """
     configs = {}
@@ -89,13 +89,13 @@ def resolve_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[Spec
     """Return one config for each proposer that a user's config asks for.
 
     Args:
-        config: as the user gave it.
-        hub: as for `resolve_method`.
+        config: the user's config.
+        hub: how a checkpoint is fetched, at the config's revision.
 
     Raises:
-        ConfigError: as `resolve_method`; also an option that none of the proposers has, a proposer that is listed
+        ConfigError: an error of `resolve_method`, an option that none of the proposers has, a proposer that is listed
             twice, or several with weights.
-        ModelError: as `resolve_method`.
+        ModelError: there is no checkpoint, or only other engines can serve it.
     """
     if config.several:
         return _resolve_several(config.several, hub)
@@ -155,7 +155,7 @@ def resolve_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> Speculative
     """Return the config of one proposer, whose method is known and is what its checkpoint is for.
 
     Args:
-        config: as the user gave it, with any method but `AUTO`.
+        config: the user's config, with any method but `AUTO`.
         hub: how a checkpoint is fetched, at the config's revision.
 
     Raises:
@@ -202,10 +202,10 @@ def explain_if_draft_head(model: str, path: Path) -> Iterator[None]:
 
     Args:
         model: the target, as the user gave it.
-        path: where it was found.
+        path: path at which it was found.
 
     Raises:
-        ModelError: in place of another one that the body raises.
+        ModelError: the target is a draft head; raised in place of another one from the body.
     """
     try:
         yield
@@ -243,8 +243,8 @@ def make_proposer(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
     """Find a proposer by name and check its options; no weights are read.
 
     Args:
-        config: with a method that `resolve_method` has seen.
-        target: what it drafts for.
+        config: a config whose method `resolve_method` has checked.
+        target: the target to draft for.
 
     Raises:
         ConfigError: an unknown method or option, or options that do not fit.

@@ -22,9 +22,9 @@ class Continuation(NamedTuple):
 
     Attributes:
         tokens: the draft tokens.
-        probs: for each, the probability that it and all before it follow.
-        score: their sum: the expected number of accepted tokens.
-        match: how many tokens of context were found.
+        probs: probability for each token that it and all before it follow.
+        score: sum of `probs`: the expected number of accepted tokens.
+        match: number of tokens of context that were found.
     """
 
     tokens: list[int]
@@ -39,8 +39,8 @@ class Branches(NamedTuple):
     Attributes:
         tokens: the draft tokens.
         parents: index of each one's parent, -1 for those that follow at once.
-        probs: for each, the probability that it and all before it follow.
-        score: of the best chain, as in `Continuation`.
+        probs: probability for each token that it and all before it follow.
+        score: score of the best chain, see `Continuation`.
     """
 
     tokens: list[int]
@@ -68,7 +68,7 @@ class SuffixTree:
         return 200 * len(self._counts) + 8 * sum(map(len, self._sequences.values()))
 
     def begin(self) -> int:
-        """Begin an empty sequence."""
+        """Start an empty sequence."""
         self._number += 1
         self._sequences[self._number], self._removed[self._number] = [], 0
         return self._number
@@ -135,9 +135,9 @@ class SuffixTree:
         """Draft what follows a growing sequence.
 
         Args:
-            sequence: its number.
-            most: tokens to draft.
-            factor, offset: after a match of m tokens at most `m * factor + offset`.
+            sequence: number of the sequence.
+            most: most tokens to draft.
+            factor, offset: bound of the draft: `m * factor + offset` tokens after a match of m.
             min_prob: least probability of all tokens so far.
 
         Returns:
@@ -221,10 +221,10 @@ class SuffixTree:
         Only in a tree that never held two sequences at once.
 
         Args:
-            sequence: its number.
-            least: tokens of its end that must have occurred; the longest string that has is followed.
-            most: tokens to return.
-            longest: tokens of that string at most, beside `depth`.
+            sequence: number of the sequence.
+            least: number of tokens of its end that must have occurred; the longest string that has is followed.
+            most: most tokens to return.
+            longest: most tokens of that string, beside `depth`.
 
         Returns:
             the tokens that followed, up to the end of the sequence; none without an earlier occurrence.

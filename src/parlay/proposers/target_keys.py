@@ -1,4 +1,4 @@
-"""The target's keys and values, lent to a draft: where its rows stand and what they see.
+"""The target's keys and values as a draft reads them: positions of its rows, and the keys that they see.
 
 A head whose layers have queries alone reads in its target's cache what the target has processed. It writes nothing
 there, so it needs no slots, lags behind nothing, and leaves nothing to undo. All nodes of a draft stand where the
@@ -36,8 +36,8 @@ class TargetKeys:
 
         Args:
             tokens: `[levels, rows]` int64, what each level runs.
-            num_blocks: of the pool; no table is longer.
-            uploads: by which they are written.
+            num_blocks: number of blocks in the pool; no table is longer.
+            uploads: writer of host values into the rows.
         """
         rows = tokens.shape[1]
         self._tokens, self._uploads = tokens, uploads

@@ -43,9 +43,9 @@ def frequent_ids(size: int, count: int, ends: Collection[int]) -> Tensor:
     Tokenizers number what they merge in the order of its frequency, and special tokens last.
 
     Args:
-        size: of the vocabulary.
-        count: how many tokens; those that end answers come on top.
-        ends: these.
+        size: size of the vocabulary.
+        count: number of tokens; those that end answers come on top.
+        ends: ids of the tokens that end answers.
     """
     special = min(_SPECIAL, count // 2)
     chosen = {
@@ -69,7 +69,7 @@ def difference(draft: ModelConfig, target: ModelConfig, tokenizer: Path | None =
 
     Args:
         draft, target: the two models.
-        tokenizer: where the target's lies, if not beside its weights.
+        tokenizer: path of the target's tokenizer, if not beside its weights.
 
     Returns:
         A sentence; None if it does not: the sizes differ by no more than padding, nor do the tokenizers.

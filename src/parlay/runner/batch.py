@@ -23,11 +23,11 @@ class Segment:
 
     Attributes:
         tokens: token ids at positions `start`, `start + 1`, ...
-        start: how many tokens the layers have computed before.
+        start: number of tokens that the layers have computed before.
         blocks: the request's block table.
         draft: nodes below the last token; node i takes the slot of logical index `start + len(tokens) + i`.
-        stored: False for tokens that the layers hold already and that run once more for their states alone.
-        states: of recurrent layers.
+        stored: whether keys and values are stored; False for tokens that run once more for their states alone.
+        states: states that recurrent layers read and store.
         first: the first token whose keys are seen.
     """
 
@@ -48,9 +48,9 @@ class Batch:
         tokens: `[rows]` int64.
         positions: `[rows]` int32, rotary positions.
         slots: `[rows]` int64, where each row's keys and values go; nowhere if negative.
-        view: what each row sees.
+        view: attention metadata: the keys that each row sees.
         offsets: first row of each segment, and the number of rows at the end.
-        states: what rows of recurrent layers go on from; None for a model without them.
+        states: states that rows of recurrent layers continue from; None for a model without them.
     """
 
     tokens: Tensor
@@ -65,8 +65,8 @@ def flatten(segments: Sequence[Segment], block_size: int, *, recurrent: bool = F
     """Return the rows of `segments`: of each its tokens, then its nodes.
 
     Args:
-        segments: of requests.
-        block_size: tokens a block.
+        segments: tokens and drafts of requests.
+        block_size: tokens per block.
         recurrent: whether the model has recurrent layers.
     """
     tokens, slots, offsets = list[int](), list[int](), [0]
@@ -123,11 +123,11 @@ def _branch(
     """Set what nodes of drafts with branches see: the tokens before the draft, and one by one those of their paths.
 
     Args:
-        segments: of requests.
-        offsets: the first row of each.
-        slots: of each row.
-        positions, last: of each row, changed.
-        extra_offsets: one more than there are rows, changed.
+        segments: tokens and drafts of requests.
+        offsets: first row of each segment.
+        slots: cache slot of each row.
+        positions, last: rotary position, and end of the keys seen, of each row; changed.
+        extra_offsets: offset of each row in the returned slots, and their number at the end; changed.
 
     Returns:
         The slots of the nodes' ancestors, each node's own last.
@@ -148,7 +148,7 @@ def _branch(
 
 
 def _states(segments: Sequence[Segment], offsets: Sequence[int]) -> StateMetadata:
-    """Return what the rows of recurrent layers go on from."""
+    """Return the states that the rows of recurrent layers continue from."""
     sequences: list[tuple[int, ...]] = []
     rows: list[tuple[int, ...]] = []
     replayed: list[tuple[int, int]] = []
@@ -204,9 +204,9 @@ def placed(batch: Batch, kernels: Kernels, *further: Tensor) -> tuple[Batch, lis
     """Return a batch, and further tensors, where kernels read them: all go there in one copy, unless they are there.
 
     Args:
-        batch: of the host, as `flatten` makes it, or where kernels read it.
-        kernels: that are to read it.
-        further: of the host.
+        batch: batch in host memory, as `flatten` makes it, or where kernels read it.
+        kernels: operations that are to read it.
+        further: further tensors in host memory.
     """
     if kernels.is_on_device(batch.tokens):
         return batch, [*further]

@@ -16,11 +16,11 @@ _Array = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True, slots=True)
 class GraphInputs:
-    """What a recorded pass reads, in one of the two memories.
+    """What a recorded pass reads, in host or in device memory.
 
     Attributes:
-        batch: its rows.
-        draws: what their tokens are drawn with, if they are.
+        batch: the rows of the pass.
+        draws: sampling parameters of its rows, if it samples.
         end: bytes of the buffer up to the block tables, which come last.
     """
 
@@ -33,12 +33,12 @@ class GraphInputBuffers:
     """The memory of one model's recorded passes."""
 
     def __init__(self, kernels: Kernels, rows: int, blocks: int, places: int | None) -> None:
-        """Allocate for passes of up to so many rows.
+        """Allocate the inputs of passes of up to `rows` rows.
 
         Args:
-            kernels: that read it.
-            rows, blocks: of the largest pass.
-            places: of draft nodes, for a model with recurrent layers.
+            kernels: operations that read the inputs.
+            rows, blocks: most rows of a pass, and most blocks per request.
+            places: number of places for draft nodes; None for a model without recurrent layers.
         """
         self._blocks, self._places = blocks, places
         self._staging = kernels.staging(sum(aligned(_bytes(array)) for array in self._arrays(rows)))

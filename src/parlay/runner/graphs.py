@@ -26,25 +26,25 @@ from parlay.runner.graph_inputs import GraphInputBuffers
 from parlay.sampling.sampler import SamplingMetadata
 
 MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
-_MOST_ON_GPU = 512  # where it does so later; passes of more than `MOST_ROWS` draw nothing
-_SLOTS = 2  # their place among the inputs in doubt
+_MOST_ON_GPU = 512  # the same on a GPU; passes of more than `MOST_ROWS` do not sample
+_SLOTS = 2  # index of the slots among a batch's inputs
 _NEAR = 2  # factor in rows within which checks vouch for a recording
 
 
 @dataclass(frozen=True, slots=True)
 class _UncheckedInputs:
-    """Inputs of which a recording may replay stale values, for all that is known.
+    """Inputs whose values a recording may have frozen: no check has shown yet that it reads them anew.
 
     Attributes:
-        made_from: those that it was made from.
-        left: which of them are in doubt: no check was made with others.
+        made_from: the inputs that the recording was made from.
+        left: indices of the inputs that were not checked with other values yet.
     """
 
     made_from: list[list[int]]
     left: set[int]
 
     def differing(self, batch: Batch) -> set[int]:
-        """Return which inputs of a batch are others."""
+        """Return the indices of a batch's inputs that differ from those of the recording."""
         inputs = _inputs(batch)
         return {place for place, made_from in enumerate(self.made_from) if inputs[place] != made_from}
 
@@ -60,7 +60,7 @@ class _Graph:
 
 @dataclass(frozen=True, slots=True)
 class SampledPass:
-    """What a pass that draws has come to besides its states.
+    """Results of a pass that samples, besides its hidden states.
 
     Attributes:
         logits: `[rows, vocab]` float32.
@@ -75,11 +75,11 @@ class Graphs:
     """The forward passes of one model on one cache.
 
     Attributes:
-        taps: after how many layers the residual stream is wanted; to be set before the first pass.
-        recordings: how many passes took longer than usual because they were recorded, or a recording was checked.
-        usable: whether passes are recorded: as long as no check has failed.
-        intermediates: of the last pass, see `intermediate_states`, if there are taps or stages; until the next one.
-        sampled: by the last pass, if it drew; valid until the next one.
+        taps: layer counts after which the residual stream is kept; to be set before the first pass.
+        recordings: number of passes that took longer because they were recorded, or a recording was checked.
+        usable: whether passes are recorded, which ends when a check fails.
+        intermediates: states between layers of the last pass, if there are taps or stages; valid until the next one.
+        sampled: logits and tokens of the last pass, if it sampled; valid until the next one.
     """
 
     def __init__(
@@ -94,17 +94,17 @@ class Graphs:
         alone: bool = True,
         further: int = 0,
     ) -> None:
-        """Begin with no recordings, and make none of passes that are not `recordable`.
+        """Start without recordings; passes that are not `recordable` are never recorded.
 
         Args:
-            model: to run.
+            model: the model to run.
             kernels: the operations to run with.
-            cache: of the model's layers.
-            blocks: most that a table has.
-            places: of draft nodes, for a model with recurrent layers.
-            recordable: whether all that a pass computes is kernels'.
-            alone: whether there is no other stage.
-            further: states that stages hand on besides, see `intermediate_states`.
+            cache: cache of each of the model's layers.
+            blocks: most blocks of a request.
+            places: number of places for draft nodes; None for a model without recurrent layers.
+            recordable: whether a pass computes with kernels alone.
+            alone: whether this is the only pipeline stage.
+            further: number of further states that stages hand on, see `intermediate_states`.
         """
         self._model, self._alone, self._further = model, alone, further
         self._kernels = kernels
@@ -137,9 +137,9 @@ class Graphs:
         """Return hidden states `[rows, hidden]` of a batch, valid until the next pass.
 
         Args:
-            batch: of rows, of the host or where kernels read it.
-            received: what the stage before has sent, see `intermediate_states`; None for the first stage.
-            draws: what each row's token is drawn with, in the same pass if it can be recorded; of the host.
+            batch: rows to run, in host memory or where kernels read them.
+            received: states that the stage before has sent, see `intermediate_states`; None for the first stage.
+            draws: sampling parameters of each row, in host memory; used in the same pass if it can be recorded.
         """
         rows, self.sampled = batch.tokens.shape[0], None
         if rows > self._most or not self.usable:
@@ -162,7 +162,7 @@ class Graphs:
         return self._checked(key, graph, batch, received) if key in self._unchecked else self._result(graph, rows)
 
     def _result(self, graph: _Graph, rows: int) -> Tensor:
-        """Keep what a recording has come to for its first rows, and return their hidden states."""
+        """Keep a recording's results of its first rows, and return their hidden states."""
         self.intermediates, self.sampled, sampled = graph.intermediates, graph.sampled, graph.sampled
         if graph.hidden.shape[0] == rows:
             return graph.hidden
@@ -281,7 +281,7 @@ class Graphs:
 
 
 def padded_rows(rows: int) -> int:
-    """Return of how many rows a recording on a GPU is that runs so many: a power of two, or half as many more."""
+    """Return the rows of the recording that runs so many on a GPU: a power of two, or half as many more."""
     power = 1 << (rows - 1).bit_length()
     return 3 * power // 4 if rows <= 3 * power // 4 else power
 
@@ -299,8 +299,8 @@ def empty_batch(rows: int, blocks: int, places: int | None = None) -> Batch:
     """Return the memory that recorded passes of so many rows and blocks read.
 
     Args:
-        rows, blocks: of the passes.
-        places: of draft nodes, for a model with recurrent layers.
+        rows, blocks: number of rows, and of blocks per request.
+        places: number of places for draft nodes; None for a model without recurrent layers.
     """
     view = AttentionMetadata(
         tables=torch.empty((rows, blocks), dtype=torch.int32),

@@ -23,8 +23,8 @@ class Array(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """A tensor.
 
     Attributes:
-        dtype: its name in torch.
-        shape: of one or more dimensions.
+        dtype: name of its dtype in torch.
+        shape: size of each of its one or more dimensions.
         data: the numbers, row by row.
     """
 
@@ -92,8 +92,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Run a pass of the proposer whose layers several ranks share.
 
     Attributes:
-        name: of the pass.
-        given: its arguments; a `Forward` stands for its batch.
+        name: name of the pass.
+        given: arguments of the pass; a `Forward` stands for its batch.
     """
 
     name: str

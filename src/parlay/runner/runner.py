@@ -25,8 +25,8 @@ class ModelRunner:
     Attributes:
         cache: keys and values, or states, of each layer.
         recurrent: whether the model has recurrent layers.
-        room: for their states.
-        pipeline: the stage of the model that it runs; as many passes may be under way as there are stages.
+        room: capacity for states of recurrent layers.
+        pipeline: stage of the model that it runs; as many passes may be under way as there are stages.
         tapped: the residual streams of the last pass, see `tap`: `[taps, rows, hidden]`, valid until the next one.
     """
 
@@ -40,16 +40,16 @@ class ModelRunner:
         broadcast: Broadcast = no_broadcast,
         room: StateCapacity = NO_CAPACITY,
     ) -> None:
-        """Allocate.
+        """Allocate the cache.
 
         Args:
             model: the model to run.
             kernels: the operations to run with.
             blocks: number of blocks of its cache layers, or another model's layers of the same shape.
-            block_size: tokens a block.
+            block_size: tokens per block.
             group: the ranks that share the model's layers, of which each keeps the keys of its own heads.
-            broadcast: called with each order to the other ranks; this rank carries it out in the context it returns.
-            room: for states of recurrent layers, if there are any.
+            broadcast: function called with each order to the other ranks; this rank carries it out in its context.
+            room: capacity for states of recurrent layers, if there are any.
         """
         self.model = model
         self.kernels = kernels
@@ -79,8 +79,8 @@ class ModelRunner:
         """Run a batch through the layers; return hidden states `[rows, hidden]`, valid until the next pass.
 
         Args:
-            batch: of rows.
-            draws: as for `start`.
+            batch: rows to run.
+            draws: sampling parameters of each row, see `start`.
 
         Raises:
             RankError: a rank that shares the layers is lost.
@@ -94,8 +94,8 @@ class ModelRunner:
         As many passes may be under way as there are stages.
 
         Args:
-            batch: of rows.
-            draws: what each row's token is drawn with, see `drawn`.
+            batch: rows to run.
+            draws: sampling parameters of each row, see `drawn`.
 
         Raises:
             RankError: a rank that shares the layers is lost.
@@ -134,7 +134,7 @@ class ModelRunner:
         return states[0]
 
     def discard(self) -> None:
-        """Finish all passes that are under way, for nobody.
+        """Finish all passes that are under way, and drop their results.
 
         Raises:
             RankError: a rank is lost.
@@ -227,7 +227,7 @@ class ModelRunner:
         """Copy keys and values from slots to slots, in every layer."""
         with self.kernels.device_context():
             sources, targets = slots_of(order)
-        for layer in {id(layer): layer for layer in self.cache}.values():  # some read another one's
+        for layer in {id(layer): layer for layer in self.cache}.values():  # some layers share another's cache
             keys = keys_of(layer)
             if keys is not None and keys.key.numel():  # a rank may have no head
                 self.kernels.copy_slots(sources, targets, keys.key, keys.value)

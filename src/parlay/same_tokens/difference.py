@@ -10,9 +10,9 @@ class ComparedAnswer:
     """What is compared of an answer.
 
     Attributes:
-        text: of it, where that is all that is known of some tokens.
+        text: text of the answer, where that is all that is known of some tokens.
         tokens: ids or texts, as far as they are known.
-        logprobs: what was reported of each token, to the bit.
+        logprobs: log-probabilities reported for each token, to the bit.
         likely: the likeliest tokens at each place, with their log-probabilities.
     """
 

@@ -12,9 +12,9 @@ def write_junit(file: str, checks: Sequence[dict[str, Any]], rows: Sequence[dict
     """Write the results of `parlay verify`.
 
     Args:
-        file: to write to.
-        checks: of the kernels: `case`, `same` and the numbers of `rows` that differ.
-        rows: of completions: `method`, `way`, `parameters`, `same` and `difference`, or why one was `skipped`.
+        file: path of the file to write.
+        checks: results of the kernels: `case`, `same` and the numbers of `rows` that differ.
+        rows: results of completions: `method`, `way`, `parameters`, `same`, `difference`, or why one was `skipped`.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -37,7 +37,7 @@ KINDS: Mapping[str, SamplingParams] = {
 }
 QUICK = ("temperature 0", "temperature 0.8", "penalties")
 UNION = "tree of ngram, suffix and self"
-_LONGEST = 1024  # tokens a sequence: a cache for more would only take memory
+_LONGEST = 1024  # tokens per sequence: a cache for more would only take memory
 _EVERY = 3  # steps between two preemptions, or two arrivals
 _OFF = ((2, 2, 0),)  # nothing is drafted for two requests at once
 
@@ -76,10 +76,10 @@ def compare(
     Args:
         model: a directory or the name of an embedded model.
         comparison: prompts and parameters.
-        dtype, dequantize, device: as in `EngineConfig`.
+        dtype, dequantize, device: options of the engine, see `EngineConfig`.
         speculative: configs by name, plain decoding's first; None takes every proposer with the embedded model's
             options, `auto`, and a tree of several methods' drafts, verified as far as there is room.
-        tick: called with a label before every row.
+        tick: function called with a label before every row.
 
     Raises:
         ConfigError, ModelError, CapacityError: the model cannot be served, plainly or as `speculative` says.

@@ -30,7 +30,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 }
 _OTHERS = 12  # requests that run beside
 _OTHER = {"temperature": 0.9}
-_TOP = 5  # log-probabilities a token; OpenAI gives no more
+_TOP = 5  # log-probabilities per token; OpenAI gives no more
 _SECONDS = 600.0  # for one answer
 
 
@@ -40,11 +40,11 @@ def compare_server(
     """Yield a row for each order of requests and kind of parameters: whether all answers are those to each alone.
 
     Args:
-        url: of the server, with or without `/v1`.
-        key: for it, if it wants one.
+        url: address of the server, with or without `/v1`.
+        key: API key of the server, if it wants one.
         texts: prompts.
         max_tokens: length of each answer.
-        tick: called with a label before every row.
+        tick: function called with a label before every row.
 
     Raises:
         ConfigError: the address cannot be used.

@@ -45,8 +45,8 @@ class BoundProcessor:
     """A request's processor, with the tokens that earlier steps emitted.
 
     Attributes:
-        processor: what changes the request's logits first.
-        output: grows as steps are committed, and not while one runs.
+        processor: the request's logits processor.
+        output: emitted tokens; they grow when steps are committed, and not while one runs.
     """
 
     processor: RowProcessor

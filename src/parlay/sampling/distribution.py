@@ -71,9 +71,9 @@ def noise_key(position: int, purpose: Purpose, index: int = 0) -> int:
     """Return the kernels' position for a draw of some purpose.
 
     Args:
-        position: of the token in question, below 2^32.
-        purpose: of the draw; the target's own have index 0 and keys that are their positions.
-        index: which token of the step's draft it is about, the first is 1.
+        position: position of the token in question, below 2^32.
+        purpose: purpose of the draw; the target's own draws have index 0 and keys that are their positions.
+        index: number of the token in the step's draft, from 1.
     """
     return position | (purpose + len(Purpose) * index) << 32
 
@@ -83,9 +83,9 @@ def uniforms(kernels: Kernels, seed: int, key: int, count: int) -> list[float]:
 
     Args:
         kernels: the operations to run with.
-        seed: of the request, unsigned.
-        key: from `noise_key`.
-        count: how many.
+        seed: seed of the request, unsigned.
+        key: key that `noise_key` has returned.
+        count: number of uniforms.
     """
     noise = torch.empty(count, dtype=torch.float64)
     kernels.gumbel(seed, key, noise)

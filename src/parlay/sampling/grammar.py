@@ -36,7 +36,7 @@ class Grammars:
 
         Args:
             tokenizer: the tokenizer.
-            vocab_size: of the model; ids beyond the tokenizer's are never permitted.
+            vocab_size: size of the model's vocabulary; ids beyond the tokenizer's are never permitted.
             ends: end-of-sequence tokens, one of which ends every answer.
         """
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
@@ -50,7 +50,7 @@ class Grammars:
 
         Args:
             form: the form.
-            tenant: who asks; compiled grammars are not shared among tenants, to which the time would reveal them.
+            tenant: the tenant; compiled grammars are not shared among tenants, to which the time would reveal them.
 
         Raises:
             RequestError: the form is not supported, out of bounds or malformed, or no text has it.
@@ -61,7 +61,7 @@ class Grammars:
         """Return a form whose next answer can begin at once; any thread may ask. See `start`.
 
         Raises:
-            RequestError: as `start`.
+            RequestError: the form is not supported, out of bounds or malformed, or no text has it.
         """
         with self._lock:
             compiled = self._compiled.get((tenant, form))
@@ -162,10 +162,10 @@ class Constraint(Processor):
     """
 
     def __init__(self, compiled: Compiled, ends: Sequence[int]) -> None:
-        """Begin an answer.
+        """Start at the beginning of an answer.
 
         Args:
-            compiled: its form.
+            compiled: compiled form of the answer.
             ends: end-of-sequence tokens.
         """
         self._ends = tuple(ends)
@@ -231,7 +231,7 @@ class _TrackedMatcher:
     """A matcher and the tokens that it has followed."""
 
     def __init__(self, begin: "Callable[[], LLMatcher | None]", exhausted: Callable[[], None] | None = None) -> None:
-        """Begin with the matcher that `begin` gives; `exhausted` is called when that cannot continue."""
+        """Start with the matcher that `begin` returns; `exhausted` is called when that cannot continue."""
         self._begin, self._exhausted = begin, exhausted
         self.matcher: Any = begin()
         self._taken: list[int] = []
@@ -253,7 +253,7 @@ class _TrackedMatcher:
         return self._ready() and self._move_to(0, [*tokens])
 
     def _ready(self) -> bool:
-        """Begin again after an error, where that helps; return whether there is a matcher."""
+        """Start again after an error, where that helps; return whether there is a matcher."""
         if self.matcher is not None and self.matcher.is_error():
             if self._exhausted is not None:
                 self._exhausted()

@@ -196,11 +196,11 @@ def prepare(
     """Return what changes a request's logits, or None where nothing does.
 
     Args:
-        params: of the request, whose token ids are all below `vocab_size`.
-        prompt: its prompt's tokens.
-        ends: tokens that `min_tokens` is about.
+        params: parameters of the request, whose token ids are all below `vocab_size`.
+        prompt: token ids of its prompt.
+        ends: tokens that end the output, which `min_tokens` forbids at first.
         bad_words: the tokens of `params.bad_words`, each at least one.
-        vocab_size: tokens there are.
+        vocab_size: size of the vocabulary.
         further: links to put at the end.
 
     Raises:

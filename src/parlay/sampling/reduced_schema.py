@@ -18,8 +18,8 @@ class Dropped:
     """A keyword that is not enforced.
 
     Attributes:
-        path: where it stands, as a JSON pointer that begins with `#`.
-        why: what is the matter with it.
+        path: place of the keyword, as a JSON pointer that begins with `#`.
+        why: reason why it is not enforced.
     """
 
     path: str
@@ -56,8 +56,8 @@ class Reduced:
     """A schema without what is not enforced.
 
     Attributes:
-        schema: the rest; the given one is not altered.
-        dropped: what was.
+        schema: the schema that is left; the given one is not altered.
+        dropped: the keywords that were dropped.
     """
 
     schema: dict[str, Any]
@@ -76,7 +76,7 @@ class Reduced:
         Without doubts nothing is compiled.
 
         Args:
-            fault: compiles a schema, and returns what is wrong with it; empty if nothing.
+            fault: function that compiles a schema and returns what is wrong with it; empty if nothing.
         """
         left, end = _ATTEMPTS, monotonic() + _PATIENCE
 

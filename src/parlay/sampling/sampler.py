@@ -1,4 +1,4 @@
-"""SamplingKernels tokens with keyed noise, and reporting their log-probabilities.
+"""Sampling tokens with keyed noise, and reporting their log-probabilities.
 
 Every token of the engine is drawn by `draw`: the target's choices and a draft model's nodes, so that nodes share the
 noise of the choices they try to predict (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
@@ -27,7 +27,7 @@ def draw(
     positions: Tensor,
     filters: Filters | None = None,
 ) -> Tensor:
-    """Draw one token a row; temperature 0 takes the first in the total order.
+    """Draw one token per row; temperature 0 takes the first in the total order.
 
     Args:
         kernels: the operations to run with.
@@ -35,7 +35,7 @@ def draw(
         temperatures: `[rows]` float32.
         seeds: `[rows]` int64 holding the bits of unsigned seeds.
         positions: `[rows]` int64, absolute index of the token being drawn.
-        filters: which tokens of each row may be drawn; None for all.
+        filters: min-p, top-k and top-p of each row; None for none.
 
     Returns:
         Token ids, `[rows]` int64.
@@ -53,7 +53,7 @@ def process(kernels: Kernels, logits: Tensor, params: Sequence[DrawParams | Samp
     Args:
         kernels: the operations to run with.
         logits: `[rows, vocab]` float32; NaN counts as `-inf`.
-        params: of each row.
+        params: sampling parameters of each row.
     """
     scores = logits.clone()
     kernels.process(scores, temperature_tensor(params), filter_tensors(params))
@@ -95,8 +95,8 @@ def draw_at(kernels: Kernels, logits: Tensor, draws: SamplingMetadata) -> list[i
 
     Args:
         kernels: the operations to run with.
-        logits: float32, where these read.
-        draws: of the host.
+        logits: float32, in memory that the kernels read.
+        draws: sampling parameters of each row, in host memory.
     """
     temperatures, seeds, positions, *limits = sent(kernels, draws.tensors)
     with kernels.device_context():
@@ -133,7 +133,7 @@ def token_logprobs(kernels: Kernels, logits: Tensor, token: int, top: int) -> To
         kernels: the operations to run with.
         logits: `[vocab]` float32.
         token: the token to report.
-        top: how many of the most likely tokens to report.
+        top: number of the most likely tokens to report.
     """
     out = torch.empty((1, len(logits)))
     kernels.log_softmax(logits.view(1, -1), out)

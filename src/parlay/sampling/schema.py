@@ -34,9 +34,9 @@ def served_schema(
     """Return what is enforced of a schema, and which constraints are not.
 
     Args:
-        schema: as the client sent it.
-        fault: compiles a schema, and returns what is wrong with it, empty if nothing; constraints that it refuses are
-            dropped. None leaves them in.
+        schema: the schema as the client sent it.
+        fault: function that compiles a schema and returns what is wrong with it, empty if nothing; constraints that
+            it refuses are dropped. None leaves them in.
 
     Raises:
         RequestError: the schema is out of bounds, or has no value, or every value of it would contain a further one

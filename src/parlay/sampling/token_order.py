@@ -11,7 +11,7 @@ def largest(scores: NDArray[np.float32], count: int) -> NDArray[np.int64]:
 
     Args:
         scores: `[vocab]`, no NaN.
-        count: how many; more than there are gives all.
+        count: number of ids; more than there are gives all.
     """
     if count >= scores.size:
         return np.argsort(-scores, kind="stable")

@@ -21,11 +21,11 @@ class Admission:
     """
 
     def __init__(self, most: int, most_per_key: int | None = None) -> None:
-        """Begin with nothing open.
+        """Start with nothing open.
 
         Args:
-            most: completions at once.
-            most_per_key: the same of one key; None for no such limit.
+            most: most completions at once.
+            most_per_key: most completions of one key at once; None for no such limit.
         """
         self._most = most
         self._most_per_key = most_per_key or most
@@ -101,13 +101,13 @@ class BodyBudget:
     """Bytes that are shared by all keys. A key may hold as many as are still free, so that none can take all."""
 
     def __init__(self, most: int) -> None:
-        """Begin with nothing used; `most` bytes are the limit."""
+        """Start with nothing used; `most` bytes are the limit."""
         self._most = most
         self._of: Counter[str] = Counter()
         self.used = 0
 
     def acquire(self, key: str, count: int) -> None:
-        """Hold further bytes of a key.
+        """Reserve further bytes for a key.
 
         Raises:
             ApiError: the key would hold more than would be left.

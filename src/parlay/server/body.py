@@ -20,7 +20,7 @@ async def read_json(context: Context, make: Callable[[dict[str, Any]], T], *, co
     clients send.
 
     Args:
-        context: of one request.
+        context: the request's context.
         make: makes the result; its time is proportional to the body's length.
         completes: admit the request as one that asks for completions, before its body is decoded.
 

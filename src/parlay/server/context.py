@@ -64,7 +64,7 @@ class Context:
         store: keeps responses.
         methods: speculative methods that the engine has loaded.
         metrics: counts, if given.
-        threads: for what takes long.
+        threads: run what takes long.
         began: when the server did, in seconds since 1970.
         current: the request that is served.
     """

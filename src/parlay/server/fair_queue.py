@@ -28,10 +28,10 @@ class FairQueue:
     """
 
     def __init__(self, places: int = 1, *, rests: bool = False) -> None:
-        """Begin with all places free.
+        """Start with all places free.
 
         Args:
-            places: as many as calls may run at once.
+            places: calls that may run at once.
             rests: a place stays empty for as long as its last call took, so that calls take half of the time at most:
                 the rest is for what shares the interpreter with them.
         """
@@ -70,7 +70,7 @@ class FairQueue:
 
     def _done(self, task: "asyncio.Future[Any]", seconds: float) -> None:
         if not task.cancelled():
-            task.exception()  # nobody may be left to take it
+            task.exception()  # the caller may be gone; the exception counts as retrieved
         if self._rests:
             task.get_loop().call_later(seconds, self._leave)
         else:
@@ -108,7 +108,7 @@ class Threads:
 
         Args:
             key: whose turn it takes.
-            size: of the input, in characters, tokens or bytes.
+            size: length of the input, in characters, tokens or bytes.
             work: what to do; its time is proportional to the size.
         """
         loop = asyncio.get_running_loop()
@@ -134,8 +134,8 @@ class Threads:
             key: whose turn it takes.
             codec: runs the template.
             template: a client's; None for the model's own.
-            count: as in `TextCodec.run_template`.
-            work: as there.
+            count: pieces that the template is given, see `TextCodec.run_template`.
+            work: runs the template, in a thread; see `TextCodec.run_template`.
         """
         turns = self._template_turns.setdefault(codec.lane(template, count), FairQueue())
         return await turns.run(key, lambda: codec.run_template(template, work, count))

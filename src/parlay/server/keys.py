@@ -16,7 +16,7 @@ class Client:
     """The sender of a request.
 
     Attributes:
-        name: of the key, for logs.
+        name: the key's name, for logs.
         tenant: whose caches are used; clients of one tenant share them.
         owner: whose stored responses are seen; separate for every key, even where caches are shared.
     """
@@ -33,7 +33,7 @@ class Keys:
     """The keys that are accepted; without any, every client is."""
 
     def __init__(self, named: Sequence[tuple[str, str]], *, shared_cache: bool = False) -> None:
-        """Remember digests of keys; the salt is new in every process.
+        """Store digests of keys; the salt is new in every process.
 
         Args:
             named: names and keys.

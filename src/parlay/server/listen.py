@@ -51,7 +51,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take SIGTERM and SIGINT as requests to shut down; a second one ends at once."""
+        """Handle SIGTERM and SIGINT as requests to shut down; a second one ends at once."""
         if threading.current_thread() is not threading.main_thread():  # others get no signals
             yield
             return

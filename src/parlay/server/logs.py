@@ -60,7 +60,7 @@ class Speed:
     """An engine's speed between two reads of its counters."""
 
     def __init__(self, stats: Callable[[], StatsSnapshot]) -> None:
-        """Begin with the counters as they are."""
+        """Start with the counters as they are."""
         self._stats = stats
         self._before, self._then = stats(), time.monotonic()
 

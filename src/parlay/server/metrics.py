@@ -143,7 +143,7 @@ class PrometheusMetrics:
             model_name: labels every series.
             method: the proposer that is loaded; labels what has no other source.
             engines: one or more replicas, whose numbers label their series; what belongs to none is the first's.
-            numerics_id: of all of them.
+            numerics_id: the numerics id of all engines.
         """
         kind = verification_of(numerics_id)
         self._info = (numerics_id, kind, str(kind not in LOSSY).lower())
@@ -162,11 +162,11 @@ class PrometheusMetrics:
         self._registry.register(self)
 
     def observe_first(self, seconds: float, replica: int) -> None:
-        """Note how long a request waited for its first token."""
+        """Record how long a request waited for its first token."""
         self._engines[replica].histograms["vllm:time_to_first_token_seconds"].observe(seconds)
 
     def observe_step(self, seconds: float, tokens: int, replica: int) -> None:
-        """Note `tokens` that came together, `seconds` after those before them."""
+        """Record `tokens` that came together, `seconds` after those before them."""
         histogram = self._engines[replica].histograms["vllm:inter_token_latency_seconds"]
         for _ in range(tokens):
             histogram.observe(seconds / tokens)
@@ -180,11 +180,11 @@ class PrometheusMetrics:
         requested: int = 0,
         failed: bool = False,
     ) -> None:
-        """Note a request's end: each completion the engine knew, or one error where the server is to blame.
+        """Record a request's end: each completion the engine knew, or one error where the server is to blame.
 
         Args:
-            path: of the request.
-            status: of the answer; 499 if the client left before it.
+            path: path of the request.
+            status: status of the answer; 499 if the client left before it.
             outputs: the newest of each prompt, of a stream the last delta; none for one that did not get so far.
             requested: completions that the engine was given to compute.
             failed: an answer that had begun ended with an error of the server's.

@@ -36,13 +36,13 @@ class Endpoint:
     """A path and a method of the server.
 
     Attributes:
-        path: as Starlette has it, perhaps with `{name}`.
+        path: the path as Starlette has it, perhaps with `{name}`.
         handler: answers a request; the operation is called after it.
         summary: what it does.
         method: HTTP's.
         body: the dataclass that its body is read into.
         answer: the schema of its answer; empty for text.
-        errors: by status, besides those of every body and that of a missing key.
+        errors: errors by status, besides those of every body and that of a missing key.
         streams: the answer may come as server-sent events.
     """
 
@@ -212,7 +212,7 @@ def document(
     """Return the document.
 
     Args:
-        endpoints: of the server.
+        endpoints: the server's endpoints.
         model: the served model's name, which is in an address.
         open_paths: those that need no key; None if none does.
         strict: whether unknown fields are refused.

@@ -32,9 +32,9 @@ def adapted(
     """Return a conversation whose messages a template shows, and the descriptions of functions that it gets.
 
     Args:
-        messages: in the form of `messages`.
+        messages: the conversation, in the form of `messages`.
         tools: descriptions of functions.
-        template: in Jinja's language.
+        template: the chat template, in Jinja's language.
         special: special tokens by their names.
         runner: where the template is run.
 
@@ -108,7 +108,7 @@ def _split_text_from_calls(messages: Sequence[Message]) -> list[Message]:
 
 
 def _one_by_one(messages: Sequence[Message]) -> list[Message]:
-    """Return a conversation with one call a message, each followed by its result."""
+    """Return a conversation with one call per message, each followed by its result."""
     made: list[Message] = []
     results: list[Message] = []  # that have been placed
     for place, message in enumerate(messages):

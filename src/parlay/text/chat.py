@@ -73,9 +73,9 @@ def render(
     """Return the prompt that a template makes of a conversation.
 
     Args:
-        template: in Jinja's language.
-        messages: with `role` and `content`, as chat clients send them; see `messages` for what they may have, and
-            `adapt` for what is changed so that the template shows all of it.
+        template: the chat template, in Jinja's language.
+        messages: mappings with `role` and `content`, as chat clients send them; see `messages` for what they may
+            have, and `adapt` for what is changed so that the template shows all of it.
         special: special tokens by their names in the tokenizer's config.
         options: see `ChatOptions`.
         runner: where the template is run.
@@ -107,13 +107,13 @@ def shows_tools(template: str, special: Mapping[str, str], runner: TemplateRunne
     """Whether a template passes tools to the model: whether its prompt has the name of one.
 
     Args:
-        template: in Jinja's language.
+        template: the chat template, in Jinja's language.
         special: special tokens by their names.
         runner: where the template is run.
     """
     try:
         return capabilities_of(template, special, runner).tools
-    except RequestError:  # whoever renders a conversation gets it
+    except RequestError:  # rendering a conversation raises it
         return True
 
 

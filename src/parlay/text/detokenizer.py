@@ -25,7 +25,7 @@ class IncrementalDecoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool) -> None:
-        """Begin behind the tokens of a prompt."""
+        """Start behind the tokens of a prompt."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         # Tokens whose text was returned, or is the prompt's, and those behind them.
@@ -103,11 +103,11 @@ class Detokenizer:
     """One completion's text, token by token; the cost of a token does not grow with the length of the text."""
 
     def __init__(self, codec: TextCodec, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
-        """Begin with no text.
+        """Start with no text.
 
         Args:
             codec: the tokenizer.
-            params: of the request: what ends its text, and whether special tokens are part of it.
+            params: the request's parameters: what ends its text, and whether special tokens are part of it.
             prompt: tokens that the text continues.
         """
         self._stop = tuple(params.stop)

@@ -26,7 +26,7 @@ from parlay.text.sentence_piece import SPACE
 from parlay.text.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, token_text
 from parlay.text.tokenizer_files import read_texts
 
-# What tells one way to cut texts from another.
+# Texts that pre-tokenizers cut differently, to recognise them by.
 PROBES = (
     "'self' don't it'sy they'LLo we'Ve I'm you'd 'Re x'S",
     "12345 1 22 333 4444 55555 666666 x1y22z ²³ Ⅷ ٣٤٥ 3.14 1,000  12   345",
@@ -165,7 +165,7 @@ def _tokens(size: int, own: dict[str, int], spec: dict[str, Any], letters: bool)
         if not letters and token.startswith("<0x") and len(token) == 6 and token.endswith(">"):
             types[index], scores[index] = BYTE, 0.0
     for added in spec["added_tokens"]:
-        # What pieces merge into is found without being looked for.
+        # A token that merges of pieces give need not be added.
         if added["special"] or added["content"] not in ranks:
             types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
             scores[added["id"]] = 0.0

@@ -22,11 +22,11 @@ class GrammarTokenizer:
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end: int) -> None:
-        """Take a tokenizer.
+        """Wrap a tokenizer.
 
         Args:
             tokenizer: the tokenizer.
-            vocab_size: of the model; further tokens are left out.
+            vocab_size: number of the model's tokens; further ones are left out.
             end: an end-of-sequence token.
 
         Raises:

@@ -20,7 +20,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")  # the first that is
 
 # Types of parts that are text, and the key that has it: of chat completions, and of responses.
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-# Likewise, of reasoning: Mistral's, and that of responses.
+# Types of parts that are reasoning, and the key that has it: Mistral's, and that of responses.
 _THOUGHTS = {"thinking": "thinking", "reasoning_text": "text"}
 # Types of parts that clients send for anything else.
 _MEDIA = {

@@ -31,10 +31,10 @@ def merging(
 
     Args:
         file: whose it is, for errors.
-        tokens: by their ids.
-        scores: of the tokens.
+        tokens: tokens in the order of their ids.
+        scores: scores of the tokens.
         vocabulary: the ids of those that are used.
-        kinds: of the tokens.
+        kinds: kinds of the tokens.
         unknown: the token for what the vocabulary cannot spell.
 
     Raises:

@@ -26,12 +26,13 @@ def token_text(value: Any) -> str:
 def add_by_kind(
     tokenizer: Tokenizer, tokens: Sequence[str], kinds: Sequence[float], swallowing: Collection[str] = ()
 ) -> None:
-    """Have a tokenizer find in texts what is no piece: control tokens, and those that a model's authors defined.
+    """Add what is no piece to a tokenizer, to be found in texts: control tokens, and those that a model's authors
+    defined.
 
     Args:
         tokenizer: whose vocabulary has them.
-        tokens: by their ids.
-        kinds: of the tokens.
+        tokens: tokens in the order of their ids.
+        kinds: kinds of the tokens.
         swallowing: tokens that swallow the spaces behind them.
     """
     for wanted, special in (((CONTROL, UNKNOWN), True), ((USER_DEFINED,), False)):
@@ -108,7 +109,7 @@ def _named(about: dict[str, Any]) -> Iterator[Any]:
 
 
 def add_bos_eos(tokenizer: Tokenizer, bos: str | None, eos: str | None) -> None:
-    """Have a tokenizer put tokens before and behind a text; None puts none."""
+    """Set the tokens that a tokenizer puts before and behind a text; None puts none."""
     around = [token for token in (bos, eos) if token]
     if not around:
         return

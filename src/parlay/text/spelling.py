@@ -16,7 +16,7 @@ class Spelling:
 
     Attributes:
         codec: the tokenizer.
-        bytes: of each token that stands for text, by its id: those of successive tokens make up the text.
+        bytes: bytes of each token that stands for text, by its id: those of successive tokens make up the text.
         ids: tokens by their bytes, which no two tokens share here.
         special: ids of special tokens by their names.
         end: the token that ends a text, if the tokenizer's config names one.

@@ -25,7 +25,7 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
     """Return the text that a template makes.
 
     Args:
-        template: in Jinja's language.
+        template: the chat template, in Jinja's language.
         variables: its variables by name.
 
     Raises:

@@ -25,9 +25,9 @@ class Capabilities:
 
     Attributes:
         tools: descriptions of functions.
-        refuses_tools: whether it refuses any messages with them.
+        refuses_tools: whether it refuses any messages with tools.
         developer: a message of the role `developer`, which it names, at the beginning.
-        developers: such messages behind one of the role `system`, too.
+        developers: messages of the role `developer` behind one of the role `system`.
         systems: several system messages at the beginning.
         late_system: a system message further down.
         text: roles whose content it reads as text.
@@ -78,7 +78,7 @@ def capabilities_of(template: str, special: Mapping[str, str], runner: TemplateR
     """Return what a template shows.
 
     Args:
-        template: in Jinja's language.
+        template: the chat template, in Jinja's language.
         special: special tokens by their names.
         runner: where the template is run, once for all conversations.
 
@@ -159,7 +159,7 @@ class CallHistory:
     Attributes:
         tools: descriptions of functions, given to the template.
         beside: text beside calls.
-        apart: such text, in a message of its own before.
+        apart: text beside calls, in a message of its own before.
         several: calls in one message.
         answered: results that a message of the user's follows.
     """

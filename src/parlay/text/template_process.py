@@ -51,7 +51,7 @@ class TemplateRunner:
         """Return the text that a template makes.
 
         Args:
-            template: in Jinja's language.
+            template: the chat template, in Jinja's language.
             variables: its variables by name.
 
         Raises:
@@ -103,7 +103,7 @@ class TemplateProcess(TemplateRunner):
         """Start nothing yet.
 
         Args:
-            seconds: that one rendering may take.
+            seconds: longest time of one rendering.
         """
         super().__init__()
         self._seconds = seconds

@@ -16,13 +16,13 @@ from parlay.errors import ModelError
 from parlay.text.pre_tokenizers import PATTERNS
 from parlay.text.token_bytes import LETTERS
 
-# Of Mistral's files that list none; the others of their places have numbers for names.
+# Special tokens of Mistral's files that list none; further ones are named by numbers.
 _TEKKEN = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
     *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
     *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
 )
-# How the classes that read such files cut texts into words; files say it not.
+# Pre-tokenizers by the class that reads such files, which do not say it.
 _WORDS = {
     "": "llama-bpe",
     "PreTrainedTokenizerFast": "llama-bpe",

@@ -180,7 +180,7 @@ class TextCodec:
         return choose(self._templates, given, tools=tools)
 
     def use_template(self, template: str) -> None:
-        """Take a chat template in place of all of the model's own."""
+        """Use a chat template in place of all of the model's own."""
         self._templates = {DEFAULT: template}
 
     def shows_tools(self, template: str | None = None) -> bool:
@@ -213,7 +213,7 @@ class TextCodec:
         """Return the result of `work`, which runs a chat template, without blocking the event loop.
 
         Args:
-            template: as in `ChatOptions`.
+            template: the request's template, see `ChatOptions`.
             work: runs in a thread; calls of one lane run one after another.
             count: the `pieces` that the template is given.
         """

@@ -78,7 +78,7 @@ class TokenizerView:
         return [self._token(one) for one in ids if one not in special]
 
     @overload
-    def convert_tokens_to_ids(self, tokens: str) -> int | None: ...
+    def convert_tokens_to_ids(self, tokens: str) -> int | None: ...  # type: ignore[overload-overlap]
     @overload
     def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]: ...
 

@@ -25,8 +25,8 @@ def described(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -
     """Return a conversation whose system message describes functions, too.
 
     Args:
-        messages: in the form of `messages`.
-        tools: as chat clients describe them.
+        messages: the conversation, in the form of `messages`.
+        tools: functions as chat clients describe them.
     """
     words = _WORDS.format(tools="\n".join(_json(tool.get("function", tool)) for tool in tools))
     if messages[0]["role"] != "system":

@@ -33,7 +33,7 @@ class AcceleratedTarget:
         self._layers: tuple[int, ...] = ()
 
     def tap(self, layers: tuple[int, ...]) -> None:
-        """Have `states` return the residual stream after so many layers too."""
+        """Let `states` return the residual stream after so many layers too."""
         self._layers = layers
 
     @torch.no_grad()
@@ -67,8 +67,8 @@ def accelerate(path: Path, dtype: torch.dtype, device: torch.device) -> Accelera
 
     Args:
         path: a directory, or a file of GGUF.
-        dtype: that it computes in.
-        device: where.
+        dtype: dtype that it computes in.
+        device: device that it is put on.
     """
     try:
         return AcceleratedTarget(path, dtype, device)

@@ -128,8 +128,9 @@ class TrainedBlockLayer(LayerWeights):
         """Return attention's output `[texts, n, heads, block, head_dim]`.
 
         Args:
-            query: likewise.
-            keys, values: of contexts `[texts, groups, longest, head_dim]`, and of blocks as `query`, with groups.
+            query: queries of blocks, `[texts, n, heads, block, head_dim]`.
+            keys, values: those of contexts, `[texts, groups, longest, head_dim]`, and of blocks, as `query` with
+                groups.
             hidden: `[texts, n, longest]`, the contexts that a block does not see.
         """
         texts, count, heads, block, size = query.shape
@@ -213,7 +214,7 @@ class BlockTrainee(Trainee):
         Args:
             states: normed, `[n, width]`.
             before: `[n]`, the tokens before it.
-            labels: as in `DraftStep`.
+            labels: labels of the rows, see `DraftStep`.
         """
         return DraftStep(states, self.output, labels)
 

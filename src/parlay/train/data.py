@@ -51,7 +51,7 @@ def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int, prompt
     """Return the texts of a file, or of all files below a directory, cut to at most `max_length` tokens.
 
     Args:
-        path: of the data.
+        path: path of the data.
         codec: the target's tokenizer and chat template.
         vocab: ids are below.
         max_length: longer texts become several; of a prompt alone the end is taken.

@@ -70,9 +70,10 @@ def rollout_context(config: ModelConfig, rollout: Rollout, rows: int) -> Forward
     """Return the context of a pass over the rows `[texts * n]` of a rollout's next node.
 
     Args:
-        config: of a model of one layer.
-        rollout: of the first node, all rows of each text are run; of others those that it starts from.
-        rows: of all texts.
+        config: config of a model of one layer.
+        rollout: the rollout so far. Its first node runs all rows of each text, later ones the rows that it starts
+            from.
+        rows: rows of all texts.
     """
     starts = rollout.starts
     each = torch.arange(rows // len(starts), device=starts.device).expand(len(starts), -1)
@@ -94,7 +95,7 @@ class DifferentiableKernels(ReferenceKernels):
     """`Kernels` for one node of a rollout: what layers of attention, feed-forward networks and experts run."""
 
     def __init__(self, rollout: Rollout, origins: Tensor) -> None:
-        """Keep where the rows belong, `[texts, n]`: the rows of the first node that they go on from."""
+        """Create kernels for rows `[texts, n]` of the first node, from which these rows go on."""
         super().__init__()
         self._rollout, self._origins = rollout, origins
 
@@ -200,7 +201,7 @@ class DifferentiableKernels(ReferenceKernels):
         self._keep(entry, entry)
 
     def _keep(self, key: Tensor, value: Tensor) -> None:
-        """Keep keys and values, each `[rows, groups, columns]`."""
+        """Store keys and values, each `[rows, groups, columns]`."""
         self._rollout.append(self._by_text(key), self._by_text(value))
 
     def _by_text(self, heads: Tensor) -> Tensor:

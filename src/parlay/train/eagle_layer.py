@@ -71,7 +71,7 @@ class EagleTrainee(RolloutTrainee):
         self._heads = config.num_heads, config.num_kv_heads, config.head_dim
 
     def make_layer(self, columns: int) -> Layer:
-        """Return a layer whose attention reads `columns` numbers a row."""
+        """Return a layer whose attention reads `columns` numbers per row."""
         return Layer(self.config.hidden_size, columns, self.inner, self._heads, 0.5)
 
     def layer_config(self) -> dict[str, Any]:

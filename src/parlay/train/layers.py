@@ -21,8 +21,8 @@ class LayerWeights(nn.Module):
         """Draw random weights.
 
         Args:
-            width: of states.
-            columns: that attention reads of a row.
+            width: width of states.
+            columns: columns of a row that attention reads.
             inner: width within the feed-forward network.
             heads: how many heads there are of queries and of keys, and the columns of each.
             quiet: factor on what the layer adds to states.

@@ -15,9 +15,9 @@ class Figures:
     """A head's quality on texts that it does not learn from.
 
     Attributes:
-        loss: mean cross entropy against the target's distributions, in nats a node. Tokens outside a reduced
+        loss: mean cross entropy against the target's distributions, in nats per node. Tokens outside a reduced
             vocabulary are left out.
-        accuracy: for each node in turn, how often its likeliest token is the target's.
+        accuracy: how often the likeliest token is the target's, for each node in turn.
     """
 
     loss: float
@@ -36,11 +36,11 @@ def card(
     """Return a card with the command that makes this head, its training data, and its quality.
 
     Args:
-        method: of the head.
-        options, own: of its training.
-        texts: of training, and held out.
-        untrained, figures: before training and now.
-        steps: of the optimiser.
+        method: the head's method.
+        options, own: options of its training.
+        texts: texts of training, and held-out ones.
+        untrained, figures: the head's figures before training and now.
+        steps: steps of the optimiser.
     """
     learnt, held_out = texts
     tokens = sum(len(text.tokens) for text in learnt)

@@ -28,7 +28,7 @@ def write_prompts(
     """Return `options.generate` conversations that end with the user's turn, which the target has written.
 
     Args:
-        file: of the prompts so far; it is made, or appended to.
+        file: file of the prompts so far; it is made, or appended to.
         options: how many, and of which target.
         target: names its weights.
         codec: its tokenizer and chat template.

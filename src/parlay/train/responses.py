@@ -26,7 +26,7 @@ def write_responses(
     """Return the target's answers to the prompts of texts, or its continuations where they have none.
 
     Args:
-        file: of the responses so far; it is made, or appended to.
+        file: file of the responses so far; it is made, or appended to.
         texts: whose prompts it takes in a random order, over and over.
         options: how many, how long, at which temperature.
         target: names its weights.

@@ -44,7 +44,8 @@ class Rollout:
 
     Attributes:
         starts: `[texts, n]`, the rows that it starts from; of the first node's pairs they see those up to there.
-        keys, values: of every node, `[texts, groups, rows, head_dim]` of the first and n rows of later ones.
+        keys, values: keys and values of every node, `[texts, groups, rows, head_dim]` of the first and n rows of
+            later ones.
     """
 
     starts: Tensor
@@ -56,7 +57,7 @@ class Rollout:
         return rows.gather(1, self.starts[..., None].expand(-1, -1, rows.shape[-1]))
 
     def append(self, key: Tensor, value: Tensor) -> None:
-        """Keep keys and values of the next node, turned by their positions."""
+        """Store keys and values of the next node, turned by their positions."""
         self.keys.append(key)
         self.values.append(value.float())
 
@@ -137,7 +138,7 @@ class RolloutTrainee(Trainee):
 
         Args:
             embedded: tokens, `[texts, n, width]`; for a layer's first node of all rows of a text.
-            state: those before them, likewise.
+            state: the states before them, of the same shape.
             rollout: keeps the node's keys and values.
         """
 

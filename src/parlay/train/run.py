@@ -39,8 +39,8 @@ class TrainProgress:
 
     Attributes:
         doing: `prompts`, `responses` or `training`.
-        done, total: of that, in prompts, responses or steps.
-        loss: of the last step, or None.
+        done, total: prompts, responses or steps done, and in total.
+        loss: loss of the last step, or None.
         figures: the newest, or None.
     """
 
@@ -59,7 +59,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
 
     Args:
         method: a proposer that can be trained.
-        options: of every training.
+        options: options that every training has.
         own: the method's `Options`; None takes their defaults.
         watch: called after every step and measurement.
 
@@ -216,7 +216,7 @@ class _Training:
         return [self.texts[i] for i in order[at * size : (at + 1) * size]]
 
     def _train_step(self, texts: Sequence[Text]) -> float:
-        """Take a step; return its loss in nats a node."""
+        """Take a step; return its loss in nats per node."""
         rate = self.options.learning_rate * schedule(self.step, self.steps, self.options.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -290,7 +290,7 @@ def schedule(step: int, steps: int, warmup: float) -> float:
 
     Args:
         step: counted from 0.
-        steps: of the run.
+        steps: steps of the run.
         warmup: share of them in which it rises.
     """
     rising = warmup * steps

@@ -31,7 +31,7 @@ _CONFIGS = (
 
 @contextmanager
 def lock_directory(directory: Path) -> Iterator[None]:
-    """Keep other runs away from a run's directory.
+    """Lock a run's directory against other runs.
 
     Raises:
         ConfigError: another run is there.
@@ -62,7 +62,7 @@ def load_checkpoint(path: Path, identity: dict[str, Any]) -> dict[str, Any] | No
     """Return a run's state, or None if it has not begun.
 
     Args:
-        path: of the checkpoint.
+        path: path of the checkpoint.
         identity: what distinguishes the run from others; a part of it is compared as far as it goes.
 
     Raises:
@@ -91,7 +91,7 @@ def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str, tar
     Args:
         output: the directory.
         trainee: the head.
-        dtype: of its weights; integers stay as they are.
+        dtype: dtype of its weights; integers stay as they are.
         card: text of its README.md.
         target: its tokenizer is copied to a head that is a model by itself.
 
@@ -118,7 +118,7 @@ def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str, tar
 
 
 def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Have a file written to a temporary name, and renamed once it is on disk."""
+    """Write a file under a temporary name, and rename it once it is on disk."""
     beside = path.with_name(path.name + ".partial")
     try:
         write(beside)

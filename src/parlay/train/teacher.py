@@ -104,8 +104,8 @@ class Teacher:
 
     Attributes:
         config: its shape.
-        dtype: that it computes in.
-        longest: sequence that it is to be served with.
+        dtype: dtype that it computes in.
+        longest: length of the longest sequence that it is to be served with.
     """
 
     def __init__(self, options: TrainOptions) -> None:
@@ -134,7 +134,7 @@ class Teacher:
         self._room = int(_SHARE * env.available_memory()) if again else 0
 
     def tap(self, layers: tuple[int, ...]) -> None:
-        """Have every batch give the residual stream after so many layers; before the first batch.
+        """Let every batch give the residual stream after so many layers; before the first batch.
 
         Only a target that `exposes_hidden_states` can.
         """
@@ -143,7 +143,7 @@ class Teacher:
             self._accelerated.tap(layers)
 
     def restrict_vocabulary(self, ids: Tensor) -> None:
-        """Have every batch give the target's distributions of these tokens `[n]` alone, not scaled to sum to 1."""
+        """Let every batch give the target's distributions of these tokens `[n]` alone, not scaled to sum to 1."""
         self._ids = ids
 
     def parts(self, texts: Sequence[Text]) -> list[list[Text]]:

@@ -67,7 +67,7 @@ class Trainee(nn.Module, ABC):
         Args:
             options: the method's own.
             teacher: the target; a trainee may have it add to its batches.
-            texts: of training, and nothing that is held out.
+            texts: texts of training, and nothing that is held out.
 
         Raises:
             ConfigError: options that are out of range.

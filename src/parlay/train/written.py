@@ -1,4 +1,4 @@
-"""Files of what the target has written for a run, a JSON object a line: a stopped run does not write it again.
+"""Files of what the target has written for a run, a JSON object per line: a stopped run does not write it again.
 
 The first line names everything that the others depend on.
 """
@@ -32,7 +32,7 @@ class WrittenFile:
         Args:
             file: there may be none yet.
             what: it holds, such as "responses".
-            options: of the run.
+            options: options of the run.
             shaping: further options that the entries depend on.
             about: what else they depend on.
         """
@@ -45,7 +45,7 @@ class WrittenFile:
         """Turn an OSError of reading or writing the file into an error with a remedy.
 
         Raises:
-            ConfigError: instead.
+            ConfigError: the file cannot be read or written.
         """
         try:
             yield

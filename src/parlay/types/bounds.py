@@ -28,7 +28,7 @@ class Scalar:
         kind: bool, int or float.
         optional: whether None is a value.
         low, high: bounds; None where there is none.
-        above: the lower bound is exclusive.
+        above: whether the lower bound is exclusive.
         instead: advice for values out of bounds.
     """
 
@@ -53,9 +53,9 @@ class Scalar:
         """Return a value as `kind`, from whatever library its number is.
 
         Args:
-            name: begins what is said of it.
-            value: what a user gave.
-            param: the parameter that it is part of; None if it is one.
+            name: name of the value in error messages.
+            value: the value that a user gave.
+            param: the parameter that it is part of; None if it is one itself.
 
         Raises:
             RequestError: it is none, or out of bounds.
@@ -117,9 +117,9 @@ def from_mapping(cls: type[T], value: object, param: str, example: str) -> T:
 
     Args:
         cls: the dataclass, which refuses values of its own.
-        value: what a user gave.
+        value: the value that a user gave.
         param: the parameter.
-        example: of a mapping.
+        example: example of a mapping, for error messages.
 
     Raises:
         RequestError: it is no mapping, or has an unknown key.

@@ -11,8 +11,8 @@ class StateCapacity(NamedTuple):
     """How much room there is for states of recurrent layers.
 
     Attributes:
-        slots: each for the states of a sequence in all layers.
-        places: each for the inputs of a draft node in all layers.
+        slots: number of slots, each for the states of a sequence in all layers.
+        places: number of places, each for the inputs of a draft node in all layers.
     """
 
     slots: int = 0
@@ -40,7 +40,7 @@ class RecurrentSpec:
         channels: columns of its convolution.
         taps: rows that each of the convolution's outputs is made of, its own included.
         state: shape of the state, in float32 numbers; empty where there is none but the convolution's rows.
-        gates: numbers a row that the state's update takes besides the convolution's outputs.
+        gates: numbers per row that the state's update takes besides the convolution's outputs.
     """
 
     channels: int
@@ -63,18 +63,18 @@ class CacheSpec:
 
     Attributes:
         layers: layers with attention in the group.
-        kv_heads: key and value heads a layer.
-        head_dim: elements a head.
-        itemsize: bytes an element.
-        dtype: of keys and values.
+        kv_heads: key and value heads per layer.
+        head_dim: elements per head.
+        itemsize: bytes per element.
+        dtype: how keys and values are stored, see `KVCacheDtype`.
         values: whether there are values; otherwise they are the keys, as in latent attention.
-        recurrent: of the recurrent layers; None where there are none.
-        pattern: what every layer keeps; empty: all keep keys and values.
-        heads: of every layer, how many heads keys have, how wide they are and how wide values are, where any of that
-            differs; widths of 0 where it reads another layer's.
-        sources: of every layer, the one whose keys and values it reads, or -1.
-        slots: how many of its own tokens there is room for with each of the target's.
-        extra: numbers of a token besides its keys and values, in all layers.
+        recurrent: what a recurrent layer keeps; None where there are none.
+        pattern: kind of cache of every layer; empty where all keep keys and values.
+        heads: number of key heads, their width and that of values, for every layer, where any of that differs; widths
+            of 0 where it reads another layer's.
+        sources: index of the layer whose keys and values each layer reads, or -1.
+        slots: number of its own tokens that there is room for per token of the target.
+        extra: numbers per token besides its keys and values, in all layers.
     """
 
     layers: int

@@ -14,12 +14,12 @@ class Draft(msgspec.Struct, frozen=True):
     """The draft tokens of one request in one step: a tree below the root, parents before children.
 
     Attributes:
-        tokens: draft token ids, one a node, best path first.
+        tokens: draft token ids, one per node, best path first.
         parents: index of each node's parent, `ROOT` for children of the root. A chain counts upward: -1, 0, 1 ...
-        source: which proposer drafted each node.
+        source: name of each node's proposer.
         probs: how likely a node is to be accepted given that its parent is; never used for correctness. From a
             proposer they are its own estimates, if it has any; in a plan they are calibrated, and every node has one.
-        q: of each node the distribution that it was drawn from, None if it was not drawn; kept only where a verifier
+        q: distribution that each node was drawn from, None if it was not drawn; kept only where a verifier
             needs it. In a plan these are numbers that refer to distributions kept where nodes are drawn and verified.
             Such a node, and with it its later siblings, may be left out because of its ancestors and distribution,
             never because of its own token, or the output would not have the target's distribution.

@@ -32,8 +32,8 @@ class RequestMetrics:
         preemptions: how often the request lost its blocks and was computed again.
         cached_tokens: prompt tokens found in the prefix cache on admission.
         arrival, admitted, first_token, finished: clock readings; 0 while not reached.
-        undrafted: of the steps without a draft, why there was none, and how often.
-        verification: what decided which nodes are accepted; see `SpeculativeConfig`.
+        undrafted: reasons why steps had no draft, and how often each.
+        verification: rule that decided which nodes are accepted; see `SpeculativeConfig`.
         per_step: once it has finished, nodes verified and accepted in each of the steps that verified some.
     """
 
@@ -84,10 +84,10 @@ class Rejected(NamedTuple):
     """A node that was not accepted.
 
     Attributes:
-        at: how many of the completion's tokens come before it: those of earlier steps, and those its step accepted.
+        at: number of the completion's tokens before it: those of earlier steps, and those its step accepted.
             The token at this index is then the target's own choice, unless the completion ended without one.
         token_id: the node's token.
-        source: which proposer drafted it.
+        source: name of its proposer.
     """
 
     at: int
@@ -100,14 +100,14 @@ class CompletionOutput:
     """One completion of a prompt.
 
     Attributes:
-        index: which of the `n` completions.
+        index: index among the `n` completions.
         text: decoded text, cut at a stop string.
         token_ids: emitted tokens, the one that ended the output included.
         sources: who supplied each token: a proposer's name, `"grammar"` where no other was permitted, or `"target"`.
-        logprobs: one mapping of token id to log-probability a position, when asked for.
+        logprobs: one mapping of token id to log-probability per position, when asked for.
         finish_reason: `stop`, `length` or `abort`; None while running.
         stop_reason: the stop string or token id that ended the output; None for end-of-sequence and length.
-        metrics: of this completion alone.
+        metrics: metrics of this completion alone.
         rejected: nodes that were not accepted, in order, when asked for.
     """
 
@@ -133,7 +133,7 @@ class CompletionOutput:
 class RequestOutput:
     """Everything about one prompt. Either `outputs` has its completions, or `error` says why there are none.
 
-    `request_id` is the one that was given or a number, and None for a prompt that was refused or failed.
+    `request_id` is the one that was given or a number as text, and None for a prompt that was refused or failed.
     `prompt_logprobs` has, when asked for, one mapping of token id to log-probability for each token of the prompt,
     and None for the first, which has no predecessor.
 
@@ -141,7 +141,7 @@ class RequestOutput:
     `replica` is the number of the server's engine that computes it, from 0 on.
     """
 
-    request_id: int | str | None
+    request_id: str | None
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
@@ -149,6 +149,11 @@ class RequestOutput:
     error: RequestError | None = None
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
     replica: int = 0
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache."""
+        return self.metrics.cached_tokens
 
     @property
     def metrics(self) -> RequestMetrics:

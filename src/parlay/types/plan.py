@@ -46,10 +46,10 @@ class StateUse:
     """Where a request's rows find and leave the states of recurrent layers.
 
     Attributes:
-        source: slot of the state that they go on from; -1 for none.
+        source: slot of the state that they continue from; -1 for none.
         accepted: places of the nodes that were accepted since, in order; they are applied to it first.
         stores: pairs of a number of tokens, beyond those of the source, and the slot that the state then goes to.
-        places: of the nodes of the draft.
+        places: places of the draft's nodes.
     """
 
     source: int = -1
@@ -66,18 +66,18 @@ class CatchUp:
     """A device proposer's input for one request: what its cache layers lack, and how far it may draft.
 
     Attributes:
-        state: its progress before this step.
+        state: the proposer's progress before this step.
         unseen: known tokens from `state.computed` up to and including the last of the span's, for a proposer of
             pairs also the one after it where it is known; empty unless it is to `follow`.
         rerun: known tokens from `rerun_start` on, which the target has computed but runs once more, storing nothing,
             for the states that a proposer of pairs lacks. Their rows come after those of all spans.
         budget: upper bound for the length of the draft that it makes at the end of this step; 0 for none.
-        width: nodes of each level that it continues from, and children of each; 1 for a chain.
+        width: number of nodes of each level that it continues from, and of children of each; 1 for a chain.
         nodes: most nodes of a draft with branches.
         follow: whether its cache layers, if it has any, are to keep up; otherwise its gap grows.
-        states: of its own recurrent layers. The last that it stores is that of as many tokens as it comes to, which
-            may be fewer than planned.
-        tenant: whose requests may share what layers with blocks of their own hold; None for nobody's.
+        states: states of its own recurrent layers. The last that it stores is that of as many tokens as it comes to,
+            which may be fewer than planned.
+        tenant: tenant whose requests may share what layers with blocks of their own hold; None for none.
     """
 
     state: ProposerState = ProposerState()
@@ -111,9 +111,9 @@ class Span:
         params: how tokens are drawn and reported.
         stop_ids: token ids that end the request.
         scored: tokens of the prompt whose log-probabilities are asked for; the i-th follows the i-th of `tokens`.
-        remaining: how many tokens the request may still emit.
+        remaining: number of tokens that the request may still emit.
         catch_up: a device proposer's input.
-        states: of recurrent layers.
+        states: states of the target's recurrent layers.
     """
 
     request_id: int
@@ -143,8 +143,8 @@ class Plan:
     What else decides tokens (processors, the distributions that nodes were drawn from) is kept by the verifier.
 
     Attributes:
-        plan_id: counts upward.
-        spans: of the requests that take part.
+        plan_id: number of the plan, counting upward.
+        spans: spans of the requests that take part.
         forgotten: requests whose draft distributions are to be dropped, since they have ended or cannot use them.
         proposer_idle: whether a device proposer has nothing to do in this step, nor in the next.
     """
@@ -160,8 +160,8 @@ class TokenLogprobs:
     """Log-probabilities at one position of the output, or of the prompt.
 
     Attributes:
-        logprob: of the token there.
-        rank: of the token there, 1 for the most likely.
+        logprob: log-probability of the token there.
+        rank: rank of the token there, 1 for the most likely.
         top: (token id, log-probability) of the most likely tokens, best first.
     """
 
@@ -177,9 +177,9 @@ class Verdict:
     Attributes:
         tokens: emitted tokens: the accepted nodes', then the target's own; empty unless the span samples.
         path: indices of the accepted nodes, root to leaf.
-        logprobs: one entry an emitted token, when asked for.
-        prompt_logprobs: one entry a token of the span's `scored`.
-        error: why the request cannot continue after these tokens, of which there may be none.
+        logprobs: one entry per emitted token, when asked for.
+        prompt_logprobs: one entry per token of the span's `scored`.
+        error: reason why the request cannot continue after these tokens, of which there may be none.
     """
 
     tokens: tuple[int, ...] = ()
@@ -194,9 +194,9 @@ class Proposal:
     """What a device proposer made for one span.
 
     Attributes:
-        draft: the next one.
+        draft: the next draft.
         state: how far its cache layers have come.
-        error: what went wrong.
+        error: the error that the proposer raised.
         lasting: whether the proposer is then not used again for this request.
     """
 
@@ -214,7 +214,7 @@ class StepTimes:
     """Where a step's seconds went.
 
     Attributes:
-        forward, verify, propose: by part.
+        forward, verify, propose: seconds of each part.
         typical: whether the target's pass was not recorded in this step, which takes several times as long.
         idle_steps: steps since a device proposer ran, which evicts the target's weights from caches.
     """

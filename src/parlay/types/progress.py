@@ -12,7 +12,7 @@ class Progress:
     """How far weights are loaded.
 
     Attributes:
-        what: whose weights are being loaded.
+        what: name of the weights that are being loaded.
         done: bytes in memory, those of models before this one included.
         total: bytes of all models.
     """

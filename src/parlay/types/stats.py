@@ -18,7 +18,7 @@ class DraftStats:
         drafted: nodes verified.
         accepted: nodes that were accepted.
         accepted_per_position: how often a node at depth 0, 1, ... was accepted.
-        unfollowed: drafts of which such a node ended the request, so that the target added no bonus token.
+        unfollowed: drafts whose last accepted node ended the request, so that the target added no bonus token.
     """
 
     drafts: int = 0
@@ -56,16 +56,16 @@ class Stats:
         propose: a proposer's work, its forward passes included.
         schedule: planning and committing.
         turns: times that a request emitted in a step.
-        undrafted: those of them without a draft, by why there was none; `parlay.drafting.state` has the reasons.
-        lengths: nodes verified at once, by how often.
-        faults: requests that a proposer has failed, by its name.
-        methods: by the proposer that drafted the nodes.
+        undrafted: number of turns without a draft, by reason; `parlay.drafting.state` has the reasons.
+        lengths: number of drafts, by how many nodes were verified at once.
+        faults: number of times that a proposer has failed a request, by its name.
+        methods: statistics of drafts by the proposer that drafted the nodes.
         preemptions: times that a request lost its blocks.
-        prompt_tokens: of the requests that were admitted, each counted once.
-        queried_tokens: those of them that were looked for in the prefix cache.
-        cached_tokens: and those that were found there.
+        prompt_tokens: prompt tokens of the requests that were admitted, each request counted once.
+        queried_tokens: number of them that were looked for in the prefix cache.
+        cached_tokens: number of them that were found there.
         prefilled: rows of prompts that were run through the target, counted with their step; again after preemption.
-        finished: requests, by why they ended.
+        finished: number of finished requests, by reason.
     """
 
     steps: int = 0
@@ -111,8 +111,8 @@ class StatsSnapshot(Stats):
 
     Attributes:
         running, waiting: requests that have blocks, and those that have none yet.
-        blocks, blocks_used: of the cache; used are those that running requests hold.
-        slots, slots_used: the same of states of recurrent layers.
+        blocks, blocks_used: number of cache blocks, and of those that running requests hold.
+        slots, slots_used: number of slots for recurrent layers' states, and of those that running requests hold.
     """
 
     running: int = 0

@@ -38,13 +38,13 @@ def verify(
     Args:
         kernels: the operations to run with.
         spans: the plan's spans in order.
-        logits: `[rows, vocab]` float32: for each span that samples, the root's row and one row a node.
-        processors: of those requests that have one.
+        logits: `[rows, vocab]` float32: for each span that samples, the root's row and one row per node.
+        processors: logits processors by request id.
         processed_logprobs: report log-probabilities after processing instead of before.
-        drawn: each row's token, where it is known.
+        drawn: token of each row, where it is known.
 
     Returns:
-        One verdict a span; empty for spans that do not sample.
+        One verdict per span; empty for spans that do not sample.
 
     Raises:
         SpanError: one span could not be decided.
@@ -83,11 +83,11 @@ def _walk(
 
     Args:
         kernels: the operations to run with.
-        span: one that samples.
-        logits: `[1 + nodes, vocab]`, the root's row and one row a node.
+        span: a span that samples.
+        logits: `[1 + nodes, vocab]`, the root's row and one row per node.
         choices: the target's choice at each of these rows; None where each depends on the path that leads there.
         processor: the request's processor, on which they then depend.
-        processed_logprobs: as for `verify`.
+        processed_logprobs: report log-probabilities after processing instead of before.
     """
     below = children(span.draft)
     top = span.params.scored
@@ -160,11 +160,11 @@ def _choices(
 
 
 def sampling_metadata(spans: Sequence[Span], *, whole: bool = False) -> SamplingMetadata:
-    """Return what the target's choices are drawn with, at the root's row and one row a node of each span.
+    """Return the sampling parameters of the target's choices: of the root's row and one row per node of each span.
 
     Args:
-        spans: of a step.
-        whole: whether all rows of the spans are meant; where nothing is chosen, no matter what is drawn.
+        spans: the step's spans.
+        whole: whether all rows of the spans are included; those that choose nothing have greedy parameters.
     """
     params: list[DrawParams] = []
     seeds: list[int] = []

@@ -1,4 +1,4 @@
-"""Logits that decide nothing: all equal, infinite or no numbers, as overflowed activations leave them."""
+"""Logits that decide nothing: all equal, infinite or NaN, as overflowed activations leave them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +18,9 @@ def refuse_overflow(spans: Sequence[Span], logits: Tensor, verdicts: Sequence[Ve
     among no numbers, so the rows of this token are looked at, and the first row of a request.
 
     Args:
-        spans: of the step.
+        spans: the step's spans.
         logits: `[rows, vocab]` float32, as for `coupled.verify`.
-        verdicts: one a span.
+        verdicts: one verdict per span.
     """
     result = list(verdicts)
     for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
@@ -39,7 +39,7 @@ def refuse_overflow(spans: Sequence[Span], logits: Tensor, verdicts: Sequence[Ve
 
 def _decides(row: Tensor) -> bool:
     low, high = (float(bound) for bound in row.aminmax())
-    if not low < high:  # no number counts as minus infinity
+    if not low < high:  # NaN counts as minus infinity
         low, high = (float(bound) for bound in row.nan_to_num(-inf, inf, -inf).aminmax())
     return low < high < inf
 

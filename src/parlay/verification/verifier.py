@@ -25,8 +25,8 @@ class Verifier:
     """Decides every span of a step, by a rule where it applies and else by the coupled walk.
 
     Attributes:
-        rule: for sampled requests with a draft; None for the coupled walk alone, which needs no distributions.
-        any_draft: whether it applies to drafts that were not drawn too.
+        rule: rule for sampled requests with a draft; None for the coupled walk alone, which needs no distributions.
+        any_draft: whether the rule applies to drafts that were not drawn too.
     """
 
     rule: Rule | None = None
@@ -43,16 +43,16 @@ class Verifier:
         processed_logprobs: bool = False,
         drawn: Sequence[int] | None = None,
     ) -> list[Verdict]:
-        """Return one verdict a span.
+        """Return one verdict per span.
 
         Args:
             kernels: the operations to run with.
-            spans: as for `coupled.verify`, like what follows.
-            logits: `[rows, vocab]` float32.
-            processors: of those requests that have one.
+            spans: the plan's spans in order.
+            logits: `[rows, vocab]` float32, see `coupled.verify`.
+            processors: logits processors by request id.
             distributions: the distributions that nodes were drawn from, by request.
             processed_logprobs: report log-probabilities after processing instead of before.
-            drawn: each row's token, where it is known; only without a rule.
+            drawn: token of each row, where it is known; only without a rule.
 
         Raises:
             SpanError: one span could not be decided.

@@ -18,8 +18,8 @@ class Walk:
     """A walk down one span's draft: the target's distributions at its root and nodes, and what is emitted.
 
     Attributes:
-        tokens: emitted so far.
-        node: where it stands: the last accepted node, or `ROOT`.
+        tokens: tokens emitted so far.
+        node: the last accepted node, or `ROOT`.
         by_path: whether a distribution depends on the request's processor, which may only see emitted tokens.
     """
 
@@ -33,12 +33,12 @@ class Walk:
         *,
         processed_logprobs: bool,
     ) -> None:
-        """Stand at the root; compute all distributions at once, unless they depend on the path.
+        """Start at the root; compute all distributions at once, unless they depend on the path.
 
         Args:
             kernels: the operations to run with.
-            span: one that samples.
-            logits: `[1 + nodes, V]`, the root's row and one row a node.
+            span: a span that samples.
+            logits: `[1 + nodes, V]`, the root's row and one row per node.
             processor: the request's processor, if it has one.
             drawn: the distributions that `Draft.q` refers to.
             processed_logprobs: report log-probabilities after processing instead of before.
@@ -65,7 +65,7 @@ class Walk:
         return self._distributions[1 + node]  # the root's row comes first, and ROOT is -1
 
     def next_distribution(self) -> Tensor | None:
-        """Return those of the next token; None if the request's processor failed, which is called once a token."""
+        """Return the next token's log-probabilities; None if the processor, called once per token, failed."""
         if self._processor is not None:
             row = self._logits[1 + self.node].clone()
             try:

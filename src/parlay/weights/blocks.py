@@ -151,9 +151,9 @@ def _from_codebook(name: str, sizes: Sequence[int], entries: Whole, negative: In
     """Return blocks whose levels are sizes from a codebook, some of them negative.
 
     Args:
-        name: of the kind.
-        sizes: by the codebook's codes.
-        entries: of the codebook, `[n, numbers / length of an entry]`.
+        name: name of the kind.
+        sizes: sizes that the codebook's codes stand for.
+        entries: indices of entries of the codebook, `[n, numbers / length of an entry]`.
         negative: bits `[n, numbers]`.
         scales: `[n, groups]`.
     """
@@ -206,9 +206,9 @@ def _moved(name: str, entries: Whole, less: Ints, scales: Floats) -> Blocks:
     """Return blocks of -1, 0 and 1 with an eighth added to each, or taken away; levels are in eighths.
 
     Args:
-        name: of the kind.
-        entries: of its codebook, `[n, numbers / 8]`.
-        less: bits of what is taken away, `[n, likewise]`.
+        name: name of the kind.
+        entries: indices of entries of its codebook, `[n, numbers / 8]`.
+        less: bits, 1 where the eighth is taken away, `[n, numbers / 8]`.
         scales: `[n, groups]`, of levels.
     """
     threes = np.array([-8, 0, 8], np.int32)[codebook_of(name)[entries]]

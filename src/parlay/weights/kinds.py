@@ -13,14 +13,14 @@ class Kind:
     """A way to store numbers.
 
     Attributes:
-        number: in a GGUF file.
-        name: likewise.
-        block: numbers a block; 1 where each is by itself.
-        size: bytes a block.
+        number: its number in a GGUF file.
+        name: its name in a GGUF file.
+        block: numbers per block; 1 where each is by itself.
+        size: bytes per block.
         factors: where in a block the float16 factors of its scales and minimums lie; known for `COMPUTED` alone.
-        exponent: where the exponent of its scale lies, which is a power of two (E8M0); likewise.
-        nibbles: where four words lie, the highest four bits of which are such a factor's; likewise.
-        unpacked: bytes a block in memory, where the kernels keep codes in more bits than files do.
+        exponent: where the exponent of its scale lies, which is a power of two (E8M0); known for `COMPUTED` alone.
+        nibbles: where four words lie, the highest four bits of which are such a factor's; known for `COMPUTED` alone.
+        unpacked: bytes per block in memory, where the kernels keep codes in more bits than files do.
     """
 
     number: int
@@ -34,7 +34,7 @@ class Kind:
 
     @property
     def memory(self) -> int:
-        """Bytes a block in memory."""
+        """Bytes per block in memory."""
         return self.unpacked or self.size
 
     def __str__(self) -> str:

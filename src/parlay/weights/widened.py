@@ -19,7 +19,7 @@ def widened(kind: Kind, blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return a matrix's blocks as those of `READ_AS[kind]`.
 
     Args:
-        kind: of the blocks.
+        kind: kind of the blocks.
         blocks: `[outputs, bytes]`.
 
     Returns:

@@ -299,7 +299,7 @@ def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[s
     if options.get("sliding_window") == 0:  # which says that there is none
         options["sliding_window"] = None
     if name.startswith("granite"):
-        # Hugging Face's class takes 1 where a config is silent, ggml what a Llama has.
+        # Hugging Face's class takes 1 where a config does not say, ggml what a Llama has.
         options.setdefault("attention_multiplier", head_dim**-0.5)
     # One flag for all of attention, and one for the whole network; the loader compares with what there is. Some files
     # have biases of queries, keys and values alone.

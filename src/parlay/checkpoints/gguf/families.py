@@ -289,11 +289,11 @@ FAMILIES = {
 }
 _SOFTMAX = 1  # a router's, among the values of `expert_gating_func`
 
-# What is no model by itself.
+# Draft heads, which are no models by themselves.
 DRAFTER = "dflash"
 DRAFTERS = {DRAFTER: Family("DFlashDraftModel", partial=True)}
 
-# More under names that others have too; they are known by what they have beside.
+# Families under a name that others have too; they are recognised by further keys or tensors.
 _OLMO3 = Family("Olmo3ForCausalLM", _LAST_NORMS, options=WINDOWS, listed=True)
 _MISTRAL = Family("MistralForCausalLM", interleaved=True, options=WINDOW)
 _GRANITE_MOE_SWA = Family(
@@ -352,7 +352,7 @@ def family_of(file: GGUFFile) -> tuple[str, Family]:
 
 
 def size_of(file: GGUFFile, key: str, default: int | None = None) -> int:
-    """Return a size that may be stored once, or once a layer; 0 for layers that have none of its kind."""
+    """Return a size that may be stored once, or once per layer; 0 for layers that have none of its kind."""
     if not file.is_array(key):
         return file.integer(key, default)
     values = set(file.numbers(key)) - {0} or {0}

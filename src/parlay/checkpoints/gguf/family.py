@@ -32,12 +32,12 @@ class Family:
         inner: a layer's tensors that are named otherwise than most families' are.
         interleaved: rotary rows of queries and keys come in pairs where the class has halves.
         norm_offset: what was added to the weights of norms.
-        final_offset: whether it was to that of the last norm.
+        final_offset: whether it was added to the weight of the last norm too.
         options: config keys by the metadata's, beside those that all families have.
         fixed: what every model of the family has unless the file says otherwise.
         wide_layers: the number of layers of the one model whose queries are scaled by hidden size over heads.
         partial: a part of a head's columns may turn.
-        listed: which layers have a window is written as a list.
+        listed: whether files list which layers have a window.
         scaling: what the class has beside what files say of rotary scaling.
         also: further classes that are written as this architecture.
         layer_norms: norms subtract the mean, and their key is another; they do not where a file has the usual key.
@@ -62,7 +62,7 @@ class Family:
         query_scale: config key of a factor on queries, which files have as the weights of their norms.
         value_width: config key of how wide values are, where they may be narrower than keys.
         window_sizes: config keys, by the metadata's that list a size by layer, of the sizes of layers with a window.
-        halved: of the columns that files count, half turn in layers without a window.
+        halved: whether only half of the columns that files count turn in layers without a window.
         numbers: tensors of each layer, by their names in it, whose numbers files list among the metadata: the list's
             key, and the tensors' shape.
         sparse: config key of a list of which layers have experts, as the tensors say.

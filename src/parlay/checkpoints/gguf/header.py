@@ -39,10 +39,10 @@ class TensorInfo:
     """Where a tensor lies.
 
     Attributes:
-        name: as the file calls it.
+        name: name in the file.
         kind: how it is stored.
-        shape: as torch counts dimensions, the last one contiguous.
-        offset: of its first byte in the file.
+        shape: dimensions in torch's order, the last one contiguous.
+        offset: position of its first byte in the file.
         size: bytes.
     """
 
@@ -58,9 +58,9 @@ class MetadataList:
     """Where a list of the metadata lies.
 
     Attributes:
-        kind: of its elements, as SCALARS counts them, or STRING.
+        kind: type of its elements, a key of `SCALARS` or STRING.
         length: elements.
-        offset: of the first one in the file.
+        offset: position of the first element in the file.
     """
 
     kind: int
@@ -75,9 +75,9 @@ class Header:
     Attributes:
         metadata: values by key, lists as where they lie.
         spans: first byte of each value's type, and the end of the value.
-        tensors: by the file's own names.
+        tensors: tensors by the file's own names.
         end: bytes of the header.
-        checksum: of these.
+        checksum: checksum of these bytes.
     """
 
     metadata: Mapping[str, Any]

@@ -38,11 +38,11 @@ _INNER = {
     "ffn_latent_up": "mlp.latent_out",
     **{f"ffn_{x}_shexp": f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")},
 }
-# A layer's tensors that are stacked, one an expert; `{}` stands for its number.
+# A layer's tensors that are stacked, one per expert; `{}` stands for its number.
 _EXPERTS = {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")}
 # Those whose names end otherwise.
 _WHOLE = {"attn_sinks.weight": "self_attn.sinks", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
-# Frequencies of rotary scaling: the config tells of them.
+# Frequencies of rotary scaling: the config says them too.
 ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -51,9 +51,9 @@ class Place:
     """Where one of the decoder's tensors is.
 
     Attributes:
-        name: of the file's tensor.
-        index: of the tensor in a stack.
-        rows: that it has of a tensor that holds several, behind one another.
+        name: name of the file's tensor.
+        index: index in a stack of tensors.
+        rows: range of its rows in a tensor that holds several, one behind another.
     """
 
     name: str

@@ -134,8 +134,8 @@ class GGUFFile:
         """Return a tensor: plain numbers as they are stored, everything else dequantised to float32.
 
         Args:
-            name: of the tensor.
-            index: where several are stacked, which of them alone to read.
+            name: name of the tensor.
+            index: index of the one to read, where several are stacked.
         """
         import torch  # the server's front reads the metadata alone, and does without it
 
@@ -163,8 +163,8 @@ class GGUFFile:
         """Return a matrix of blocks as it is stored.
 
         Args:
-            name: of the tensor.
-            index: where several are stacked, which of them alone to read.
+            name: name of the tensor.
+            index: index of the one to read, where several are stacked.
         """
         import torch
 

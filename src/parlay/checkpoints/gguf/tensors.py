@@ -62,7 +62,7 @@ class GGUFWeights:
         return [*self._names, *self._numbers]
 
     def get_slice(self, name: str) -> StoredShape:
-        """Return what knows a tensor's shape without reading it."""
+        """Return a tensor's shape without reading it."""
         if name in self._numbers:
             return StoredShape([*self._numbers[name].shape])
         place = self._names[name]

@@ -23,9 +23,9 @@ class Entry:
     """A tensor to be written.
 
     Attributes:
-        name: in the file.
+        name: name in the file.
         kind: how it is stored.
-        shape: as torch counts dimensions, the last one contiguous.
+        shape: dimensions in torch's order, the last one contiguous.
     """
 
     name: str

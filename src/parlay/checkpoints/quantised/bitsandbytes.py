@@ -35,7 +35,7 @@ _PARTS = (
 )
 _BYTES = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4}
 _LONGEST = 1 << 12  # bytes of a state; a hundred and some are usual
-_LARGEST = 1 << 16  # numbers a block; bitsandbytes makes up to 4,096
+_LARGEST = 1 << 16  # numbers per block; bitsandbytes makes up to 4,096
 
 
 @dataclass(frozen=True, slots=True)

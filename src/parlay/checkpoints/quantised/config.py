@@ -13,7 +13,7 @@ class Scheme:
     """How some layers' numbers are stored.
 
     Attributes:
-        bits: of a number.
+        bits: bits per number.
         packed: several numbers are in a word.
         group: inputs that share a scale, 0 for all of them.
         zeros: there are zero points.
@@ -32,7 +32,7 @@ class QuantisationConfig:
     """What a config says of its quantised layers.
 
     Attributes:
-        path: of the model, for errors.
+        path: path of the model, for errors.
         method: "awq", "gptq", "scaled" for weights with scales beside them, "codebook" for bitsandbytes' four bits,
             "mxfp4" for gpt-oss's experts, "mlx" for MLX.
         schemes: one or more, of which each layer's tensors must fit one. Groups and zero points of AWQ and GPTQ are
@@ -77,11 +77,11 @@ def read_quantisation(path: Path, raw: Mapping[str, Any]) -> QuantisationConfig 
     """Return how a model's linear layers are quantised, or None if they are not.
 
     Args:
-        path: of the model.
+        path: path of the model.
         raw: its `config.json`.
 
     Raises:
-        ModelError: in a way that is not supported.
+        ModelError: they are quantised in a way that is not supported.
     """
     config = quantization_of(raw)
     if not config:

@@ -151,7 +151,7 @@ def blocks_of(kind: Kind, codes: Tensor, scales: Tensor, least: Tensor | None = 
     """Return a matrix in blocks, `Q8_0`, or `Q4_1` where there are minimums.
 
     Args:
-        kind: of the blocks.
+        kind: kind of the blocks.
         codes: uint8 `[outputs, inputs]`, signed bytes or nibbles.
         scales, least: `[outputs, groups]`, to be rounded to float16.
     """

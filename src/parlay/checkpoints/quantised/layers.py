@@ -71,7 +71,7 @@ class QuantisedLayers:
         return list(self._bases)
 
     def get_slice(self, name: str) -> StoredShape:
-        """Return what knows a matrix's shape without reading it."""
+        """Return a matrix's shape without reading it."""
         return StoredShape(list(self._shapes[name]))
 
     def kind(self, name: str) -> Kind | None:

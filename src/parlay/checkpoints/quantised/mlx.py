@@ -24,7 +24,7 @@ from parlay.weights.weight import Part, Weight
 _MICROSCALING = BY_NAME["MXFP4"]
 _FLOATS = ("F16", "BF16", "F32")
 _EACH = 8  # integers that fill whole bytes, of any number of bits
-_ROWS = 1024  # that are unpacked at once, in eight bytes a number
+_ROWS = 1024  # that are unpacked at once, in eight bytes per number
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ All kinds of blocks have one layout, in which a product reads any tile without k
 
     codes   uint8 `[outputs, inputs]`, or two in a byte where four bits hold them, the even input's lower
     scales  `[inputs / group, outputs]`, in the least dtype that holds a kind's scales; int16 is bfloat16's bits
-    least   likewise, or none
+    least   like scales, or none
 
 A number is `scale * level + least` in float32, a level being `code + base`. Where there is a least the product is
 exact: it does not matter whether both are one operation or two.
@@ -41,7 +41,7 @@ class BlockLayout:
     """How a kind's blocks are kept.
 
     Attributes:
-        bits: of a code.
+        bits: bits per code.
         base: the level of code 0; None where codes are MXFP4's.
         group: inputs that share a scale.
         scale: dtype of scales and least.
@@ -56,13 +56,13 @@ class BlockLayout:
 
     @property
     def size(self) -> float:
-        """Bits a number, scales included."""
+        """Bits per number, scales included."""
         return self.bits + 8 * self.scale.itemsize * (2 if self.least else 1) / self.group
 
 
 # Kinds of four bits or less, and their base.
 _NIBBLES = {"Q4_0": -8, "Q4_1": 0, "Q2_K": 0, "Q3_K": -4, "Q4_K": 0, "TQ1_0": -1, "TQ2_0": -1, "MXFP4": None}
-# Those of whose inputs sixteen share a scale; of others twice as many do.
+# Kinds with a scale for every 16 inputs; others have one for every 32.
 _SIXTEEN = ("Q2_K", "Q3_K", "Q6_K", "IQ2_XS", "IQ2_S", "IQ1_M")
 _WITH_LEAST = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 
@@ -173,10 +173,10 @@ def load_tile(
 
     Args:
         weight: plain numbers, which stay as they are, with 0 bits; else codes, whose numbers are rounded to `dtype`.
-        scales, least: of codes.
-        output: which outputs, `[tile_outputs]`.
+        scales, least: the codes' scales and least values, see `BlockLayout`.
+        output: the outputs to read, `[tile_outputs]`.
         outputs: how many there are.
-        step: from one output in `weight` to the next.
+        step: elements from one output to the next in `weight`.
         begin, left: multiples of a group.
     """
     output_is = output < outputs

@@ -53,7 +53,7 @@ class TritonKernels(
         device: where tensors lie.
     """
 
-    # Rows of a tile, and one more.
+    # Rows of a tile, plus one.
     row_thresholds: tuple[int, ...] = (17, 33, 65, 129)
     prefetch: Callable[[int, int, int], None] | None = None
 
@@ -61,7 +61,7 @@ class TritonKernels(
         """Compute on a GPU, or in Triton's interpreter on the CPU.
 
         Args:
-            device: which.
+            device: the device that tensors are on.
             host: kernels for this machine's processor.
             longest: most tokens of a sequence.
         """

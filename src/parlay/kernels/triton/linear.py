@@ -35,8 +35,8 @@ class Tile:
     """How a product is cut.
 
     Attributes:
-        rows, outputs, inputs: of a block; `inputs` divides 128.
-        warps, stages: of a program.
+        rows, outputs, inputs: size of a tile; `inputs` divides 128.
+        warps, stages: warps and pipeline stages per program.
     """
 
     rows: int
@@ -236,7 +236,7 @@ class TritonLinear:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Keep weights on a device."""
+        """Start without weights on a device."""
         self.device, self._copies = device, copies_blocks(device)
         self._counters = torch.zeros(_COUNTED, dtype=torch.int32, device=device)
         # Of experts' weights: addresses [parts, 3, experts] of what `_tensors` returns, by the first one's tensor.

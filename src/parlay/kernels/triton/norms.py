@@ -99,7 +99,7 @@ def _head_squares(
 
 @triton.jit
 def _sum_of(squares, COUNT: tl.constexpr):
-    # One by one: the order is promised.
+    # One by one: the contract fixes the order.
     total = 0.0
     for head in tl.static_range(COUNT):
         total += tl.load(squares + head)

@@ -121,7 +121,7 @@ def _keep(
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Keep a row and its gates at its place, if it has one."""
+    """Store a row and its gates at its place, if it has one."""
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     _, exists = _sequence_of(sequences, rows, count, row)

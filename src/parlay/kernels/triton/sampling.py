@@ -114,7 +114,7 @@ def _choose(
     scores, temperatures, ids, values, places, tops, masses, out, probs, vocab, pieces, wanted,
     WIDTH: tl.constexpr, PIECES: tl.constexpr, KEEP: tl.constexpr, LEAD: tl.constexpr,
 ):  # fmt: skip
-    """Take the first `wanted` of what the pieces left.
+    """Choose the first `wanted` of the leaders of all pieces.
 
     With LEAD noisy ones are worth their share among the leaders.
     """

@@ -70,7 +70,7 @@ def export(
     Args:
         path: a directory in Hugging Face's format, or a GGUF file.
         output: the file to write.
-        form: of the matrices.
+        form: format of the matrices.
         force: replace a file that is there.
         tick: called with what is going on.
 
@@ -168,7 +168,7 @@ def _write(
     filed: ModelConfig,
     tick: Tick,
 ) -> tuple[int, float]:
-    """Write everything; return the bytes of the file, and bits a weight."""
+    """Write everything; return the bytes of the file, and bits per weight."""
     planned = [(tensors, one) for tensors in sets for one in tensors.plan()]
     rotary = [Entry(name, BY_NAME["F32"], tuple(factor.shape)) for name, factor in factors.items()]
     entries = [*rotary, *(one.entry for _, one in planned)]

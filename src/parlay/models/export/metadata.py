@@ -274,7 +274,7 @@ def _rotary(config: ModelConfig) -> dict[str, Value]:
             length = hf == "original_max_position_embeddings"
             found[f"rope.scaling.{key}"] = int(scaling[hf]) if length else scaling[hf]
     if "mscale_all_dim" in scaling:
-        # Of latent attention llama.cpp has a tenth there, for reasons of its own.
+        # For latent attention llama.cpp has a tenth of it there.
         found["rope.scaling.yarn_log_multiplier"] = scaling["mscale_all_dim"] / (10 if config.style.latent else 1)
     if rotary.kind == "longrope":
         original = scaling["original_max_position_embeddings"]

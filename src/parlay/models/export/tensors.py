@@ -47,10 +47,10 @@ class GGUFTensors:
         """Open the model's files.
 
         Args:
-            config: of the model.
-            family: of the file.
-            form: of matrices.
-            origins: of the file's tensors, by the decoder's names.
+            config: the model's config.
+            family: the file's family.
+            form: format of the matrices.
+            origins: origins of the file's tensors, by the decoder's names.
             opened: opens the model's files; matrices are given as it is told.
         """
         made: Storage = form if form in MADE else "plain"

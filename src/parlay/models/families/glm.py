@@ -5,7 +5,7 @@ from dataclasses import replace
 from parlay.models.config import ModelConfig
 from parlay.models.style import Style
 
-_PARTIAL = 0.5  # where the config is silent, as in transformers
+_PARTIAL = 0.5  # where the config does not say, as in transformers
 
 
 def describe(config: ModelConfig) -> ModelConfig:

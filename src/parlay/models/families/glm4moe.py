@@ -26,8 +26,8 @@ def experts(config: ModelConfig, sparse: tuple[bool, ...] | None = None) -> Expe
     """Return the mixture, in DeepSeek-V3's words.
 
     Args:
-        config: of the model.
-        sparse: which layers have experts, where `first_k_dense_replace` does not say it.
+        config: the model's config.
+        sparse: whether each layer has experts, where `first_k_dense_replace` does not say it.
 
     Raises:
         ModelError: an option that is not supported.

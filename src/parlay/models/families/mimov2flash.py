@@ -28,7 +28,7 @@ MTP = MTPNames(
 
 
 def DEFAULTS(raw: Mapping[str, Any]) -> dict[str, Any]:  # noqa: N802 - a name that the loader looks for
-    """Return what a config that is silent means: released ones have no `rope_parameters`."""
+    """Return what a config means that lacks keys: released ones have no `rope_parameters`."""
     partial = raw.get("partial_rotary_factor", 0.334)
     bases = {"full_attention": raw.get("rope_theta", 5e6), "sliding_attention": raw.get("swa_rope_theta", 1e4)}
     rotary = {kind: {"rope_theta": base, "partial_rotary_factor": partial} for kind, base in bases.items()}

@@ -1,4 +1,4 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3 (NVIDIA 2025, arXiv 2504.03624): one part a layer.
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3 (NVIDIA 2025, arXiv 2504.03624): one part per layer.
 
 A layer is Mamba-2, attention without rotary embedding, a feed-forward network with squared ReLU, or experts. The
 steps of Mamba-2 have no lower bound, as in the authors' code and llama.cpp; transformers takes `time_step_min` in
@@ -42,7 +42,7 @@ _NAMES = {
         for kind in ("weight", "bias")
     },
 }
-# Of two layers, as this family counts them.
+# An MTP layer counts as two layers in this family: attention, and experts.
 MTP = MTPNames(
     layer="mtp.layers.",
     join="mtp.layers.0.eh_proj.weight",

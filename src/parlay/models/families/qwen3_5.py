@@ -16,7 +16,7 @@ def with_delta_nets(config: ModelConfig, experts: Experts | None, *, fused: bool
     """Return the config with the style of Qwen3-Next and what came after it.
 
     Args:
-        config: of the model.
+        config: the model's config.
         experts: the mixture, if there is one.
         fused: see `DeltaNets`.
 

@@ -7,7 +7,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.families.qwen3_5 import with_delta_nets
 from parlay.models.style import Experts
 
-# Of configs without a width for layers that have no experts: there are none.
+# For configs without a width of layers without experts: there are no such layers.
 DEFAULTS = {"intermediate_size": 1}
 # The gate of the expert that takes all rows.
 SHARED_GATE = {"mlp.shared_expert.gate.weight": Piece("mlp.shared_expert_gate.weight", 0, 1)}

@@ -29,7 +29,7 @@ def stepped_layers(config: ModelConfig) -> tuple[bool, ...]:
     """Return which layers have experts: every `decoder_sparse_step`-th that `mlp_only_layers` does not list.
 
     Raises:
-        ModelError: that is no list.
+        ModelError: `mlp_only_layers` is not a list.
     """
     step = config.count("decoder_sparse_step", 1)
     dense = config.raw.get("mlp_only_layers") or []

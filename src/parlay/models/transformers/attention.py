@@ -22,7 +22,7 @@ class PagedAttention(nn.Module):
     """The attention of all layers. A module, so that a pass can be watched without its operations."""
 
     def __init__(self, windows: Mapping[nn.Module, int]) -> None:
-        """Take the attention modules in order, each with the number of keys that a row sees at most; 0 is all."""
+        """Create it from the attention modules in order, each with the most keys that a row sees; 0 is all."""
         super().__init__()
         self._places = {module: (index, window) for index, (module, window) in enumerate(windows.items())}
 

@@ -191,10 +191,10 @@ class TransformersModel:
         pieces = self._logits_in_pieces(tokens, (*range(1, len(tokens), 5), len(tokens)))
 
         def differ(a: Tensor, b: Tensor) -> float:
-            # Of most rows: in a mixture of experts a near tie may fall otherwise.
+            # The median over rows: in a mixture of experts a near tie may choose other experts in some.
             return float((a - b).pow(2).mean(1).sqrt().median()) / spread
 
-        # Not a number is no less than any tolerance.
+        # `not ... <`: NaN is refused too.
         if not differ(whole, expected) < tolerance:
             raise Unsupported(f"its logits differ from transformers' by {differ(whole, expected):.2g} of the spread")
         if not differ(pieces, whole) < tolerance / 10:
@@ -355,7 +355,7 @@ def _stored(config: ModelConfig, model: Any) -> dict[str, Weight]:
 
 
 def _fix_frequencies(model: Any, length: int) -> None:
-    """Have rotary embeddings looked up in tables of `length` positions."""
+    """Replace rotary embeddings by tables of `length` positions."""
     for name, module in list(model.named_modules()):
         if is_rotary(module):
             model.set_submodule(name, RotaryTable(module, length))
@@ -365,9 +365,9 @@ def _rebuild(model: Any, kernels: Kernels, dtype: torch.dtype, stored: dict[str,
     """Put the kernels into a model; return its layers and the model itself.
 
     Args:
-        model: with its weights.
+        model: the model, with its weights.
         kernels: the operations to run with.
-        dtype: of the model.
+        dtype: the model's dtype.
         stored: matrices that stay in blocks, by name; they are taken out.
     """
     register(KEYWORD, attend)

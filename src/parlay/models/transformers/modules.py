@@ -101,7 +101,7 @@ class NormaliseHeads(nn.Module):
     """A norm of the last dimension, with a separate weight for each head, by the kernels in float32."""
 
     def __init__(self, weight: Tensor, norm: Norm) -> None:
-        """Take a weight `[heads, D]` and a float32 norm without one."""
+        """Create the norm from a weight `[heads, D]` and a float32 norm without one."""
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self._norm = norm
@@ -188,9 +188,9 @@ def replacement(
     """Return an equivalent of a module that runs the kernels, or None where there is none.
 
     Args:
-        module: with its weights; no head.
-        kernels: to run with.
-        dtype: of the model. What is held in another one stays as it is.
+        module: a module with its weights; not the output layer.
+        kernels: the kernels to run with.
+        dtype: the model's dtype. What is held in another one stays as it is.
         blocks: a linear layer's weight, if it stays in blocks.
     """
     if is_linear(module):
@@ -225,7 +225,7 @@ def _norm(module: nn.Module, kernels: Kernels) -> nn.Module | None:
     weight = module.get_parameter("weight").detach()
     bias = getattr(module, "bias", None)
     bias = torch.zeros_like(weight) if bias is None else bias.detach()
-    # Off centre, for there the two kinds differ; small too, for there eps matters.
+    # Rows with a mean of about 1, where the two kinds differ, and small rows, where eps matters.
     x = torch.randn(6, *weight.shape, generator=torch.Generator().manual_seed(weight.numel())) + 1
     x[3:] *= eps**0.5
     try:

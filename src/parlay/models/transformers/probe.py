@@ -33,9 +33,9 @@ class AttentionLayer:
     """One attention layer, as it called.
 
     Attributes:
-        heads: of queries.
-        kv_heads: of keys and values.
-        head_dim: columns of each.
+        heads: query heads.
+        kv_heads: key and value heads.
+        head_dim: columns per head.
         window: keys that a row sees at most; 0 is all.
     """
 

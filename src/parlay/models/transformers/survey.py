@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parlay.models.transformers.modules import OWN
 
-# Those of `kernels.base` that may be used outside the kernels, under torch's names for them: copies and views;
+# Operations that `kernels.base` allows outside the kernels, by torch's names: copies and views;
 _COPIES = (
     "alias arange as_strided cat clone contiguous copy_ detach embedding empty empty_like expand flatten full "
     "full_like gather index index_select lift_fresh masked_fill new_empty new_zeros ones ones_like permute repeat "

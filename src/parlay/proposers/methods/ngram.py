@@ -6,7 +6,7 @@ A tree also has what followed shorter n-grams, where that differs.
 
 Wins on edits, summaries, agents' loops and code that repeats names. Loses nothing where nothing repeats: without a
 match there is no draft. Each request has its own tree, the one of `suffix` and as deep as the longest n-gram: about
-2 us a request and step; 60 to 80 bytes a token at depth 4, and never more than 60 for each token and n.
+2 us per request and step; 60 to 80 bytes per token at depth 4, and never more than 60 for each token and n.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Options:
     Attributes:
         prompt_lookup_min: shortest n-gram worth following (default 1).
         prompt_lookup_max: longest n-gram looked up (default 4).
-        match: which earlier occurrence to follow.
+        match: the earlier occurrence to follow.
     """
 
     prompt_lookup_min: int | None = None

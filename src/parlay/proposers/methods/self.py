@@ -5,9 +5,9 @@ continues from there: it writes its keys and values of the newest token and of i
 next pass overwrites. So it has nothing to catch up and needs no cache; nodes on branches lie in scratch slots behind
 the pool. Like a draft model it samples with the target's own noise.
 
-Wins where the target's weights take two bytes a number: a step of the copy reads a third of them, and no other draft
-agrees with the target as often. Loses when steps are not limited by reading weights, or where look-ups in the text
-(`suffix`) are accepted as often for nothing.
+Wins where the target's weights take two bytes per number: a step of the copy reads a third of them, and no other
+draft agrees with the target as often. Loses when steps are not limited by reading weights, or where look-ups in the
+text (`suffix`) are accepted as often for nothing.
 
 Related: QuantSpec (Tiwari et al. 2025, arXiv 2502.10424) and ML-SpecQD (Georganas et al. 2025, arXiv 2503.13565)
 draft with a quantised target too.

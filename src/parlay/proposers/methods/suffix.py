@@ -6,8 +6,8 @@ of the last tokens is followed along its most frequent continuation while that i
 expected accepted tokens is drafted, or the tree of all likely continuations of its match. So the draft length adapts
 to each request and step: many tokens in a loop, none in new text.
 
-Wins on agents' loops, edits and everything that was answered before. Costs about 10 us a request and step with 10,000
-responses in memory; the oldest are dropped when there are more, or when they take more memory than allowed.
+Wins on agents' loops, edits and everything that was answered before. Costs about 10 us per request and step with
+10,000 responses in memory; the oldest are dropped when there are more, or when they take more memory than allowed.
 """
 
 from collections import Counter, deque
@@ -203,7 +203,7 @@ class _Past:
             self._trees[response.tenant].end(response.number)
 
     def _begin(self, response: _Response, tenant: str) -> int:
-        """Begin a response in its tenant's tree; return its number there."""
+        """Start a response in its tenant's tree; return its number there."""
         before = self._trees[tenant].bytes if tenant in self._trees else 0
         tree = self._trees.setdefault(tenant, make_tree(self._depth))
         number = tree.begin()

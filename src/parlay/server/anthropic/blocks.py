@@ -21,7 +21,7 @@ class Content:
     """
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Start empty."""
         self.blocks: list[Block] = []
         self._open: Block | None = None  # without its text
         self._parts: list[str] = []  # its text
@@ -50,7 +50,7 @@ class Content:
         return [*events, self._delta({"type": delta, field: text})]
 
     def call(self, call: dict[str, Any]) -> list[Event]:
-        """Begin a call, or add to the one that is open; in the form that chat's chunks have.
+        """Start a call, or add to the one that is open; in the form that chat's chunks have.
 
         Clients fail on arguments that are no JSON, which some models write. So these are sent when they are whole.
         """

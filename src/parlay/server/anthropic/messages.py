@@ -108,7 +108,7 @@ class MessageShape(AnswerShape):
         }
 
     def begin(self, prompt: Prompt) -> None:
-        """Take the prompt; see `ChatShape.begin`."""
+        """Set the prompt; see `ChatShape.begin`."""
         self.chat.begin(prompt)
         self.params = self.chat.params
 
@@ -163,7 +163,7 @@ class MessageShape(AnswerShape):
         return self.encode(error.body)
 
     def _take(self, choice: dict[str, Any]) -> list[Event]:
-        """Take what is new of chat's one choice; return what it adds."""
+        """Add what is new of chat's one choice; return the events for it."""
         if self.without_output:
             self.finish = "length"
             return []

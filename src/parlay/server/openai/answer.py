@@ -43,7 +43,7 @@ class AnswerFields(Protocol):
 
     @property
     def continuous_usage(self) -> bool:
-        """Have it in every chunk of such a stream."""
+        """Have the usage in every chunk of a stream."""
 
     @property
     def return_metrics(self) -> bool:
@@ -57,8 +57,8 @@ class AnswerShape(ABC):
     Attributes:
         context: the parts of the server.
         fields: the request's own fields.
-        params: of sampling.
-        warnings: for the client, beside its answer.
+        params: the sampling parameters.
+        warnings: texts for the client, beside its answer.
         without_output: the prompt alone is wanted.
     """
 
@@ -261,7 +261,7 @@ def _measure(
             metrics.observe_step(now - then, tokens, output.replica)
         elif one.finish_reason is None:
             metrics.observe_first(now - state.arrival, output.replica)
-        else:  # all at once: the engine knows when they came
+        else:  # all at once: the metrics say when they came
             times = one.metrics
             metrics.observe_first(times.first_token - times.arrival, output.replica)
             metrics.observe_step(times.finished - times.first_token, times.emitted - 1, output.replica)

@@ -28,9 +28,9 @@ def kinds(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
     """Return the names of the types that a schema allows, as far as it says; none where it allows any.
 
     Args:
-        schema: of a value.
+        schema: the value's schema.
         root: the function's whole schema, for references.
-        depth: of schemas within schemas so far.
+        depth: schemas around this one so far.
     """
     schema = resolved(schema, root)
     named, choices = schema.get("type"), schema.get("anyOf") or schema.get("oneOf")
@@ -53,7 +53,7 @@ def typed(text: str, due: frozenset[str], *, encoded: bool = False) -> Any:
     Where an object, a list or a constant is due, it may be in Python's notation, which some templates write.
 
     Args:
-        text: as it stands.
+        text: the value's text, as the model wrote it.
         due: names of types; none for any.
         encoded: whether the text was said to be JSON, so that a string has its quotes.
     """

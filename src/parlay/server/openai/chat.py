@@ -49,7 +49,7 @@ def read_chat(context: Context, body: dict[str, Any], names: Names = CHAT) -> Re
 
     Args:
         context: the parts of the server.
-        body: of the request.
+        body: the request's body.
         names: what the client calls the fields that are named in messages.
 
     Raises:
@@ -119,10 +119,10 @@ class ModelStyle:
 
     Attributes:
         form: how calls are written.
-        marks: around reasoning, if there is any.
+        marks: the marks around reasoning, if there is any.
         special: whether some of that are special tokens, which answers have to show.
-        variables: of the template.
-        warnings: for the client.
+        variables: the template's variables.
+        warnings: texts for the client.
     """
 
     form: ToolFormat
@@ -175,7 +175,7 @@ class ChatShape(ChoicesShape):
         return "chat.completion.chunk" if self.fields.stream else "chat.completion"
 
     def begin(self, prompt: Prompt) -> None:
-        """Take the prompt, which tells whether answers begin with reasoning; a form begins behind that."""
+        """Set the prompt, which shows whether answers begin with reasoning; a form begins behind that."""
         assert isinstance(prompt, dict)
         self.prompt = prompt.get("prompt", "")
         marks, form = self.style.marks, self.params.structured_outputs

@@ -23,7 +23,7 @@ class ChoiceDelta:
     Attributes:
         text: the next characters.
         tokens: the next tokens.
-        logprobs: theirs, where asked for.
+        logprobs: log-probabilities of the tokens, where asked for.
         sources: pieces of the text, who drafted each, and whether it was accepted or is not part of the text; where
             asked for.
         finish: why it ended; None while it runs.
@@ -47,7 +47,7 @@ class Choice:
     def __init__(
         self, tokenizer: Tokenizer, prompt: Sequence[int], *, sources: bool = False, skip_special_tokens: bool = True
     ) -> None:
-        """Begin behind the tokens of a prompt, with nothing shown; `sources` asks for them."""
+        """Start behind the tokens of a prompt, with nothing shown; `sources` asks for them."""
         self._pieces = Attribution(tokenizer, prompt, skip_special_tokens=skip_special_tokens) if sources else None
         self._held: list[int] = []  # tokens
         self.finished = False

@@ -34,7 +34,7 @@ class Renamed:
     """A field that has another name here.
 
     Attributes:
-        to: that name; `outer.inner` is a key of an object.
+        to: the name here; `outer.inner` is a key of an object.
         read: returns the value that it has here; None where nothing is asked for.
     """
 

@@ -20,11 +20,11 @@ def inner_value(text: str, schema: Any, root: Any, mark: str, depth: int = 0) ->
     """Return what stands between a value's tags.
 
     Args:
-        text: between them.
-        schema: of the value.
+        text: the text between them.
+        schema: the value's schema.
         root: the function's whole schema, for references.
-        mark: before each tag.
-        depth: of values within values so far.
+        mark: the mark before each tag.
+        depth: values around this one so far.
     """
     due = kinds(schema, root)
     parts = _parts(text, mark) if depth < _DEEPEST and "string" not in due else None

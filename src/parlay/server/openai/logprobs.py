@@ -16,7 +16,7 @@ class Offsets:
     """Where in a text its tokens begin. Those of one character begin where it does."""
 
     def __init__(self, codec: TextCodec, prompt: Sequence[int], *, skip_special_tokens: bool, begin: int = 0) -> None:
-        """Begin behind the tokens of a prompt, `begin` characters into the text."""
+        """Start behind the tokens of a prompt, `begin` characters into the text."""
         self._pieces = IncrementalDecoder(codec.tokenizer, prompt, skip_special_tokens=skip_special_tokens)
         self._next = self._end = begin
 
@@ -25,7 +25,7 @@ class Offsets:
 
         Args:
             tokens: they.
-            text: that comes with them.
+            text: the text that comes with them.
             finished: no more will come; places are within the text, which a stop string may have cut.
         """
         found = []

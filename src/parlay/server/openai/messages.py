@@ -46,8 +46,8 @@ def thoughts_before(form: MessageForm, mark: Mark, *, headed: bool) -> str:
     """Return the rules of what stands before an answer's form: reasoning, and the answer's header unless it is there.
 
     Args:
-        form: of the messages.
-        mark: of special tokens.
+        form: the messages' format.
+        mark: spells a special token for the grammar.
         headed: whether the answer's form has the headers of its messages.
     """
     rules = ["prefix: thought*" + ("" if headed else " final"), "TEXT: /(?s:.*)/", f"thought: {form.thought(mark)}"]
@@ -61,7 +61,7 @@ class MessageReader:
     """
 
     def __init__(self, form: MessageForm, tokenizer: Tokenizer) -> None:
-        """Begin behind a prompt that has begun a message."""
+        """Start behind a prompt that has begun a message."""
         self._form = form
         self._text = ""
         self._place = "header"  # or what the message is: "reasoning", "text" or "call"
@@ -83,7 +83,7 @@ class MessageReader:
         Args:
             text: the piece.
             finished: whether it is the last one.
-            tokens: that it has.
+            tokens: the piece's tokens.
         """
         for token in tokens:
             self._count(token)
@@ -101,7 +101,7 @@ class MessageReader:
         return reasoning, answer
 
     def _read_header(self, finished: bool) -> tuple[str, str] | None:
-        """Take a header; return what kind of message follows, and what is given for it; None to wait."""
+        """Read a header; return what kind of message follows, and what is given for it; None to wait."""
         places = [(at, end) for end in (MESSAGE, *self._form.ends[:-1]) if (at := self._text.find(end)) >= 0]
         place, mark = min(places, default=(len(self._text), ""))
         header, rest = self._text[:place], self._text[place + len(mark) :]
@@ -127,7 +127,7 @@ class MessageReader:
         return self._place, "\n" if self._place in self._given else ""
 
     def _read_message(self, finished: bool) -> tuple[str, str] | None:
-        """Take what there is of a message; return its kind and what is new; None to wait."""
+        """Read what there is of a message; return its kind and what is new; None to wait."""
         place, text = self._place, self._text
         ends = [(at, mark) for mark in self._form.ends if (at := text.find(mark)) >= 0]
         if ends:

@@ -85,8 +85,8 @@ def check_text(text: str, most_characters: int, most_tokens: int) -> None:
 
     Args:
         text: the prompt.
-        most_characters: that a token stands for.
-        most_tokens: of the model's context.
+        most_characters: characters of the longest token.
+        most_tokens: tokens of the model's context.
 
     Raises:
         RequestError: it is too long.
@@ -99,7 +99,7 @@ def check_text(text: str, most_characters: int, most_tokens: int) -> None:
 
 
 def check_prompt(tokens: int, config: ServerConfig, param: str = "prompt") -> None:
-    """Refuse a prompt that is longer than the server's own limit; the engine knows the model's.
+    """Refuse a prompt that is longer than the server's own limit; the engine checks the model's.
 
     Raises:
         RequestError: it is.

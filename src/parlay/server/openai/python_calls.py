@@ -24,7 +24,7 @@ class _Constants(ast.NodeTransformer):
 
 
 def python_calls(text: str) -> list[tuple[str, str]]:
-    """Return names and arguments of calls in a list, `[f(a=1), g(b="x")]`, or one a line.
+    """Return names and arguments of calls in a list, `[f(a=1), g(b="x")]`, or one per line.
 
     Raises:
         ValueError: something is no call.

@@ -26,7 +26,7 @@ class Marks:
     """The marks around reasoning.
 
     Attributes:
-        begins, ends: their spellings, the usual one first.
+        begins, ends: spellings of the first and of the last mark, the usual one first.
         special: whether they are special tokens, which a text has only if asked for.
         begun: whether an answer begins with reasoning even where the first mark is missing.
         messages: an answer is made of messages.
@@ -132,9 +132,9 @@ def reasoning_grammar(marks: Marks, prompt: str, tokenizer: Tokenizer, *, headed
     None if there is none behind this prompt.
 
     Args:
-        marks: around reasoning.
-        prompt: of the answer.
-        tokenizer: of the model.
+        marks: the marks around reasoning.
+        prompt: the answer's prompt.
+        tokenizer: the model's tokenizer.
         headed: whether the form has the headers of messages, where the model writes such.
     """
 
@@ -164,19 +164,19 @@ class ReasoningReader:
     (vllm-project/vllm#45915). They are held back until then, since a model may as well go on thinking.
 
     Attributes:
-        tokens: of the reasoning so far, its marks included; those of an answer's beginning that may yet become a mark
-            are not among them.
+        tokens: tokens of the reasoning so far, its marks included; those of an answer's beginning that may yet become
+            a mark are not among them.
     """
 
     def __init__(self, marks: Marks, prompt: str, tokenizer: Tokenizer, calls: Calls | None = None) -> None:
-        """Begin.
+        """Start with an empty answer.
 
         Args:
-            marks: around reasoning.
-            prompt: of the answer; where it ends with the first mark, the answer begins with reasoning, and with the
-                last one it has none.
-            tokenizer: of the answer's tokens.
-            calls: that an answer may have, if it may have any.
+            marks: the marks around reasoning.
+            prompt: the answer's prompt; where it ends with the first mark, the answer begins with reasoning, and with
+                the last one it has none.
+            tokenizer: the tokenizer of the answer's tokens.
+            calls: the calls that an answer may have, if it may have any.
         """
         self._calls, self._begins = calls, calls[1].marks if calls is not None else ()
         self._marks, self._stops = marks, (*marks.ends, *marks.called)
@@ -201,7 +201,7 @@ class ReasoningReader:
         Args:
             text: the piece.
             finished: whether it is the last one.
-            tokens: that it has.
+            tokens: the piece's tokens.
         """
         reasoning = ""
         self._text += text
@@ -258,7 +258,7 @@ class ReasoningReader:
         self._opens = any(self._marks.within)
 
     def _drop(self) -> None:
-        """Keep those tokens that have something of the reasoning, behind which the calls stand that are the text."""
+        """Keep only the reasoning's tokens: the text behind it is calls."""
         whole = self._tokenizer.decode(self._tokens, skip_special_tokens=False)
         place = whole.rfind(self._text)
         low, high = 0, len(self._tokens)

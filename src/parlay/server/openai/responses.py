@@ -231,7 +231,7 @@ class ResponseShape(AnswerShape):
     finish: str | None = None
 
     def begin(self, prompt: Prompt) -> None:
-        """Take the prompt; see `ChatShape.begin`."""
+        """Set the prompt; see `ChatShape.begin`."""
         self.chat.begin(prompt)
         self.params = self.chat.params
 
@@ -312,7 +312,7 @@ class ResponseShape(AnswerShape):
         return self.encode(self._numbered({"type": "response.failed", "response": response}))
 
     def _take(self, choice: dict[str, Any]) -> list[Event]:
-        """Take what is new of chat's one choice; return what it adds."""
+        """Add what is new of chat's one choice; return the events for it."""
         delta, scored = choice["delta"], choice["logprobs"]
         if scored is not None:
             self.scores.extend(scored["content"], self.reasoning_tokens)

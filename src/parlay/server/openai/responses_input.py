@@ -70,7 +70,7 @@ class _MessageBuilder:
     """Messages that grow by items.
 
     Attributes:
-        messages: so far.
+        messages: the messages so far.
     """
 
     def __init__(self, messages: list[Message]) -> None:

@@ -12,7 +12,7 @@ from parlay.errors import shown
 from parlay.server.errors import ApiError
 
 _OVERHEAD = 1024  # bytes of an entry besides its texts, generously
-_OVERHEAD_OF_ITEM = 256  # likewise
+_OVERHEAD_OF_ITEM = 256  # bytes of an item's id, generously
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class StoredResponse:
 
     Attributes:
         owner: whose it is.
-        body: as sent to the client, in JSON.
+        body: the response as sent to the client, in JSON.
         conversation: its messages, the answer's included and the instructions not, in JSON.
         items: ids of its output's items.
     """
@@ -45,7 +45,7 @@ class ResponseStore:
     """Keeps the newest; whole conversations, so that no response depends on another one. Threads may share it."""
 
     def __init__(self, most: int) -> None:
-        """Begin empty; never keep more than `most` bytes."""
+        """Start empty; never keep more than `most` bytes."""
         self._most = most
         self._held: dict[str, OrderedDict[str, StoredResponse]] = {}  # by owner
         self._items: dict[tuple[str, str], str] = {}  # responses by owner and item
@@ -58,7 +58,7 @@ class ResponseStore:
         return self._sizes.total()
 
     def put(self, name: str, stored: StoredResponse) -> bool:
-        """Keep a response, and forget older ones for it; return whether it is not too large for that.
+        """Store a response, and drop older ones for it; return whether it is not too large for that.
 
         The oldest of the owner with most bytes are forgotten, so that no owner displaces one that has less.
         """

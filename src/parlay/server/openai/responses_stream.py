@@ -30,7 +30,7 @@ class ResponseOutput:
     """
 
     def __init__(self, origins: Mapping[str, Origin] | None = None) -> None:
-        """Begin empty; `origins` are of the tools in namespaces."""
+        """Start empty; `origins` are of the tools in namespaces."""
         self.items: list[Item] = []
         self._origins = origins or {}
         self._open: Item | None = None  # without its text
@@ -51,7 +51,7 @@ class ResponseOutput:
         return [*events, {"type": f"{about}.delta", **self._at, "content_index": 0, "delta": text, **more}]
 
     def call(self, call: dict[str, Any]) -> list[Event]:
-        """Begin a call, or add to the one that is open; in the form that chat's chunks have."""
+        """Start a call, or add to the one that is open; in the form that chat's chunks have."""
         own, events = call.get("custom") or call["function"], []
         if "id" in call:
             origin = self._origins.get(own["name"], Origin(own["name"]))
@@ -68,7 +68,7 @@ class ResponseOutput:
         return [{"type": f"{_CALLS[self._open['type']][1]}.delta", **self._at, "delta": text}]
 
     def replay(self, item: Item) -> list[Event]:
-        """Take an item that is complete."""
+        """Add an item that is complete."""
         kind = item["type"]
         where = "content" if kind in _PARTS else _CALLS[kind][0]
         more = {key: value for key, value in item.items() if key not in ("id", "type", "status", where)}

@@ -21,7 +21,7 @@ class Origin:
 
     Attributes:
         name: the tool's own.
-        namespace: that it is part of; empty for none.
+        namespace: the namespace that it is part of; empty for none.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Functions:
 
     Attributes:
         tools: functions and custom tools, as chat completions have them.
-        origins: of those in namespaces, by name.
+        origins: origins of the tools in namespaces, by name.
         left_out: types of the tools that this server cannot run, each once.
         strict: names of the functions whose schema has to be enforced as a whole.
     """

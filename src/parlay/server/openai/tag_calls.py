@@ -15,15 +15,15 @@ from parlay.server.openai.tool_scanner import Scanner, Wait
 
 
 def xml(answer: Scanner, at: int, parameters: Parameters, *, spellings: Sequence[Tags]) -> Wait[None]:
-    """Take functions between tags, such as `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
+    """Read functions between tags, such as `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
 
     In their place there may be what Hermes writes.
 
     Args:
-        answer: as it grows.
-        at: behind the mark that begins them.
-        parameters: of the functions that there are.
-        spellings: of the tags, of which a family may have several; the mark tells which. It may be that of a
+        answer: the growing answer.
+        at: position behind the mark that begins them.
+        parameters: parameters of the functions that there are.
+        spellings: the tags' spellings, of which a family may have several; the mark tells which. It may be that of a
             function, if models leave out what stands around it.
     """
     tags = next((one for one in spellings if answer.behind(one.begin, at)), None)
@@ -37,7 +37,7 @@ def xml(answer: Scanner, at: int, parameters: Parameters, *, spellings: Sequence
 
 
 def bare(answer: Scanner, at: int, parameters: Parameters, *, tags: Tags) -> Wait[None]:
-    """Take functions of which the first one's own tag is the mark."""
+    """Read functions of which the first one's own tag is the mark."""
     yield from _functions(answer, at - len(tags.function[0]), parameters, tags)
 
 
@@ -59,7 +59,7 @@ def _functions(answer: Scanner, at: int, parameters: Parameters, tags: Tags) -> 
 
 
 def _function(answer: Scanner, begin: int, parameters: Parameters, tags: Tags) -> Wait[bool]:
-    """Take a function whose name begins here; return whether all of it is there."""
+    """Read a function whose name begins here; return whether all of it is there."""
     ends = ("\n", "<") if tags.function[1] == "\n" else (tags.function[1], "\n")
     at, mark = yield from answer.find(ends, begin)
     name = answer.cut(begin, at)
@@ -121,12 +121,12 @@ def _value(answer: Scanner, at: int, key: str, attributes: str, schema: Any, tag
     """Give a value that stands as bare text, a text as it grows; return behind it.
 
     Args:
-        answer: as it grows.
-        at: where the value begins.
-        key: of the parameter.
-        attributes: of its tag.
-        schema: of the function's arguments.
-        tags: of the format.
+        answer: the growing answer.
+        at: position where the value begins.
+        key: the parameter's name.
+        attributes: the attributes of its tag.
+        schema: the schema of the function's arguments.
+        tags: the format's tags.
     """
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     own = properties.get(key) if isinstance(properties, Mapping) else None
@@ -174,11 +174,11 @@ def _text(answer: Scanner, at: int, stop: str, line: str, tags: Tags) -> Wait[in
     """Give a text as it grows; return behind the mark behind it.
 
     Args:
-        answer: as it grows.
-        at: where the text begins.
+        answer: the growing answer.
+        at: position where the text begins.
         stop: the mark.
         line: what may stand before the mark and is no part of the text.
-        tags: of the format.
+        tags: the format's tags.
     """
     answer.add('"')
     begin, given = at, at  # how much is searched, and given

@@ -18,10 +18,10 @@ class Attributes:
     """What stands in tags behind names.
 
     Attributes:
-        text: at a parameter that is a text.
-        other: at one that is not: its value is JSON.
-        end: of a tag.
-        numbered: in a function's tag, with a place for its number; nothing where it has no attributes.
+        text: attribute of a parameter that is a text.
+        other: attributes of a parameter whose value is JSON.
+        end: end of a tag.
+        numbered: a function tag's attribute, with a place for its number; empty where it has none.
     """
 
     text: str
@@ -35,14 +35,14 @@ class Tags:
     """How calls are written whose values stand as bare text between tags.
 
     Attributes:
-        begin, end: around one or more functions.
-        function: before and behind a function's name.
-        parameter: before and behind a parameter's name.
-        value: before and behind a value.
-        last: behind the last value of a function; nothing where `end` follows at once.
-        lines: values stand on lines of their own.
-        raw: around a value that may have any character but the second of them.
-        attributes: behind names, if there are any.
+        begin, end: tags around one or more functions.
+        function: texts before and behind a function's name.
+        parameter: texts before and behind a parameter's name.
+        value: texts before and behind a value.
+        last: text behind the last value of a function; empty where `end` follows at once.
+        lines: whether values stand on lines of their own.
+        raw: texts around a value that may have any text but the second of them.
+        attributes: attributes behind names, if there are any.
         block: whether all functions stand between one `begin` and `end`.
         inner: mark before each tag where objects and lists are tags within tags, `<KEY>` and `<item>`; a value ends
             with its key's tag.
@@ -195,9 +195,9 @@ def _parameter(tags: Tags, rule: str, key: str, due: frozenset[str], mark: Mark)
     """Return the rules of a parameter with its value, which is any text; without a key, of any.
 
     Args:
-        tags: of the format.
+        tags: the format's tags.
         rule: its name.
-        key: of the parameter.
+        key: the parameter's name.
         due: the types of its value; none for any.
         mark: see `tool_grammars`.
     """
@@ -227,7 +227,7 @@ def until(rule: str, end: str, mark: Mark, *, inner: str = "") -> list[str]:
         rule: the name of the first.
         end: the mark.
         mark: see `tool_grammars`.
-        inner: of a mark, what follows its special token, where that token may stand in the text too.
+        inner: the part of a mark behind its special token, where that token may stand in the text too.
     """
     found = _TOKEN.fullmatch(mark(end))
     if found is None:

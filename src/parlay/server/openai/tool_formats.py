@@ -30,10 +30,10 @@ class ToolFormat:
 
     Attributes:
         marks: texts at which calls begin, anywhere.
-        lone: such texts on lines of their own, where models leave out a mark.
+        lone: texts at which calls begin on lines of their own, where models leave out a mark.
         openers: first characters of an answer that may be a call as a whole.
         calls: reads the calls behind a mark.
-        whole: reads those that an answer consists of.
+        whole: reads the calls that an answer consists of.
         special: whether marks are special tokens, which must be asked for.
         grammar: rules of the calls; see `tool_grammars`.
         bare: rules of calls without a mark, where the model writes such.
@@ -57,8 +57,8 @@ class ToolFormat:
         """Find the calls in an answer while it grows; the space around them is no text.
 
         Args:
-            answer: as it grows.
-            parameters: of the functions that there are.
+            answer: the growing answer.
+            parameters: parameters of the functions that there are.
             alone: whether an answer is either calls or none at all.
         """
         begin = yield from answer.space(0)
@@ -101,7 +101,7 @@ def _tagged(*spellings: tags.Tags, special: bool = False, bare: bool = False) ->
     """Return the format of calls with values between tags.
 
     Args:
-        spellings: of the tags; the first one is what grammars write.
+        spellings: the tags' spellings; the first one is what grammars write.
         special: whether marks are special tokens.
         bare: whether models leave out the outermost tags now and then.
     """

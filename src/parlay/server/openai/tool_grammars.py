@@ -107,10 +107,10 @@ class Headed:
     """How calls are written of which each has marks around its name and behind its arguments in JSON.
 
     Attributes:
-        begin, end: around all of them.
+        begin, end: marks around all calls.
         before: a name's marks and text, once for each call.
-        between: behind a name.
-        behind: the arguments.
+        between: marks behind a name.
+        behind: marks behind the arguments.
         name: what stands for a name, with the places `{}` for it and `#` for the call's id.
         ids: the ids, as a pattern.
         loose: a pattern of what models write in place of `name`, if that is more.

@@ -29,11 +29,11 @@ _HEAD = 128  # characters of a name and what stands between it and a message
 
 
 def _json_call(answer: Scanner, at: int, forced: bool, marked: bool) -> Wait[bool]:
-    """Take `{"name": ..., "arguments": {...}}` (other keys: "parameters", "tool_name"); return whether it is a call.
+    """Read `{"name": ..., "arguments": {...}}` (other keys: "parameters", "tool_name"); return whether it is a call.
 
     Args:
-        answer: as it grows.
-        at: where the object begins.
+        answer: the growing answer.
+        at: position where the object begins.
         forced: whether arguments need not be an object: the function's schema has been followed.
         marked: whether a mark of calls stands before, so that a call may lack arguments.
     """
@@ -83,7 +83,7 @@ def _json_call(answer: Scanner, at: int, forced: bool, marked: bool) -> Wait[boo
 
 
 def _besides(answer: Scanner, at: int) -> Wait[None]:
-    """Take what stands in a call's object behind its arguments."""
+    """Read what stands in a call's object behind its arguments."""
     while True:
         at = yield from answer.space(at)
         char = yield from answer.char(at)
@@ -101,7 +101,7 @@ def _besides(answer: Scanner, at: int) -> Wait[None]:
 def json_calls(
     answer: Scanner, at: int, parameters: Parameters, *, forced: bool = False, marked: bool = False
 ) -> Wait[None]:
-    """Take a call in JSON, or a list of some."""
+    """Read a call in JSON, or a list of some."""
     char = yield from answer.char(at)
     if char == "{":
         yield from _json_call(answer, at, forced, marked)
@@ -122,7 +122,7 @@ def json_calls(
 def several(
     answer: Scanner, at: int, parameters: Parameters, *, between: str = "", marked: bool = False
 ) -> Wait[None]:
-    """Take calls in JSON, one after another with spaces and certain characters between them."""
+    """Read calls in JSON, one after another with spaces and certain characters between them."""
     while True:
         at = yield from answer.space(at)
         while (yield from answer.char(at)) in tuple(between):
@@ -135,7 +135,7 @@ def several(
 
 
 def tagged(answer: Scanner, at: int, parameters: Parameters, *, tag: str = "</tool_call>") -> Wait[None]:
-    """Take `{"name": ..., "arguments": ...}</tool_call>`, of which the tag may be missing."""
+    """Read `{"name": ..., "arguments": ...}</tool_call>`, of which the tag may be missing."""
     before = answer.called
     yield from several(answer, at, parameters, marked=True)
     if answer.called > before:
@@ -143,7 +143,7 @@ def tagged(answer: Scanner, at: int, parameters: Parameters, *, tag: str = "</to
 
 
 def json_list(answer: Scanner, at: int, parameters: Parameters, *, end: str = "") -> Wait[None]:
-    """Take a list of calls in JSON, or one alone, and the mark behind it."""
+    """Read a list of calls in JSON, or one alone, and the mark behind it."""
     before, begin = answer.called, (yield from answer.space(at))
     yield from json_calls(answer, begin, parameters, marked=True)
     if end and answer.called > before:
@@ -151,7 +151,7 @@ def json_list(answer: Scanner, at: int, parameters: Parameters, *, end: str = ""
 
 
 def keyed(answer: Scanner, at: int, parameters: Parameters, *, end: str) -> Wait[None]:
-    """Take `[{"NAME": {...}}]`, or one call alone, and the mark behind it."""
+    """Read `[{"NAME": {...}}]`, or one call alone, and the mark behind it."""
     at = yield from answer.space(at)
     listed = (yield from answer.char(at)) == "["
     while True:
@@ -173,7 +173,7 @@ def keyed(answer: Scanner, at: int, parameters: Parameters, *, end: str) -> Wait
 
 
 def headed(answer: Scanner, at: int, parameters: Parameters, *, form: rules.Headed) -> Wait[None]:
-    """Take calls with marks around names and behind arguments."""
+    """Read calls with marks around names and behind arguments."""
     named = re.compile(form.loose or re.escape(form.name).replace(re.escape("{}"), r"([\w.-]+)"))
     while True:
         at = yield from answer.space(at)
@@ -194,14 +194,14 @@ def headed(answer: Scanner, at: int, parameters: Parameters, *, form: rules.Head
 
 
 def close(answer: Scanner, tag: str) -> Wait[None]:
-    """Take the mark behind calls, if it stands there."""
+    """Read the mark behind calls, if it stands there."""
     at = yield from answer.space(answer.done)
     if (yield from answer.starts(tag, at)):
         answer.done = at + len(tag)
 
 
 def mistral(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
-    """Take `[{"name": ..., "arguments": ...}]`, or `NAME[ARGS]{...}` once or several times."""
+    """Read `[{"name": ..., "arguments": ...}]`, or `NAME[ARGS]{...}` once or several times."""
     begin = yield from answer.space(at)
     if (yield from answer.char(begin)) in ("[", "{"):
         yield from json_calls(answer, begin, parameters, marked=True)
@@ -220,7 +220,7 @@ def mistral(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
 
 
 def harmony(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
-    """Take `NAME ...<|message|>{...}`, of which the mark is the recipient's beginning."""
+    """Read `NAME ...<|message|>{...}`, of which the mark is the recipient's beginning."""
     begin = at
     while True:
         at, mark = answer.first((MESSAGE, "\n"), at)
@@ -233,7 +233,7 @@ def harmony(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
 
 
 def pythonic(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
-    """Take `[f(a=1), g(b="x")]`, an answer as a whole, with values that Python can read without running anything."""
+    """Read `[f(a=1), g(b="x")]`, an answer as a whole, with values that Python can read without running anything."""
     if not (yield from answer.starts("[", at)) and not (yield from answer.starts("<|python_start|>", at)):
         return
     while not answer.ended:
@@ -253,7 +253,7 @@ def pythonic(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
 def between(
     answer: Scanner, at: int, parameters: Parameters, *, end: str, read: Callable[[str], list[tuple[str, str]]]
 ) -> Wait[None]:
-    """Take what is read between marks: names of functions and their arguments in JSON."""
+    """Add the calls that are read between marks: names of functions and their arguments in JSON."""
     place, mark = yield from answer.find((end,), at)
     try:
         calls = read(answer.cut(at, place).strip())
@@ -267,7 +267,7 @@ def between(
 
 
 def nothing(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
-    """Take no call."""
+    """Read no call."""
     yield from ()
 
 

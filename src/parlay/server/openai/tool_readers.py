@@ -83,7 +83,7 @@ class FreeReader(CallReader):
     """The answer is text, and calls where there are some; a possible call is held back."""
 
     def __init__(self, tools: Tools, form: ToolFormat, *, alone: bool = False) -> None:
-        """Begin with nothing shown.
+        """Start with nothing shown.
 
         Args:
             tools: what may be called.
@@ -123,7 +123,7 @@ class ForcedReader(FreeReader):
     """The answer is a list of calls and nothing else: what is around them is not shown."""
 
     def __init__(self, tools: Tools) -> None:
-        """Begin with nothing shown."""
+        """Start with nothing shown."""
         super().__init__(tools, FORCED)
 
     def _feed(self, text: str, finished: bool) -> list[Piece]:

@@ -32,7 +32,7 @@ class Scanner:
     """
 
     def __init__(self, functions: Collection[str]) -> None:
-        """Begin with an empty answer; `functions` are those that may be called."""
+        """Start with an empty answer; `functions` are those that may be called."""
         self._text, self._begin = "", 0  # what may be looked at again, and where in the answer that begins
         self.ended = False
         self.done = 0
@@ -81,7 +81,7 @@ class Scanner:
         return name in self._functions
 
     def begin(self, name: str) -> bool:
-        """Begin a call; False if there is no such function."""
+        """Start a call; False if there is no such function."""
         if not self.knows(name):
             return False
         self.called += 1

@@ -23,7 +23,7 @@ class Tools:
     """The callable functions of one request.
 
     Attributes:
-        parameters: of each function by its name, as a JSON schema.
+        parameters: the JSON schema of each function's arguments, by its name.
         mode: whether and how calls are made.
         named: the function to call, where there is no choice.
         several: whether there may be more than one call.

@@ -40,7 +40,7 @@ def translated(
 
     Args:
         endpoint: a key of `RENAMED`.
-        body: as the client sent it, without nulls.
+        body: the body as the client sent it, without nulls.
         known: the endpoint's own fields.
         others: fields of other endpoints here.
         strict: refuse all but its own fields and those with another name.

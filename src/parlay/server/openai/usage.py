@@ -15,7 +15,7 @@ def speculative_decoding(metrics: RequestMetrics, *, detailed: bool = False) -> 
     or more; that holds for trees too.
 
     Args:
-        metrics: of a completion that has finished.
+        metrics: metrics of a completion that has finished.
         detailed: add how many nodes each step verified and accepted.
     """
     at_least = (metrics.drafts, *metrics.accepted_per_position, 0)
@@ -41,7 +41,7 @@ def request_metrics(outputs: Sequence[RequestOutput], *, speculates: bool, detai
     """Return a response's `metrics`.
 
     Args:
-        outputs: of all its prompts.
+        outputs: outputs of all of its prompts.
         speculates: whether the engine does, unless asked not to.
         detailed: say it of each step too.
     """
@@ -59,7 +59,7 @@ def usage(outputs: list[RequestOutput], *, without_output: bool = False, reasoni
     Args:
         outputs: the newest of each prompt.
         without_output: nothing was asked for beyond the prompt.
-        reasoning_tokens: of the output.
+        reasoning_tokens: reasoning tokens in the output.
     """
     ones = [one for output in outputs for one in output.outputs]
     prompt = sum(len(output.prompt_token_ids) for output in outputs)

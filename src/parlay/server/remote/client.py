@@ -62,8 +62,8 @@ class EngineClient(AsyncEngine):
         """Check the options, which are those of `LLM`, and start nothing yet.
 
         Args:
-            model: as in `LLM`.
-            speculative_config: as in `LLM`.
+            model: the model's name or path, see `LLM`.
+            speculative_config: the speculative method and its options, see `LLM`.
             data_parallel_size: engines, each with a process, the weights and a cache; threads and memory are divided
                 among them, and so are memory nodes with their processors, where there are several.
             engine_timeout: seconds without a message, while requests are open or it loads (then at least 60), after
@@ -129,7 +129,7 @@ class EngineClient(AsyncEngine):
         """Start the processes and wait until their engines are loaded. To be called once.
 
         Raises:
-            ConfigError, ModelError, CapacityError: as `LLM` does; the client is then closed. Replicas that would give
+            ConfigError, ModelError, CapacityError: see `LLM`; the client is then closed. Replicas that would give
                 other tokens than the first are a `ConfigError` too.
             EngineDeadError: a process died while it started.
         """

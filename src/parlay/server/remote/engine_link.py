@@ -28,7 +28,7 @@ class EngineLink:
     queued, reports and the process's end are calls.
 
     Attributes:
-        pid: of the process.
+        pid: id of the process.
         exit_code: how it ended, as `multiprocessing` numbers it; None until then.
     """
 
@@ -46,8 +46,8 @@ class EngineLink:
         Args:
             config: the engine's options.
             speculative: how it speculates.
-            variables: of the environment, set in the process alone.
-            processors: that the process runs on; empty for those of this one.
+            variables: environment variables, set in the process alone.
+            processors: processors that the process runs on; empty for those of this one.
             on_report: called with every message of the process.
             on_end: called once when the process has ended, in any way, after its last report.
 
@@ -102,7 +102,7 @@ class EngineLink:
         """
         data = encode(command)
         if not self._ended.done():
-            with suppress(zmq.Again):  # there is no limit, so nobody is there: the process has died just now
+            with suppress(zmq.Again):  # there is no limit, so no process is connected: it has died just now
                 self._commands.send(data, zmq.NOBLOCK)
 
     async def ended(self, seconds: float) -> None:
@@ -124,7 +124,7 @@ class EngineLink:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read(self) -> None:
-        """Take all that has arrived: the descriptor signals what is new, not what is left.
+        """Read all that has arrived: the descriptor signals what is new, not what is left.
 
         A process that sends an invalid message is not trusted any more, and is ended.
         """

@@ -50,7 +50,7 @@ class Heartbeat:
         """Start nothing yet.
 
         Args:
-            seconds: without a message, after which it expires.
+            seconds: time without a message, after which it expires.
             waiting: whether anything is still expected.
             expired: called when it does.
         """
@@ -93,7 +93,7 @@ class Replica:
     """An engine over the restarts of its process.
 
     Attributes:
-        number: which replica it is, from 0 on.
+        number: number of the replica, from 0 on.
         state: `starting` until it is first loaded, `ready`, `restarting` after its death, or `closed`.
         facts: the engine's description, from then until its process ends.
         stats: the newest snapshot, at most about 0.1 s old; it counts from the engine's last start.
@@ -105,9 +105,9 @@ class Replica:
         """Start nothing yet.
 
         Args:
-            number: which replica it is.
+            number: number of the replica.
             name: its name in the log.
-            engine_timeout: as in `EngineClient`.
+            engine_timeout: seconds without a message after which the process counts as hung, see `EngineClient`.
             calls: its callbacks.
         """
         self.number = number
@@ -143,7 +143,7 @@ class Replica:
         """Start the process and wait until its engine is loaded. To be called once.
 
         Raises:
-            ConfigError, ModelError, CapacityError: as `LLM` does, or anything that `Calls.ready` raises.
+            ConfigError, ModelError, CapacityError: see `LLM`, or anything that `Calls.ready` raises.
             EngineDeadError: the process died while it started.
         """
         await self._launch()
@@ -279,7 +279,7 @@ class Replica:
         """The engine is loaded, and serves unless a check fails."""
         try:
             self._calls.ready(self, facts)
-        except Exception as error:  # whoever waits must not wait for ever
+        except Exception as error:  # what waits for `started` must not wait for ever
             started.set_exception(error)
             assert self._link is not None
             self._link.kill()

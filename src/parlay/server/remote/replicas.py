@@ -20,7 +20,7 @@ class Replicas:
 
         Args:
             every: one or more, none of them started.
-            block_size: tokens a cache block.
+                        block_size: tokens per cache block.
             stream_of: gives the stream of a request that is sent, by the front's key.
         """
         self.every = every
@@ -37,7 +37,7 @@ class Replicas:
         """Start all, the first alone, so that errors are reported once, and measurements are made once for all.
 
         Raises:
-            ConfigError, ModelError, CapacityError, EngineDeadError: as `Replica.start`.
+            ConfigError, ModelError, CapacityError, EngineDeadError: see `Replica.start`.
         """
         first, *others = self.every
         try:

@@ -51,7 +51,7 @@ class PrefixIndex:
     """Which blocks each replica was sent, as far as it may still have them: the `capacity` it used last."""
 
     def __init__(self, replicas: int, capacity: int) -> None:
-        """Begin with none."""
+        """Start with none."""
         self._capacity = capacity
         self._sent: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in range(replicas)]  # the oldest first
 

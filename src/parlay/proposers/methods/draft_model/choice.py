@@ -23,7 +23,7 @@ def choose(draft: ModelConfig, target: TargetInfo, requested: Vocabulary) -> tup
 
     Args:
         draft: the model.
-        target: what it drafts for; further ranks, which do not know the tokenizer, get no translator.
+        target: the target to draft for; further ranks, which do not know the tokenizer, get no translator.
         requested: the user's option.
 
     Raises:

@@ -23,12 +23,12 @@ class KnownText:
     """One request's text, and what the layers hold of it.
 
     Attributes:
-        text: in the draft model's tokens.
-        table: of its blocks.
-        shares: whether other requests may find what it has in them.
-        computed: how many of the text's tokens, and of those `ahead`, have their keys and values there.
+        text: the text in the draft model's tokens.
+        table: table of its blocks.
+        shares: whether other requests may find its blocks in the prefix cache.
+        computed: number of the text's tokens, and of those `ahead`, that have their keys and values there.
         ahead: nodes behind the text that were run.
-        step: in which it was read last.
+        step: number of the step in which it was read last.
     """
 
     text: TranslatedText
@@ -74,10 +74,10 @@ class OtherVocabulary:
     """The texts of all requests, and the blocks that they share."""
 
     def __init__(self, translator: Translator, pool: BlockPool, longest: int) -> None:
-        """Begin without requests.
+        """Start without requests.
 
         Args:
-            translator: between the two vocabularies.
+            translator: translator between the two vocabularies.
             pool: blocks of the draft model's layers.
             longest: most tokens of a text in the draft model's own.
         """
@@ -93,7 +93,7 @@ class OtherVocabulary:
                 known.table.release()
 
     def begin_step(self) -> None:
-        """Begin a step, in which no request loses its blocks that has been asked for."""
+        """Start a step, in which requests that have been asked for keep their blocks."""
         self._step += 1
 
     def gap(self, span: Span, verdict: Verdict, length: int) -> Gap:

@@ -13,9 +13,9 @@ class Gap(ABC):
     """What the draft model's layers lack of one request's known text.
 
     Attributes:
-        tokens: its tokens that they lack.
+        tokens: tokens that the layers lack.
         begin: place of the first of these.
-        blocks: its block table.
+        blocks: block table of the request.
     """
 
     tokens: Sequence[int]
@@ -54,7 +54,7 @@ class SameVocabulary(Gap):
     """A gap where target and draft model have the same tokens, whose places are the target's too.
 
     Attributes:
-        planned: what recurrent layers use and store; empty where there are none.
+        planned: states that recurrent layers use and store; empty where there are none.
     """
 
     tokens: Sequence[int]

@@ -18,7 +18,7 @@ class SharedTokens:
     Attributes:
         draft, target: the two vocabularies.
         to_target: the target's ids of the draft model's tokens that both have.
-        to_draft: the same the other way round; no two tokens have the same counterpart.
+        to_draft: the draft model's ids of the target's tokens that both have; no two have the same counterpart.
     """
 
     def __init__(self, draft: Spelling, target: Spelling) -> None:

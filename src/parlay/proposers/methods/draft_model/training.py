@@ -25,7 +25,7 @@ class Options:
     """Training options of a draft model.
 
     Attributes:
-        num_layers: of the draft model.
+        num_layers: number of layers of the draft model.
         hidden_size: width of its states.
         intermediate_size: width within its feed-forward networks; 0 takes three times `hidden_size`.
         num_heads: attention heads, each with its own keys and values.
@@ -62,7 +62,7 @@ class _Layer(LayerWeights):
         """Return the state `[rows, width]` after this layer.
 
         Args:
-            state: before it.
+            state: state before this layer.
             mask: `[rows, rows]`, which rows each row sees.
             cos, sin: `[rows, head_dim]` of the rows' positions.
         """

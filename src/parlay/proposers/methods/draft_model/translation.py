@@ -34,10 +34,10 @@ class TranslatedText:
     """The text of one request, which grows.
 
     Attributes:
-        own: in the draft model's tokens.
-        count: how many of the target's tokens that is.
-        settled: how many of `own` no further text changes.
-        rest: bytes of those behind.
+        own: the text in the draft model's tokens.
+        count: number of the target's tokens that it consists of.
+        settled: number of tokens of `own` that no further text changes.
+        rest: bytes of the tokens behind these.
         recent: the last of the target's tokens that are text.
     """
 
@@ -49,12 +49,12 @@ class TranslatedText:
 
 
 class Translator(ABC):
-    """One of the ways.
+    """One of the two ways to translate.
 
     Attributes:
-        ids: what the expander calls the tokens that may be drafted, int64 `[S]`: the target's id where there is one.
-        rows: which of the draft model's these are, int64 `[S]`; None for all.
-        to_own: the draft model's tokens by what the expander calls them, int64 `[n]`.
+        ids: int64 `[S]`, the expander's ids of the tokens that may be drafted: the target's id where there is one.
+        rows: int64 `[S]`, the draft model's ids of these tokens; None for all.
+        to_own: int64 `[n]`, the draft model's ids by the expander's.
     """
 
     ids: Tensor
@@ -103,7 +103,7 @@ class TokenByToken(Translator):
 
         Args:
             shared: the tokens that both have.
-            vocab_size: of the target.
+            vocab_size: size of the target's vocabulary.
         """
         super().__init__(shared)
         self.ids, self.rows = shared.ids, shared.rows
@@ -138,8 +138,8 @@ class Retokenised(Translator):
 
         Args:
             shared: the tokens that both have.
-            vocab_size: of the target.
-            draft_size: of the draft model.
+            vocab_size: size of the target's vocabulary.
+            draft_size: size of the draft model's vocabulary.
         """
         super().__init__(shared)
         self._vocab_size = vocab_size

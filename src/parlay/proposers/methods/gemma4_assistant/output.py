@@ -20,11 +20,11 @@ from parlay.weights.weight import Weight
 
 @dataclass(frozen=True, slots=True)
 class Centroids:
-    """What the config says of them.
+    """What a config says of centroids.
 
     Attributes:
-        count: how many there are.
-        chosen: of how many the tokens are scored.
+        count: number of centroids.
+        chosen: number of centroids whose tokens are scored.
     """
 
     count: int
@@ -48,11 +48,11 @@ class OrderedOutput:
 
         Args:
             kernels: the operations to run with.
-            sizes: how many centroids there are.
+            sizes: number of centroids, and of those that are chosen.
             centroids: `[count, d]`.
             output: `[V, d]`.
             order: int64 `[V]`, the tokens of the first centroid, of the second one, ...
-            most: how many tokens have logits; those behind stand for nothing.
+            most: number of tokens that have logits; those behind stand for nothing.
             cap: bound that logits approach; 0 is none.
         """
         self._kernels, self._chosen, self._most, self._cap = kernels, sizes.chosen, most, cap

@@ -24,8 +24,8 @@ class Layout:
     """Names of tensors, for any form of the file.
 
     Attributes:
-        blocks: of each head the names of its blocks' linear layers, less `.weight`.
-        outputs: of each head its output layer's; empty where heads use the target's.
+        blocks: names of the blocks' linear layers of each head, less `.weight`.
+        outputs: name of the output layer of each head; empty where heads use the target's.
         biased: whether the blocks have biases.
         mapped: whether outputs are a reduced vocabulary, listed in `token_map`.
     """
@@ -42,7 +42,7 @@ def read_layout(names: Sequence[str], one_output: bool = False) -> Layout | None
     Heads and layers are counted here: configs often give too few heads, and leave out the key for biases.
 
     Args:
-        names: of its tensors.
+        names: names of the file's tensors.
         one_output: whether the heads share one output layer of their own.
     """
     for pattern in (_OURS, _VLLMS):

@@ -6,7 +6,7 @@ either its own output layer (the first generation) or the target's (the second),
 heads' likeliest tokens make a chain, or a tree in which any token of a head may follow any of the one before: the
 likeliest paths, or those of `medusa_choices`.
 
-Costs one pass over the heads a step at any draft length. Loses where a node depends on those before it.
+Costs one pass over the heads per step at any draft length. Loses where a node depends on those before it.
 """
 
 from collections.abc import Mapping

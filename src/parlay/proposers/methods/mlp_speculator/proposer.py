@@ -1,4 +1,4 @@
-"""MLP speculator: from the last hidden state and the newest token, one small layer a node.
+"""MLP speculator: from the last hidden state and the newest token, one small layer per node.
 
 Idea: Wertheimer et al. 2024 (arXiv 2404.19124), IBM's accelerators for public models. A state, at first the target's,
 is projected, joined by the embedding of the newest token, normed and activated; a head on it predicts the next token,

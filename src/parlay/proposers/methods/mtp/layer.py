@@ -31,13 +31,13 @@ class MTPDraftLayer:
         """Read the weights.
 
         Args:
-            layer: which one.
-            weights: have its tensors.
-            dtype: of plain numbers.
+            layer: config and tensor names of the layer.
+            weights: source of its tensors.
+            dtype: dtype of plain numbers.
             tables: rotary tables of its queries and keys.
             kernels: the operations to run with.
             group: the ranks that share it.
-            place: of its keys and values in the cache.
+            place: index of its keys and values among the cache layers.
         """
         names, self._place = layer.names, place
         self._token_at, self._state_at = (1, 0) if names.state_first else (0, 1)
@@ -53,8 +53,8 @@ class MTPDraftLayer:
 
         Args:
             pair: memory `[2, rows, hidden]`, whose first half has the tokens' embeddings.
-            state: `[rows, hidden]`.
-            context: where the rows stand and what they see.
+            state: states `[rows, hidden]`, replaced.
+            context: positions of the rows and the keys that they see.
         """
         kernels, width = context.kernels, state.shape[1]
         self._norm(kernels, pair[0], None, self._token_norm, pair[self._token_at])
