@@ -144,7 +144,7 @@ def share(parts: int, processors: int = MOST_THREADS) -> dict[str, str]:
     """Return variables under which an engine takes its part, where several divide threads and memory.
 
     Args:
-        parts: how many there are.
+        parts: number of engines.
         processors: processors that this one runs on, if it does not use all; it has no more threads.
     """
     if parts == 1:

@@ -41,7 +41,7 @@ class Metric:
 
     Attributes:
         name: vLLM's, where the meaning is the same.
-        labels: none so far.
+        labels: labels of the metric; none so far.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Gauge(Metric):
     """A value that rises and falls.
 
     Attributes:
-        value: now.
+        value: the present value.
     """
 
     value: float

@@ -22,9 +22,9 @@ class Registry:
 
         Args:
             package: a package that holds plug-ins and nothing else.
-            kind: what errors call one.
+            kind: name of one in errors.
             part: the file of a plug-in's folder that is read, such as "proposer"; None where all are single files.
-            needs: names that each defines.
+            needs: names that each has to define.
             files: whether single files count; if not, they lack this part.
         """
         self._package = package

@@ -15,7 +15,7 @@ class Contained:
 
         Args:
             what: the beginning of the error's sentence.
-            error: its type.
+            error: type of the error.
         """
         self._what = what
         self._error = error

@@ -37,6 +37,19 @@ def test_generate_prints_the_text_and_a_summary(model: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == plain.out
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_output_that_cannot_be_written() -> None:
+    """A disk that is full is told in a line; standard output that was closed is done without."""
+    command = f"{sys.executable} -m parlay.cli.main list"
+    full = subprocess.run(["sh", "-c", f"{command} >/dev/full"], capture_output=True, text=True, check=False)
+    assert full.stderr == (
+        "parlay: the output cannot be written: No space left on device; free space, or write elsewhere\n"
+    )
+    assert full.returncode == 1
+    closed = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
 def test_generate_reads_stdin_and_gives_n_completions(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,6 +187,25 @@ def test_functions_that_fail(function: Any, match: str) -> None:
         after(processor, [], [], np.zeros(VOCAB, np.float32))
 
 
+def test_functions_that_take_the_prompt() -> None:
+    """With three parameters, as vLLM's may have; a default makes no third one."""
+    seen: list[Any] = []
+
+    def three(prompt: list[int], output: list[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append((list(prompt), output))
+        prompt.clear()
+        return logits
+
+    def two(output: list[int], logits: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+        seen.append(output)
+        return logits * factor
+
+    processor = made(SamplingParams(logits_processors=[three, two, three]), [6, 7], [])
+    row = np.ones(VOCAB, np.float32)
+    assert (after(processor, [3], [4], row) == 2).all()
+    assert seen == [([6, 7], [3, 4]), [3, 4], ([6, 7], [3, 4])]
+
+
 @given(outputs, st.lists(st.tuples(st.booleans(), tokens), max_size=60))
 def test_a_tally_is_a_counter(prompt: list[int], moves: list[tuple[bool, int]]) -> None:
     tally, added = TokenCounts(prompt), []

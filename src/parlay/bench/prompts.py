@@ -38,7 +38,7 @@ def read_prompts(path: Path, codec: TextCodec, longest: int, count: int | None =
         path: a file of JSON lines, `.jsonl` or `.jsonl.gz`.
         codec: the model's tokenizer and chat template.
         longest: tokens that a prompt may have.
-        count: read only so many.
+        count: most prompts to read; None for all.
 
     Raises:
         ConfigError: the file cannot be read, or a line is in none of the forms or too long; it names the line.

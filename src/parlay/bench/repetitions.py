@@ -28,7 +28,7 @@ class Estimate:
         median: median of the ratios.
         low: the interval's lower end.
         high: its upper end.
-        repetitions: how many ratios there are.
+        repetitions: number of ratios.
     """
 
     median: float

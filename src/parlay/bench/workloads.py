@@ -48,7 +48,7 @@ class Workload:
     """Prompts, and how much is to follow each.
 
     Attributes:
-        name: what rows call it.
+        name: its name in rows.
         prompts: prompts numbered 0, 1 ...; by default the numbers are their seeds.
         max_tokens: most tokens per completion.
         ignore_eos: whether all completions have that length.
@@ -96,7 +96,7 @@ def workload(name: str, count: int | None = None, codec: TextCodec | None = None
 
     Args:
         name: a name of `WORKLOADS`.
-        count: how many.
+        count: number of prompts.
         codec: the model's tokenizer; None takes the embedded one.
 
     Raises:

@@ -31,7 +31,7 @@ class _File:
 
     Attributes:
         path: path in the repository.
-        size: bytes.
+        size: size in bytes.
         blob: what it is called in the cache.
         digest: SHA-256 of its content; only large files have one.
     """

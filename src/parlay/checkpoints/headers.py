@@ -28,7 +28,7 @@ class TensorHeader:
     Attributes:
         kind: how its numbers are stored, as GGUF and safetensors files call it.
         shape: sizes, the contiguous one last.
-        size: bytes.
+        size: size in bytes.
     """
 
     kind: str
@@ -137,7 +137,7 @@ def open_safetensors(file: Path, framework: str) -> Any:
 
     Args:
         file: a safetensors file, with this ending or any other.
-        framework: whose tensors it is to give, as `safe_open` calls it.
+        framework: framework of the tensors that it is to give, as `safe_open` calls it.
 
     Raises:
         ModelError: it cannot be read, or is cut off or damaged.

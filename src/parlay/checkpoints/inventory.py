@@ -40,7 +40,7 @@ class LocalCheckpoint:
         files: all its files.
         role: `model`; `head` or `draft` of one that drafts for another model.
         kind: how most of its numbers are stored.
-        size: bytes.
+        size: size in bytes.
         changed: when it was written here, in seconds since 1970. (Disks seldom record when it was last read, and
             looking counts as reading.)
         place: where it came from.

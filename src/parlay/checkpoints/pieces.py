@@ -26,10 +26,10 @@ class Piece:
     Attributes:
         name: name of the stack.
         index: index in the stack.
-        count: how many there are.
+        count: number of matrices in the stack.
         outputs: start, stop and step of its outputs among those of the stack.
         turned: the stack has inputs before outputs.
-        inputs: how many inputs there are, where stacks of either order exist and their shape says which this is.
+        inputs: number of inputs, where stacks of either order exist and their shape says which this is.
         alone: its name in files that have it by itself; empty where that is its own.
     """
 
@@ -50,7 +50,7 @@ def expert_pieces(count: int, width: int, *, stacks: str = "mlp.experts", hidden
     """Return the pieces of a layer's experts whose gates and other first matrices lie behind each other in one stack.
 
     Args:
-        count: experts.
+        count: number of experts.
         width: inner width of an expert.
         stacks: what the names of the two stacks begin with.
         hidden: width of what they read, where stacks of either order exist.

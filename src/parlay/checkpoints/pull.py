@@ -17,7 +17,7 @@ class Pulled:
     """A model that is on this machine now.
 
     Attributes:
-        path: its directory or file.
+        path: the model's directory or file.
         size: bytes of all its files.
         came: bytes that were downloaded for it, as far as known; 0 if all was there.
     """

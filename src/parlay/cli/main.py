@@ -1,6 +1,7 @@
 """The `parlay` command."""
 
 import argparse
+import errno
 import os
 import sys
 import warnings
@@ -44,6 +45,7 @@ _ENVIRONMENT = """environment:
   HF_TOKEN, HF_HUB_OFFLINE, HF_HUB_CACHE and the hub's other variables count too.
 `parlay COMMAND --help` lists a command's flags.
 """
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG}  # what writing to standard output may meet
 _HERE = Path(__file__).parent
 
 
@@ -67,6 +69,8 @@ def make_parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     raise_threshold()
+    if sys.stdout is None:  # it was closed before the start
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     parser = make_parser()
     try:
         words = normalise(list(sys.argv[1:] if arguments is None else arguments))
@@ -79,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = partial(_show_warning, warnings.showwarning)
             warnings.filterwarnings("default", category=DeprecationWarning, module=r"parlay\.cli\.")
-            return int(options.run(options))
+            status = int(options.run(options))
+            sys.stdout.flush()
+            return status
     except ParlayError as error:
         print("parlay:", visible(str(error), keep="\n"), file=sys.stderr)
         return 2
@@ -87,8 +93,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader of the output has closed it. Nothing more can be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        print(
+            f"parlay: the output cannot be written: {error.strerror}; free space, or write elsewhere", file=sys.stderr
+        )
+        _drop_output()
+        return 1
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_warning(otherwise: Any, message: Any, category: Any, filename: str, *more: Any, **options: Any) -> None:

@@ -237,7 +237,7 @@ def cut_off(output: RequestOutput, params: SamplingParams, context: int) -> str:
     """Return what to say of an answer that was cut before its end; nothing of one that was not.
 
     Args:
-        output: finished.
+        output: the finished output.
         params: sampling parameters of the answer.
         context: tokens that prompt and answer may have together.
     """

@@ -28,7 +28,7 @@ _BINS = len(_CENTRES)
 _SLOPE, _FIRST, _LATER = 0.5, -0.2, -2.0
 _FEW = 6.0  # draft tokens that a prior counts for
 _MANY = 160.0  # draft tokens after which earlier ones fade
-_DEEPER = 0.95  # of its parent's acceptance, for a depth that was never reached: the next often is too
+_DEEPER = 0.95  # prior of a depth that was never reached, as a share of the acceptance at the depth before
 _START = 0.6  # acceptance at depth 1 of a device proposer of which nothing is known
 ENOUGH = 16.0  # draft tokens after which a device proposer may be given up; and that count while it is off
 
@@ -113,7 +113,7 @@ class SourceBelief:
         return [[round(count.accepted, 2), round(count.judged, 2)] for count in (*self._depths, *self._bins)]
 
     def recall(self, known: Sequence[Sequence[float]]) -> None:
-        """Start from another run's counts, of which no more than a part counts."""
+        """Start from another run's counts, which are reduced to a part."""
         for count, (accepted, judged) in zip((*self._depths, *self._bins), known, strict=False):
             count.accepted, count.judged = min(accepted, judged), judged
             count.limit(2 * ENOUGH)
@@ -182,7 +182,7 @@ class Belief:
     def judge(
         self, draft: Draft, verdict: Verdict, params: DrawParams | SamplingParams, *, joined: bool = False
     ) -> list[tuple[int, bool]]:
-        """Learn from what became of a draft, or would have become of it had it been verified.
+        """Learn from the acceptance of a draft, or from what it would have been had it been verified.
 
         Args:
             draft: draft that `apply` has returned.

@@ -5,7 +5,7 @@ drafts have saved flows back, so what pays is never short of budget; what does n
 more than the share.
 """
 
-SHARE = 0.005  # of the time
+SHARE = 0.005  # share of the time
 
 
 class ExplorationBudget:

@@ -13,7 +13,7 @@ _LEAST = 0.25  # of the price of a row: a host proposer's chain is cut where its
 
 
 class Candidates:
-    """Asks proposers, and estimates what their drafts are worth.
+    """Collects proposers' drafts, and estimates what they are worth.
 
     Attributes:
         predictions: the proposer of requests' own predictions.

@@ -34,12 +34,12 @@ KNOTS: tuple[int, ...] = (
     4096,
 )  # rows
 _PACE = 0.2  # weight of a new step in the pace
-_TABLE = 0.02  # and in the table, at a number of rows that is known
-_MEASURED = 0.2  # or this for a step that was run for that
-_AGED = 1 / 400  # or this for each step since the last of that number, if that is more: old observations are doubtful
+_TABLE = 0.02  # weight of a new step in the table, at a number of rows that is known
+_MEASURED = 0.2  # the same for a step that was run to measure
+_AGED = 1 / 400  # the same per step since the last of that number of rows, if more: old observations are doubtful
 _RISE, _FALL = 0.2, 0.5  # weights in the table at a number of rows that is not known yet, upwards and downwards
 _TRUSTED = 16  # steps of a number of rows after which it is known
-_FEW = 8  # as many steps count for what an earlier run has learnt
+_FEW = 8  # most steps that an earlier run's times count for
 MOST = 2.0  # factor beyond which a step's time is clipped: clocks jump, processes are stopped
 _CONTRADICTED = 1.5  # factor by which a step takes longer than one of more rows: what is less may be noise
 _STALE = 256  # steps after which what is known of a number of rows is doubtful
@@ -67,9 +67,9 @@ class StepCost:
         self._most_rows = most_rows
         self._key_share = key_share
         self._known: dict[int, float] = {}  # seconds by knot
-        self._timed: dict[int, float] = {}  # and of passes that were timed at start
+        self._timed: dict[int, float] = {}  # seconds of passes that were timed at start, by knot
         self._weights: dict[int, int] = {}  # observations by knot
-        self._seen: dict[int, int] = {}  # and the number of the step in which it was last observed
+        self._seen: dict[int, int] = {}  # number of the step in which a knot was last observed
         self._steps = self._news = 0
         self._pace = 1.0
         self.table: Sequence[float] = StepCostTable((1,), (1.0,), most_rows)
@@ -175,7 +175,7 @@ class StepCost:
         return self._steps - self._seen.get(knot, first) >= _STALE
 
     def bound(self, rows: int, keys: int, seconds: float) -> None:
-        """Record a step that took more than its rows do: it says most where nothing else is known of them."""
+        """Record a step that took longer than its rows alone; it counts only where nothing else is known of them."""
         if self._stale(_knot(rows)):
             self.observe(rows, keys, seconds)
 

@@ -22,7 +22,7 @@ _NEAR = 16  # tokens that it may always be behind
 _TRIED = 4  # most requests of one trial: with several it tells as much as several trials, and costs less
 _LEFT = 0.06  # assumed saving, in tokens for each that is left to emit, where drafts do not seem to pay
 _UNSEEN = 16  # tokens that a proposer may process for one that the target has to run once more
-_ROWS = 16  # of a level of drafts with branches, all requests together; beyond, drafts are chains
+_ROWS = 16  # most rows of a level of drafts with branches, all requests together; beyond, drafts are chains
 _BRANCHING = 0.3  # price of a row beyond which a second child is hardly worth one
 # The further layer group whose keys and values blocks may hold besides the target's.
 _PROPOSER = "proposer"
@@ -70,7 +70,7 @@ class DeviceDrafts:
     def restart(self, policy: Policy | None) -> None:
         """Start over with another policy."""
         self._policy = policy
-        self.next_length = self._length = self.length  # without and with the steps that measure
+        self.next_length = self._length = self.length  # `next_length` is 0 in steps that measure
         self._next_width = self._width
         self._tried: Sequence[DraftedRequest] | None = None  # the requests of a trial; None where it is no trial
         self._saving: float | None = None  # share of the time that drafts are expected to save, once known
@@ -146,7 +146,7 @@ class DeviceDrafts:
             self._saving = lengths.best(self.length, len(every), emitting, keys)[1]
         ready = [one for one in every if self._worth(one[0], self._saving or 0.0)]
         free = ready or [one for one in every if self._worth(one[0], _LEFT)]
-        if not (free or self._pairs):  # the price of a trial has what catching up takes
+        if not (free or self._pairs):  # the price of a trial includes catching up
             free = every
         nearest = sorted((self._distance(one[0]), place) for place, one in enumerate(free))[:_TRIED]
         trying = [free[place][0] for distance, place in nearest if distance <= nearest[0][0] + _NEAR]
@@ -245,7 +245,7 @@ class DeviceDrafts:
     # --------------------------------------------------------------------------------------------- one request
 
     def _layers(self, request: DraftedRequest) -> ProposerState:
-        """Return how far its layers have come, or where they begin anew because they cannot catch up."""
+        """Return how far its layers have come, or where they start over because they cannot catch up."""
         layers = request.drafting.layers
         if self._pairs and not self._reruns and layers.computed < request.computed:
             return ProposerState(request.computed, since=request.computed)

@@ -19,7 +19,7 @@ _COLD = 0.2  # share by which a short step takes longer right behind drafts of a
 # replays. What it has drafted is verified if it gains anything.
 _BEGIN, _GO_ON = 1.04, 1.01
 _BRANCHES = 0.05  # weight of a draft in the mean number of nodes per level
-_OTHERS = 0.1  # weight of a step in what the proposers on the host gain
+_OTHERS = 0.1  # weight of a step in the mean gain of host proposers
 _RUN = 6.0  # drafts of a device proposer that are saved up for: with fewer a trial tells little
 _LOST = 0.1  # least share of a trial's seconds that is counted as lost, however likely it is to be accepted
 _EPOCH = 8  # steps after which a device proposer's length is chosen anew, though nothing else has changed
@@ -40,13 +40,13 @@ class DeviceLength:
         self._run = 0.0  # seconds that a run of trials may lose, as last computed
         self._steps, self.belief = steps, belief.of(name)
         self._budget, self._running = ExplorationBudget(), False
-        self._scouting = ExplorationBudget()  # for prompts that are processed for a trial
+        self._scouting = ExplorationBudget()  # budget for prompts that are processed for a trial
         self._pays = False
         self._answers = dict[tuple[int, int, int], tuple[int, float, int, list[float]]]()
         self._age = 0
         self._branching = 1.0  # verified tokens for each level of a draft
-        self._others = 1.0  # goodput with drafts of the proposers on the host alone, by that without any
-        self._colder: StepCost | None = None  # of short steps that verify right behind its drafts
+        self._others = 1.0  # goodput with host proposers' drafts alone, relative to that without drafts
+        self._colder: StepCost | None = None  # cost of short steps that verify right behind its drafts
 
     def best(self, most: int, count: int, requests: int, keys: int) -> tuple[int, float, int, list[float]]:
         """Return the best length of drafts, and what it is based on.
@@ -196,7 +196,7 @@ class DeviceLength:
         seconds /= self._steps.pace
         if behind and (self.cost.timed or not count):
             own, table = self.cost.by_length(length, count)[length] if count else 0.0, self._steps.table
-            if typical:  # it is smaller than the target
+            if typical:  # the proposer is smaller than the target
                 self.cost.observe_following(behind, seconds - own, table[min(behind, len(table) - 1)])
         elif not behind:
             self.cost.observe(length, count, seconds, typical=typical)

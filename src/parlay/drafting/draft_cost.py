@@ -6,7 +6,7 @@ from math import exp, inf
 from parlay.drafting.cost import LEAST, MOST
 
 _FADES = 0.95  # weight of earlier drafts when one more was timed
-_FADING = 1 / 720  # of the times of tokens that a proposer has processed, with each further one: 500 halve them
+_FADING = 1 / 720  # decay of the times of processed tokens per further token: 500 halve them
 _LINE = 0.1  # square of the lengths' deviation from which on the slope of a draft's cost is the measured one
 _DOUBLED = 2**0.5  # by what factor drafts for twice as many requests are expected to take longer
 
@@ -23,7 +23,7 @@ class DraftCost:
         sums = {size: [*map(float, own)] for size, own in (known or {}).items() if own and min(own) > 0}
         # By size, decayed: how many drafts, and of these the sums of lengths, their squares, seconds, and products.
         self._sums = {size: own for size, own in sums.items() if size and len(own) == 5}
-        self._begun = set[tuple[int, int]]()  # whose first draft was seen, which records its passes
+        self._begun = set[tuple[int, int]]()  # sizes and lengths whose first draft was seen, which records its passes
         followed = sums.get(0, [])
         # Decayed: tokens that the proposer processed behind the target, prompts among them, and seconds.
         self._followed = followed if len(followed) == 2 else [0.0, 0.0]

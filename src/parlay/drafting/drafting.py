@@ -43,9 +43,9 @@ from parlay.types.draft import NO_DRAFT
 from parlay.types.draft_tree import height, levels, walk
 from parlay.types.plan import Plan, ProposerState, StepOutput, Verdict
 
-_TIMED = 8  # a few plain steps tell enough of their cost: one in so many is timed
-_MOST_ERRORS = 8  # after which there are no more drafts
-_FORGIVEN = 10_000  # steps without an error after which those before do not count
+_TIMED = 8  # one in so many plain steps is timed: a few suffice to learn their cost
+_MOST_ERRORS = 8  # errors after which there are no more drafts
+_FORGIVEN = 10_000  # steps without an error after which earlier errors do not count
 
 
 class Drafting:
@@ -210,7 +210,7 @@ class Drafting:
         outcomes: Sequence[Outcome],
         elapsed: Callable[[], float],
     ) -> Sequence[Sequence[tuple[float, bool]]]:
-        """Learn what became of a step's drafts, also of those that were not verified, and what they cost.
+        """Learn the acceptance of a step's drafts, also of those that were not verified, and what they cost.
 
         Args:
             step: what `plan` has returned.
@@ -390,7 +390,7 @@ class Drafting:
         return parts
 
     def _judge(self, step: StepDrafts, outcome: Outcome) -> list[tuple[float, bool]]:
-        """Learn what became of a request's drafts; return its part of what `learn` does."""
+        """Learn the acceptance of a request's drafts; return its part of what `learn` returns."""
         state, span, verdict, policy = outcome.request.drafting, outcome.span, outcome.verdict, self.policy
         if self._device is not None and not outcome.ended:
             self._device.advance(outcome.request, outcome.proposal)

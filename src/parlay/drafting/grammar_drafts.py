@@ -28,7 +28,7 @@ def constrain_draft(draft: Draft, constraint: Constraint, known: Sequence[int], 
     parents: list[int] = []
     sources: list[str] = []
     probs: list[float] = []
-    place: dict[int, int] = {ROOT: ROOT}  # of the old nodes that are kept
+    place: dict[int, int] = {ROOT: ROOT}  # new index of each old node that is kept
     intact = 0
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
         if len(paths) == room or parent not in place:

@@ -4,13 +4,13 @@ from parlay.drafting.budget import ExplorationBudget
 
 _ASKS = 256  # calls of a host proposer, each for one request: before anything is decided, and that are saved for
 _STEPS = 8  # plain steps: losses that drafts which have paid may cause before asking ends
-_OWED = 32  # times asking for one request
+_OWED = 32  # most debt, in calls for one request
 _NEWS = 0.05  # weight of a new time in the moving average of asking
 _MOST = 4.0  # longest time that counts, as a factor of the usual one: processes are stopped now and then
 
 
 class HostProposerBudget:
-    """Whether host proposers are asked: while what they save covers the time it takes, and as the budget allows.
+    """Whether host proposers draft: while what they save covers the time it takes, and as the budget allows.
 
     Attributes:
         seconds: time spent on asking since start.

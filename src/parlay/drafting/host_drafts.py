@@ -60,7 +60,7 @@ class Faults:
 
 @dataclass(slots=True, eq=False)
 class _Shown:
-    """What a host proposer knows of one request: `tenant` may use what it learns, None for no tenant."""
+    """What a host proposer has seen of one request; `tenant` may use what it learns, None for no tenant."""
 
     tenant: str | None
     tokens: int = 0
@@ -70,8 +70,8 @@ class _Shown:
 class HostDrafts:
     """One host proposer and the requests that it drafts for.
 
-    It is given a request's tokens when it is asked, and at the end if they may help other requests: nothing is paid
-    for tokens that are not needed. One that raises, or returns an invalid draft, is not asked again for that request.
+    It is given a request's tokens when it drafts, and at the end if they may help other requests: no time is spent
+    on tokens that are not needed. One that raises, or returns an invalid draft, is not asked again for that request.
 
     Attributes:
         name: name of the method.

@@ -19,7 +19,7 @@ from parlay.types.plan import NO_TIMES, StepTimes
 # neither costs nor probabilities are known that exactly.
 _BEGIN, _GO_ON = 1.06, 1.04
 _NODES = (1, 2, 4, 8, 16)  # draft sizes whose price is computed
-_HOPELESS = 0.95  # tokens: no draft token is that likely to be accepted
+_HOPELESS = 0.95  # price of a row, in tokens, at which no draft token is likely enough
 # Plain steps are run to learn their cost: after so many steps with drafts at first, and at last. A device proposer's
 # weights evict the target's from the processor's caches, so it pauses for several steps, of which the first do not
 # count, less often.
@@ -95,10 +95,10 @@ class Policy:
         self.measuring = PlainStepSchedule(1)
         self._fair, self._keep = fair, keep
         self._steps = 0
-        self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
+        self._priced, self._slopes = cost.table, dict[int, float]()  # slopes of that table, by rows
         self._verifies = self._drafted = False
         self._doubts, self._trial = ExplorationBudget(), False
-        self._verifying: StepCost | None = None  # of short steps that verify: drafts take Python's time too
+        self._verifying: StepCost | None = None  # cost of short steps that verify: drafts take Python's time too
 
     def begin(self, requests: int, rows: int, keys: int) -> None:
         """Start a step: find the price of a row.

@@ -202,7 +202,7 @@ class StepDrafts:
 
 
 class Outcome(NamedTuple):
-    """What became of one request's part in a step.
+    """The result of one request's part in a step.
 
     Attributes:
         request: the request itself.

@@ -20,7 +20,7 @@ class FairLock:
     def __init__(self) -> None:
         """Create a lock that no thread holds."""
         self._next, self._inside = Lock(), RLock()
-        self._thread: int | None = None  # the one that is inside
+        self._thread: int | None = None  # the thread that is inside
 
     def run(self, work: Callable[[], Result]) -> Result:
         """Run something alone, as soon as no other thread is inside.

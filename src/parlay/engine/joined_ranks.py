@@ -20,8 +20,8 @@ from parlay.errors import RankError
 from parlay.log import logger
 from parlay.parallel.gloo import Gloo, GlooRing, connect_ranks, connect_store, make_store
 
-_JOINING = 600.0  # seconds until all have to be there
-_POLL = 1.0  # seconds between two checks whether they still may come
+_JOINING = 600.0  # seconds within which all ranks have to join
+_POLL = 1.0  # seconds between two checks whether missing ranks may still join
 
 
 class JoinedRanks(Ranks):
@@ -76,7 +76,7 @@ class JoinedRanks(Ranks):
                 link.send_bytes(msgspec.msgpack.encode(own))
             except OSError:
                 raise RankError(f"rank {rank} has left while others joined; start the engine again") from None
-        own_store = connect_store(hosts[0], store.port)  # which may outlive the one that listens
+        own_store = connect_store(hosts[0], store.port)  # this client may outlive the store that listens
         ways = exchange, ring, drafts = connect_ranks(own_store, hosts[0], first.position, self._timeout)
         self._ways += [way for way in ways if way is not None]
         self.group = first.position.group(exchange, ring, fast=first.fast)

@@ -17,8 +17,8 @@ from bisect import bisect_right
 _RATE = 0.3  # weight of a new step in a mean
 _EVERY = 16  # steps with prompts after which one goes without: a thirtieth of the time, where prompts have half of it
 _UNNOTICED = 0.05  # seconds of a step: twenty tokens per second are faster than people read
-_LEAST = 1 / 32  # of a step without prompts: as much they take at least, however quick the step with them was
-_MOST = 4.0  # times as much as the mean is the most that a step counts: clocks jump, processes are stopped
+_LEAST = 1 / 32  # share of a step without prompts that prompts take at least, however quick the step with them was
+_MOST = 4.0  # multiple of the mean at which a step's time is clipped: clocks jump, processes are stopped
 _SIZES = [size for power in range(24) for size in (1 << power, 3 << power >> 1) if size > 1 or power == 0]
 
 
@@ -33,7 +33,7 @@ class PrefillBudget:
             slowdown: factor by which rows of prompts may lengthen a step, if that is noticed.
         """
         self._most_rows, self._slowdown = most_rows, slowdown
-        self._alone: dict[int, float] = {}  # seconds of steps without prompts, by requests
+        self._alone: dict[int, float] = {}  # seconds of steps without prompts, by number of requests
         self._row = 0.0  # seconds that a row of a prompt takes
         self._since = 0  # steps with prompts since one without
 
@@ -72,7 +72,7 @@ class PrefillBudget:
             self._row = _mean(self._row or None, max(seconds - alone, _LEAST * alone) / rows)
 
     def _seconds(self, decoding: int) -> float | None:
-        """Return what a step with so many requests takes, as far as the nearest known number tells."""
+        """Return the seconds of a step with so many requests, estimated from the nearest number that is known."""
         if not self._alone:
             return None
         nearest = min(self._alone, key=lambda known: abs(known - decoding))

@@ -151,7 +151,7 @@ def arithmetic(kernels: str, bits: str) -> tuple[str, ...]:
 
 
 def differing(here: Sequence[str], there: Sequence[str]) -> list[tuple[str, str]]:
-    """Return what differs between the `arithmetic` of two ranks; where one says less, only that is compared."""
+    """Return what differs between the `arithmetic` of two ranks, as far as both have entries."""
     return [pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]]
 
 
@@ -226,7 +226,7 @@ def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> Non
     with Connection(orders) as connection:
         own = msgspec.msgpack.decode(connection.recv_bytes(), type=Assignment)
         stay_on(frozenset(own.processors))
-        from parlay.kernels.exchange import map_memory  # which not every installation has
+        from parlay.kernels.exchange import map_memory  # not every installation has it
 
         files = memory, ring, drafts
         sizes = own.room, own.stage_bytes
@@ -243,7 +243,7 @@ def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> Non
         try:
             execute(connection, runner, drafter)
         except (RankError, ConfigError):
-            pass  # rank 0 knows
+            pass  # rank 0 reports it
         except BaseException:
             for way in ways:
                 if way is not None:

@@ -33,10 +33,10 @@ class Orders:
         self._doing, self._why = False, "this engine was interrupted while its ranks computed together"
 
     def __call__(self, order: Order, count: int | None = None) -> "Orders":
-        """Send an order to the first `count` of the others, or to all; then this rank is in its region.
+        """Send an order to the first `count` of the others, or to all; return the context in which to carry it out.
 
         Raises:
-            RankError: one has ended, or an earlier region has ended early.
+            RankError: a rank has ended, or an earlier order's block has raised.
         """
         if os.getpid() != self._process:
             raise RankError("the ranks of this engine belong to the process that started it, not to a fork of that")
@@ -52,7 +52,7 @@ class Orders:
         return self
 
     def __enter__(self) -> None:
-        """Enter the region in which this rank carries the order out."""
+        """Enter the block in which this rank carries the order out."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -65,7 +65,7 @@ class Orders:
 
 
 class Ranks:
-    """A group of ranks, of which this process is the first; here there is no other.
+    """A group of ranks, of which this process is rank 0; in this class the only one.
 
     Attributes:
         group: rank 0's view of it, once they are started.

@@ -36,7 +36,7 @@ class Scheduler:
         drafting: the object that makes the drafts.
         processors: logits processors of unfinished requests, by request id.
         emitted: number of tokens emitted since start.
-        stats: counters, of which those about requests are kept here.
+        stats: counters; the scheduler updates those about requests.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Scheduler:
         self.emitted = 0
         self.stats = stats or EngineStats()
         self._plan_ids = itertools.count()
-        self._waiting: list[Request] = []  # by priority, those of one in order of arrival, preempted ones before them
+        self._waiting: list[Request] = []  # by priority; within one in order of arrival, preempted requests first
         self._running: list[Request] = []  # in order of admission
         self._under_way: dict[int, Request] = {}  # by id: those in plans that are not committed
         self._drafts = deque[tuple[Plan, StepDrafts]]()  # these plans, in order

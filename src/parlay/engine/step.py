@@ -82,14 +82,14 @@ class Worker:
         """
         self._processors = processors
         self._under_way = deque[_UnderWay]()
-        self._distributions: dict[int, tuple[Distribution, ...]] = {}  # that pending draft tokens were drawn from
+        self._distributions: dict[int, tuple[Distribution, ...]] = {}  # what pending draft tokens were drawn from
         self._processed_logprobs = processed_logprobs
         self._kernels, self._verify = kernels, verify
         self._runner, self._recordings = runner, runner.recordings
         self._proposer = proposer
-        self._stale = False  # whether passes may be under way of which no plan is left
+        self._stale = False  # whether passes may be under way whose plans were dropped
         self._processing = False  # whether requests' processors are at work, or were when a step ended half-way
-        self._failed = 0  # steps in a row in which drafting failed for no request's fault
+        self._failed = 0  # steps in a row in which drafting failed with no request to blame
         self._idle_steps = NO_TIMES.idle_steps  # steps since the proposer ran
         if proposer is not None:
             runner.tap(proposer.taps)

@@ -12,7 +12,7 @@ from parlay.types.plan import NO_STATES, StateUse
 _ROWS = (1, 8, 2, 16, 4, 32, 12, 6, 24, 3)  # the most informative first: there may be no time for all
 MOST_TIMED = max(_ROWS)
 _ROUNDS = 12
-_FIRST = 5.0  # passes' time that the first of a size may take, since it is recorded
+_FIRST = 5.0  # time of a size's first pass, which is recorded, in multiples of the usual one
 _SPREAD = (5**0.5 - 1) / 2  # multiples of the golden ratio lie evenly between 0 and 1, however many there are
 
 

@@ -355,7 +355,7 @@ class Kernels(DeviceMemory, RecurrentKernels, ExpertKernels, SamplingKernels, Pr
 
         Args:
             x: T `[rows, H]`, read and written.
-            factor: finite.
+            factor: a finite number.
         """
         ...
 

@@ -27,9 +27,9 @@ class PackedPart:
     """Outputs of a weight that are stored alike, as some kernels want them; only they look inside.
 
     Attributes:
-        kind: how they were stored.
+        kind: kind in which they were stored.
         tensor: the numbers or blocks.
-        outputs: how many.
+        outputs: number of outputs.
         blocks: what blocks hold, where the kernels want them unpacked.
     """
 

@@ -12,7 +12,7 @@ def quantise(numbers: Tensor, kind: Kind) -> Weight:
     """Return a matrix in blocks.
 
     Args:
-        numbers: finite, `[outputs, inputs]`, of a shape that `weights.quantise.fits`.
+        numbers: finite numbers `[outputs, inputs]`, of a shape that `weights.quantise.fits`.
         kind: `INT8` or `INT4`.
     """
     try:

@@ -121,8 +121,8 @@ class SamplingKernels(Protocol):
         Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
 
         Args:
-            seed: 0 to 2^64 - 1.
-            position: not negative.
+            seed: a number from 0 to 2^64 - 1.
+            position: a number that is not negative.
             out: float64 `[V]`.
         """
         ...
@@ -190,7 +190,7 @@ class SamplingKernels(Protocol):
             out_worth: float32 `[n * w]`, written.
             origin: int64 `[n * w]`, written: the row of each one's parent.
             chosen: int64 `[n * w]`, written: its number among its draft's v * k.
-            drafts: n.
+            drafts: number of drafts, n.
             slots: int32 `[n * w]`, where the keys of the chosen will lie; None for what has none.
             above: int32 `[n * v, d]`, the slots of each node's path, its own last; d may be 0.
             below: int32 `[n * w, d + 1]`, written: the same of the chosen.

@@ -50,7 +50,7 @@ def tune(kernels: Kernels, threads: int) -> None:
 
     Args:
         kernels: the kernels in use, with their threads set.
-        threads: how many these are.
+        threads: number of these threads.
     """
     if kernels.prefetch is None:
         return

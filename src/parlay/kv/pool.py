@@ -13,7 +13,7 @@ from parlay.errors import CapacityError
 
 
 class BlockPool:
-    """Fixed-size blocks, identified by number. Knows nothing of requests, layers or tensors."""
+    """Fixed-size blocks, identified by number; independent of requests, layers and tensors."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks

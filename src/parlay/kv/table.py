@@ -27,7 +27,7 @@ class BlockTable:
         self._pool = pool
         self.states, self.draft_states = states, draft_states
         self._salt = salt
-        self._hashes: list[bytes] = []  # of full blocks, as far as computed once
+        self._hashes: list[bytes] = []  # hashes of full blocks, as far as computed
         self._published = 0
         self.blocks: list[int] = []
 

@@ -177,7 +177,7 @@ class _SentRequest:
     """What the front has been sent of a request so far.
 
     Attributes:
-        key: what the front calls it.
+        key: the front's key for it.
         requests: its completions, as many as are sampled.
         final_only: whether only the last output is sent; always where the best of several completions are wanted.
     """

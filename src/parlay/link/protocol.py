@@ -65,7 +65,7 @@ class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
     Attributes:
         numerics_id: the engine's numerics id.
         max_model_len: longest sequence, prompt and output together.
-        vocab_size: token ids are below.
+        vocab_size: number of tokens; all ids are below.
         tokenizer: where the tokenizer's files are.
         methods: speculative methods that a request may name.
         sampling: parameters for requests that give none.
@@ -92,7 +92,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     Attributes:
         kind: name of a class in `parlay.errors`.
-        message: the sentence.
+        message: the error's text.
         key: the request.
         param: the parameter at fault.
     """

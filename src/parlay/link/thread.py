@@ -28,7 +28,7 @@ class ThreadLink:
         """Start the thread.
 
         Args:
-            engine: nothing else may use it.
+            engine: an engine that nothing else uses.
             on_outputs: called in the thread with all the engine's outputs.
             on_end: called there once, at last; with the error by which the engine has failed, if so.
         """

@@ -68,7 +68,7 @@ class Attention:
 
     Attributes:
         qkv: projects to queries, keys and values.
-        output: projects back.
+        output: projects back to the residual stream.
         heads: query heads on this rank; there may be none.
         head_dim: columns of a head's query and key.
         value_dim: columns of its value.

@@ -28,7 +28,7 @@ class HybridMixer:
     """Attention and a recurrent layer that read the same rows; their outputs are added.
 
     Attributes:
-        attention, recurrent: the two.
+        attention, recurrent: the attention and the recurrent layer.
     """
 
     attention: Attention | LatentAttention

@@ -35,7 +35,7 @@ class DeltaNets:
     Attributes:
         layers: whether each layer is a gated delta net.
         kernel_size: the convolution's taps.
-        key_heads, value_heads: how many; the latter is a multiple of the former.
+        key_heads, value_heads: numbers of heads; the latter is a multiple of the former.
         key, value: columns of a head.
         fused: queries, keys, values and output gates are stored as one tensor, one key head after another.
         fused_gates: the gates of writing and of decay are stored as one tensor, one key head after another.

@@ -115,7 +115,7 @@ def layer_config(head: HeadConfig, raw: dict[str, Any], first: str, names: Colle
     something else by the same key.
 
     Args:
-        head: whose layers they are.
+        head: the head that has the layers.
         raw: the part of the head's config that describes the layers, with a language model's keys.
         first: what the names of the first layer's tensors begin with.
         names: names of all of the head's tensors.

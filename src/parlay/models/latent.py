@@ -99,7 +99,7 @@ class LatentAttention:
         w_uk: weights per head from its query to what meets the cache, `[entry, query]`.
         w_uv: weights per head from a sum of entries to its value, `[value, entry]`.
         output: projects back.
-        shape: widths.
+        shape: widths of latent attention.
         cos_sin: `[max_len, turning]`, see `Kernels.rotary_store`.
         scale: factor on scores.
         growth: factor on the queries of each position, `[max_len, 1]`; None for none.
@@ -215,7 +215,7 @@ def _absorbed(
 
     Args:
         read: reads the layer's tensors.
-        latent: widths.
+        latent: widths of latent attention.
         turning: order of a query's turning columns, int64 `[turning]`.
         heads: the heads to return.
         like: a tensor of the model's dtype.

@@ -53,7 +53,7 @@ class TokenInputs:
         norm: weight of the projection's norm, `[width]`.
         eps: added to that norm's means.
         own: the first layer of the stage and the first of the next.
-        layers: how many there are in all stages.
+        layers: number of layers in all stages.
     """
 
     embedding: Embedding

@@ -93,7 +93,7 @@ class ColumnParallelLinear:
 
         Args:
             kernels: the operations to run with.
-            weights: outputs in order.
+            weights: weights in the order of the outputs.
             group: the ranks.
             biases: each weight's bias `[out_i]`.
             units: how many neighbouring outputs of each weight stay together, such as a head's; None for any.

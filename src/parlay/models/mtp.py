@@ -69,7 +69,7 @@ class MTPNames:
         """Return the names of such a layer of a model.
 
         Args:
-            layers: how many others the model has.
+            layers: number of the model's other layers.
             place: index among the model's MTP layers.
             before: what some exporters put before names.
         """

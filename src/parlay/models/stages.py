@@ -24,7 +24,7 @@ def own_layers(config: ModelConfig, shapes: Shapes, pipeline: Pipeline) -> tuple
     Args:
         config: the model's config.
         shapes: returns the shapes of its tensors, by name.
-        pipeline: the stage.
+        pipeline: the stage, and the number of stages.
     """
     if pipeline.stages == 1:
         return 0, config.num_layers

@@ -334,10 +334,10 @@ class Product(NamedTuple):
     """A linear layer, or several of one shape.
 
     Attributes:
-        name: what it is for.
+        name: name of its purpose.
         shape: outputs and inputs.
-        times: how many of them a row goes through.
-        among: how many there are to choose from, by a router that chooses evenly; `times` where nothing is chosen.
+        times: number of them that a row goes through.
+        among: number that there are to choose from, by a router that chooses evenly; `times` where nothing is chosen.
     """
 
     name: str

@@ -23,7 +23,7 @@ _TEXTS = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_FILES = 1000  # whose digests are remembered
+_FILES = 1000  # files whose digests are remembered
 
 
 def start_digest(model: Path, tokenizer: Path | None = None) -> Future[str]:

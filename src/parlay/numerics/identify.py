@@ -27,7 +27,7 @@ from parlay.weights.quantise import INT8
 _POSITIONS = (0.0, 1.0, 2.0, 3.0, 7.0, 30.0, 99.0, 511.0, 1023.0, 4095.0, 8191.0, 65535.0, 131071.0)
 _ROPES, _BY_LENGTH = ("rope_parameters", "rope_scaling"), ("dynamic", "longrope", "su")  # of another library
 _MAKERS = ("parlay", "tokenizers", "jinja2", "llguidance")  # of prompts' tokens, and of what may be emitted
-_OUTPUTS = 96  # of a quantised weight: three panels
+_OUTPUTS = 96  # outputs of a quantised weight that are checked: three panels
 _SHORT = 1024  # positions, which the self-check does not nearly use
 _WHOLE = 1 << 22  # elements: all of a small model's weights, slices of a large one's
 

@@ -25,7 +25,7 @@ _SETTINGS = 64  # remembered: machines that share a home, numbers of threads, ve
 
 @dataclass(frozen=True, slots=True)
 class RowInvariance:
-    """What the self-check says of some kernels.
+    """Findings of the self-check about some kernels.
 
     Attributes:
         broken: cases in which a row's bits depended on the rows beside it; usually none.

@@ -179,7 +179,7 @@ def _cancelling(inputs: int) -> tuple[Tensor, Tensor]:
     """Return indices [K] and signs [K] that make two factors' products cancel; see `_product`."""
     half = inputs // 2
     mixed = torch.randperm(half, generator=torch.Generator().manual_seed(inputs))
-    odd = torch.arange(half, half + inputs % 2)  # is left over
+    odd = torch.arange(half, half + inputs % 2)  # left over
     return torch.cat((torch.arange(half), mixed, odd)), torch.cat((torch.ones(half), -torch.ones(inputs - half)))
 
 

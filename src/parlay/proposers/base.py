@@ -197,7 +197,7 @@ class HostProposer(Proposer):
 class DeviceProposer(Proposer):
     """Drafts at the end of a step, on every rank, where the target's hidden states are.
 
-    It keeps nothing of a request between steps but its cache layers, and what it says in `forget`.
+    It keeps nothing of a request between steps but its cache layers, and what `forget` drops.
 
     Attributes:
         taps: counts of the target's layers after which it reads the residual stream, ascending; only of targets that

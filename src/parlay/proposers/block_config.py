@@ -20,7 +20,7 @@ from parlay.runner.graphs import MOST_ROWS
 _BLOCK = 16  # rows of a block, where a config does not say
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _ASSISTANT = "museglimmerassistant"  # part of the class name of transformers' own assistants
-_LISTED, _COUNTED = "target_layer_ids", "aux_hidden_state_layer_ids"  # name the last layer that has run; count them
+_LISTED, _COUNTED = "target_layer_ids", "aux_hidden_state_layer_ids"  # last layer that has run; number of layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class BlockConfig:
 
 
 def read_block_config(head: HeadConfig, *, anchored: bool = False) -> BlockConfig:
-    """Return what a block drafter's config says.
+    """Return a block drafter's config.
 
     Args:
         head: the config.

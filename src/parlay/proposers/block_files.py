@@ -8,24 +8,24 @@ from parlay.checkpoints.loader import is_finite
 from parlay.checkpoints.pickled import plain, read_pickled
 from parlay.errors import ModelError, shown
 
-EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"  # its own, where the target's are not used
+EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"  # the head's own, where the target's are not used
 OFFSETS, KNOWN = "d2t", "t2d"  # of a reduced vocabulary: from its ids to the target's, and which of these there are
 FUSE, CONTEXT_NORM, NORM = "fc.weight", "hidden_norm.weight", "norm.weight"
 BEFORE, AFTER = "input_layernorm.weight", "post_attention_layernorm.weight"  # of a layer
 SINKS = "self_attn.attention_sink_bias"  # of a layer, named `self_attn.sinks` elsewhere
-OWN_MASK = "mask_embedding.pt"  # beside the weights: what stands for a mask in place of its token's embedding
+OWN_MASK = "mask_embedding.pt"  # file beside the weights: a mask's embedding, in place of its token's
 
 _PROJECTIONS = tuple(f"self_attn.{part}_proj.{kind}" for part in "qkvo" for kind in ("weight", "bias"))
 _NETWORK = tuple(f"mlp.{part}_proj.{kind}" for part in ("gate", "up", "down") for kind in ("weight", "bias"))
 _INNER = (*_PROJECTIONS, *_NETWORK, "self_attn.q_norm.weight", "self_attn.k_norm.weight", BEFORE, AFTER)
 
-# By the names that are used here, those of transformers' assistants, and of EAGLE's first layer.
+# Names in transformers' assistants and in EAGLE's first layer, by the names that are used here.
 _OF_DIRECTORIES = {
     FUSE: "encoder.fc.weight",
     CONTEXT_NORM: "encoder.output_norm_enc.weight",
     **{f"layers.0.{name}": f"midlayer.{name}" for name in (*_INNER, SINKS)},
 }
-# Those of GGUF files, as these are read: layers as any model's.
+# Names in GGUF files, as these are read; layers have the names of any model's.
 _OF_FILES = {
     CONTEXT_NORM: "enc.output_norm.weight",
     NORM: "model.norm.weight",

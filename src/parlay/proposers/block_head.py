@@ -117,7 +117,7 @@ class BlockHead(FeatureHead):
         return found
 
     def _inner_width(self, weights: Checkpoint) -> int:
-        """Return the width of the states that the head reads, which its tensors tell if its config does not."""
+        """Return the width of the states that the head reads, from its tensors where its config does not have it."""
         inner, count = self._target.config.hidden_size, len(self.taps)
         fused = weights.shape(FUSE) if FUSE in weights.names else ()
         if len(fused) == 2 and fused[1] % count == 0:
@@ -208,7 +208,7 @@ class BlockHead(FeatureHead):
         return checked_ids(ids, self._target.config.vocab_size, f"{self.head.path}: {OFFSETS}")
 
     def _read_mask(self, weights: Checkpoint) -> Tensor | None:
-        """Return what stands for a mask, `[d]`, where it is not what the embedding has of its token."""
+        """Return the embedding `[d]` of a mask; None where it is that of the mask's token."""
         dtype, mask, tokens = self._target.dtype, self.blocks.mask, self._target.config.tokens
         file = self.head.path / OWN_MASK
         if self.head.path.is_dir() and file.is_file():

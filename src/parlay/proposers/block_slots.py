@@ -54,7 +54,7 @@ class BlockSlots:
         self._tokens = torch.full((rows,), mask)
         self._positions, self._last = torch.zeros((2, rows), dtype=torch.int32)
         self._slots = num_blocks * block_size + torch.arange(rows)
-        self._tables = torch.empty((requests, num_blocks), dtype=torch.int32)  # of which little is ever touched
+        self._tables = torch.empty((requests, num_blocks), dtype=torch.int32)  # most of it is never touched
         self._owner = torch.arange(requests, dtype=torch.int32).repeat_interleave(block)
         self._first = {pattern.window: torch.zeros(rows, dtype=torch.int32) for pattern in patterns}
         own = self._slots.int().view(requests, 1, block).expand(-1, block, -1)

@@ -20,7 +20,7 @@ from parlay.runner.graphs import MOST_ROWS
 class BlockWalk(BlockHead):
     """A proposer with such a head."""
 
-    recordable = False  # what follows the pass over the block
+    recordable = False  # the part that follows the pass over the block
     logit_rows = 3 * MOST_ROWS
 
     @abstractmethod

@@ -75,7 +75,7 @@ class DraftHead(DeviceProposer):
 
         Args:
             starts: starts of the requests that draft, longest first; the i-th has row i.
-            states: initial states `[n, d]`, of which each of them begins with its `row`.
+            states: initial states `[n, d]`; each start continues from its `row`.
             width: number of rows that each of them has from level 1 on.
         """
 
@@ -101,7 +101,7 @@ class DraftHead(DeviceProposer):
     def confidence(self, level: int, rows: int) -> Tensor | None:
         """Return how likely the target is to accept what follows from the states just scored, `[rows]`.
 
-        None where the draft's own probabilities say so. Not asked for where passes are recorded.
+        None where the draft's own probabilities are taken. Not called where passes are recorded.
         """
         return None
 

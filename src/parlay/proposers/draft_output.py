@@ -25,9 +25,9 @@ from parlay.runner.graphs import MOST_ROWS
 from parlay.types.plan import Span, Verdict
 
 COMMON = 32_768  # as in FR-Spec, where they are 97 % of a chat's tokens
-_ACCEPTANCE = 0.7  # of a draft token, usually: a high one has more to lose
-_NODES = 3  # of a draft, for which both are compared
-_RECENT = 512  # tokens that a share of them is of
+_ACCEPTANCE = 0.7  # assumed acceptance of a draft token; a high one has more to lose
+_NODES = 3  # length of the drafts for which both are compared
+_RECENT = 512  # latest tokens of which the share is taken
 
 
 @dataclass(frozen=True, slots=True)

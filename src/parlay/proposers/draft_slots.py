@@ -56,7 +56,7 @@ class DraftSlots:
         self._before = 0 if newest else 1  # the first level that has rows
         self._positions, self._last = torch.zeros((2, levels, rows), dtype=torch.int32)
         self._slots = torch.zeros((levels, rows), dtype=torch.int64)
-        self._tables = torch.empty((rows, num_blocks), dtype=torch.int32)  # of which little is ever touched
+        self._tables = torch.empty((rows, num_blocks), dtype=torch.int32)  # most of it is never touched
         self._each = torch.arange(rows, dtype=torch.int32)
         self.first = torch.zeros(rows, dtype=torch.int32)
         self._none = torch.zeros(rows + 1, dtype=torch.int32)
@@ -91,7 +91,7 @@ class DraftSlots:
             self._uploads.write(self._owner[:wide], owner)
             positions, last, _ = self._written
             positions[1:levels, :wide] = places - self._pairs
-            last[1:levels, :wide] = first[owner]  # of the known tokens
+            last[1:levels, :wide] = first[owner]  # end of the known tokens
         else:
             self._place_rows(begin, levels, first, tables)
         if self._uploads.apart:

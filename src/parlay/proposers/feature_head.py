@@ -215,7 +215,7 @@ class FeatureHead(CheckpointHead):
         if group.rank:  # only rank 0 drafts
             return
         self._passes: dict[tuple[int, int, int], _RecordedPass] = {}
-        self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of the requests that draft
+        self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of the drafting requests
         self._spare, self._every = torch.zeros_like(self._state), torch.arange(MOST_ROWS)
         vocab_size = self._target.config.vocab_size
         self._expander = Expander(self, runtime, MOST_LEVELS, vocab_size, records=self.records)
@@ -343,9 +343,9 @@ def _fresh(
 ) -> Iterator[tuple[int, Sequence[int], bool]]:
     """Yield the spans that follow and complete pairs in this step, and the rows of the states that these need.
 
-    The third says whether no state is missing then. Rows that run once more come first. Where the states before rows
-    are `held`, behind theirs by as many rows as there are, that before the span's own may come first. If some states
-    are still missing, the span's own are of no use yet.
+    The third value is whether no state is missing then. Rows that run once more come first. Where the states before
+    rows are `held`, behind theirs by as many rows as there are, that before the span's own may come first. If some
+    states are still missing, the span's own are of no use yet.
     """
     row, again = 0, sum(len(span.tokens) + len(span.draft.tokens) for span in spans)
     count = again
@@ -373,7 +373,7 @@ def _lacks_one(span: Span) -> bool:
 
 
 def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int], *, ready: bool) -> _PairRun | None:
-    """Return the pairs of rows; `ready` says whether no others are missing."""
+    """Return the pairs of rows; `ready`: whether no others are missing."""
     state = span.catch_up.state
     tokens = (span.catch_up.unseen + verdict.tokens)[state.next_pair - state.computed :][: len(rows)]
     if not tokens:
@@ -385,7 +385,7 @@ def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int], *, ready
 
 
 def _shifted(batch: Batch) -> Batch:
-    """Return a batch of pairs: each stands one position before its slot."""
+    """Return a batch of pairs: each has the position before its slot's."""
     return replace(batch, positions=batch.positions - 1)
 
 

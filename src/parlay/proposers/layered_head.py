@@ -58,7 +58,7 @@ class LayeredHead(FeatureHead):
         kept = map(keys_of, allocate(spec, runtime.num_blocks, runtime.block_size, dtype, kernels=runtime.kernels))
         self._kept = [cache.key.view(-1, width) for cache in kept if cache is not None]
         self._states = torch.zeros((self.depth, MOST_ROWS, width), dtype=dtype)  # by layers, of a level's rows
-        self._firsts = torch.zeros((self.depth, MOST_ROWS), dtype=torch.int32)  # keys that each layer's rows see
+        self._firsts = torch.zeros((self.depth, MOST_ROWS), dtype=torch.int32)  # first key that each layer's rows see
         self._reached = self.depth
 
     @abstractmethod

@@ -127,7 +127,7 @@ def _resolve_several(configs: Sequence[SpeculativeConfig], hub: Hub) -> tuple[Sp
         for one in resolve_methods(config, hub):
             assert one.method is not None
             if config.method == AUTO and one.method in named:
-                continue  # with its own options
+                continue  # it is listed with its own options
             if one.method in found or named.count(AUTO) > 1:
                 raise ConfigError(f"speculative_config has {config.method!r} twice; leave one of them out")
             found[one.method] = one
@@ -170,7 +170,7 @@ def resolve_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> Speculative
             return config
     name, revision = config.options.get("model"), config.options.get("revision")
     if not isinstance(name, str) or not isinstance(revision, str | None):
-        return replace(config, method=DRAFT_MODEL)  # whose options report what is wrong
+        return replace(config, method=DRAFT_MODEL)  # its options report what is wrong
     path = find_model(name, replace(hub, revision=revision))
     found = detect(path)
     if found is None and path.is_file():

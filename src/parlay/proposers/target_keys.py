@@ -41,7 +41,7 @@ class TargetKeys:
         """
         rows = tokens.shape[1]
         self._tokens, self._uploads = tokens, uploads
-        self._tables = torch.empty((rows, num_blocks), dtype=torch.int32)  # of which little is ever touched
+        self._tables = torch.empty((rows, num_blocks), dtype=torch.int32)  # most of it is never touched
         # Of the first level, which has a row of each request, and of later ones.
         self._owner = torch.arange(rows, dtype=torch.int32).repeat(2, 1)
         self._known = torch.zeros((2, rows), dtype=torch.int32)

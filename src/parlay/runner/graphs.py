@@ -25,10 +25,10 @@ from parlay.runner.batch import Batch, copy_batch, first_rows, placed
 from parlay.runner.graph_inputs import GraphInputBuffers
 from parlay.sampling.sampler import SamplingMetadata
 
-MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
+MOST_ROWS = 64  # of a recorded pass; with more, arithmetic outweighs calls
 _MOST_ON_GPU = 512  # the same on a GPU; passes of more than `MOST_ROWS` do not sample
 _SLOTS = 2  # index of the slots among a batch's inputs
-_NEAR = 2  # factor in rows within which checks vouch for a recording
+_NEAR = 2  # factor in rows within which checks of other recordings suffice for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Graphs:
         self._graphs: dict[tuple[int, int], _Graph] = {}  # by rows, and by how many arrays tokens are drawn with
         self._tried: list[int] = []  # rows of those that were checked
         self._unchecked = dict[tuple[int, int], _UncheckedInputs]()
-        # Memory of all recordings, of which one runs at a time; of the tables little is ever touched.
+        # Memory that all recordings share, since one runs at a time; most of the tables is never touched.
         self._apart = kernels.host is not kernels
         self._most = _MOST_ON_GPU if self._apart else MOST_ROWS
         self._sizes = self._most, max(blocks, 1), places
@@ -287,7 +287,7 @@ def padded_rows(rows: int) -> int:
 
 
 def _inputs(batch: Batch) -> list[list[int]]:
-    """Return what tells batches apart; other slots stand for another context."""
+    """Return the inputs by which batches differ; other slots mean another context."""
     return [batch.tokens.tolist(), batch.positions.tolist(), batch.slots.tolist()]
 
 

@@ -71,7 +71,7 @@ def compare(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each method, way and kind of parameters: whether all completions are those of plain decoding.
 
-    Of all proposers, one that this model cannot be served with gives one row that says why.
+    Of all proposers, one that this model cannot be served with gives one row with the reason.
 
     Args:
         model: a directory or the name of an embedded model.

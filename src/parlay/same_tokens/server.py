@@ -28,7 +28,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
         "stop": ["\n\n", " the "],
     },
 }
-_OTHERS = 12  # requests that run beside
+_OTHERS = 12  # further requests that run at the same time
 _OTHER = {"temperature": 0.9}
 _TOP = 5  # log-probabilities per token; OpenAI gives no more
 _SECONDS = 600.0  # for one answer

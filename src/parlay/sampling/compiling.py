@@ -52,7 +52,7 @@ def _notation(form: StructuredOutputsParams) -> str:
 def _json_notation(schema: dict[str, Any], space: Mapping[str, Any]) -> str:
     from llguidance import LLMatcher
 
-    text = json.dumps(schema, ensure_ascii=False)  # which may have any number
+    text = json.dumps(schema, ensure_ascii=False)  # its numbers may be of any size
     return str(LLMatcher.grammar_from_json_schema(text, overrides=cast(Any, dict(space))))
 
 
@@ -72,7 +72,7 @@ def limits() -> "LLParserLimits":
     """Return the compiler's limits."""
     from llguidance import LLParserLimits
 
-    # Steps of the lexer (about 14 a microsecond) and items of the parser, to begin with and for each token.
+    # Steps of the lexer (about 14 per microsecond) and items of the parser, to begin with and for each token.
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=500_000,

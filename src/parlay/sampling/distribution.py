@@ -52,7 +52,7 @@ class Distribution:
         return int(found[0]) if len(found) else None
 
 
-Distributions = Mapping[int, Sequence[Distribution]]  # by request, those that the nodes of its draft were drawn from
+Distributions = Mapping[int, Sequence[Distribution]]  # by request: what its draft's nodes were drawn from
 NO_DISTRIBUTIONS: Distributions = MappingProxyType({})
 
 

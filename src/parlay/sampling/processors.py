@@ -6,7 +6,8 @@ operands alone.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from parlay.errors import RequestError
 from parlay.sampling.token_counts import TokenCounts
 from parlay.types.params import SamplingParams
-from parlay.types.processor import LogitsProcessor, RowProcessor
+from parlay.types.processor import RowProcessor
 
 
 class Processor(ABC):
@@ -102,13 +103,28 @@ class LogitBias(Processor):
         row.numpy()[self._ids] += self._bias
 
 
+def _takes_prompt(function: Callable[..., Tensor]) -> bool:
+    """Whether a function has a parameter for the prompt's token ids before the two others, as vLLM's may."""
+    try:
+        parameters = signature(function).parameters.values()
+    except (TypeError, ValueError):  # some builtins have none
+        return False
+    needed = [
+        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(needed) == 3
+
+
 class CustomProcessors(Processor):
     """The user's functions: called once for each emitted token, so never for a node."""
 
     pure = False
 
-    def __init__(self, functions: Sequence[LogitsProcessor]) -> None:
-        self._functions = functions
+    def __init__(self, functions: Sequence[Callable[..., Tensor]], prompt: Sequence[int]) -> None:
+        self._functions = [
+            (getattr(one, "__name__", type(one).__name__), one, _takes_prompt(one)) for one in functions
+        ]
+        self._prompt = prompt
 
     def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         """Call them in order, each with a separate list.
@@ -117,10 +133,10 @@ class CustomProcessors(Processor):
             RequestError: one of them raises, does not return as many logits as it was given, or leaves nothing to
                 draw from.
         """
-        for function in self._functions:
-            name = getattr(function, "__name__", type(function).__name__)
+        for name, function, takes_prompt in self._functions:
+            before = [[*self._prompt]] if takes_prompt else []
             try:
-                logits = function([*known, *path], row)
+                logits = function(*before, [*known, *path], row)
             except Exception as error:  # it may raise anything, and other requests share the step
                 raise RequestError(f"the logits processor {name} raised {type(error).__name__}: {error}") from error
             if not isinstance(logits, Tensor) or logits.shape != row.shape:
@@ -212,7 +228,7 @@ def prepare(
     if params.logit_bias:
         links.append(LogitBias(params.logit_bias))
     if params.logits_processors:
-        links.append(CustomProcessors(params.logits_processors))
+        links.append(CustomProcessors(params.logits_processors, prompt))
     if params.allowed_token_ids is not None:
         links.append(AllowedTokens(params.allowed_token_ids))
     if params.min_tokens and ends:

@@ -7,7 +7,7 @@ from typing import Any
 
 from parlay.errors import RequestError
 
-_ATTEMPTS = 48  # of compiling one schema with more or less of it
+_ATTEMPTS = 48  # attempts to compile one schema with more or less of it
 _PATIENCE = 3.0  # seconds for all of them
 
 Path = tuple[str, ...]

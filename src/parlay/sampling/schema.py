@@ -71,7 +71,7 @@ def served_schema(
 
 
 def _has_an_end(schema: Any) -> bool:
-    """Whether the schema has a finite value, as far as required properties and items tell.
+    """Whether the schema has a finite value, as far as required properties and items show.
 
     The least fixed point: a reference has an end once what it refers to has one without it.
     """

@@ -27,7 +27,7 @@ def check_page(method: str, headers: Mapping[bytes, str], config: ServerConfig) 
     """Refuse a request of another origin's page to a server without keys; other clients send no such headers.
 
     Args:
-        method: HTTP's.
+        method: the HTTP method.
         headers: the request's, names in lower case.
         config: the allowed origins, and where the server listens.
 

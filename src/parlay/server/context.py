@@ -58,14 +58,14 @@ class Context:
     """The parts that every endpoint uses.
 
     Attributes:
-        engine: computes.
+        engine: the engine that computes.
         config: the server's options.
-        admission: admits requests.
-        store: keeps responses.
+        admission: admission control of requests.
+        store: the stored responses.
         methods: speculative methods that the engine has loaded.
-        metrics: counts, if given.
-        threads: run what takes long.
-        began: when the server did, in seconds since 1970.
+        metrics: metrics to count, if given.
+        threads: threads for what takes long.
+        began: time of the server's start, in seconds since 1970.
         current: the request that is served.
     """
 

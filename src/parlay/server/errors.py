@@ -44,13 +44,13 @@ class ApiError(Exception):
         """Describe it.
 
         Args:
-            status: HTTP's.
+            status: the HTTP status.
             message: one sentence with the remedy.
             param: the field that is wrong.
             code: a word for programs; None takes the status's usual one.
             headers: further ones of the answer.
             kind: the `type` that clients see; None takes the status's.
-            details: more for programs.
+            details: further fields for programs.
         """
         super().__init__(message)
         self.status = status

@@ -107,7 +107,7 @@ class Threads:
         """Return the result of `work`; if its input is long, from a thread, so that other requests continue.
 
         Args:
-            key: whose turn it takes.
+            key: the key whose turn it takes.
             size: length of the input, in characters, tokens or bytes.
             work: what to do; its time is proportional to the size.
         """
@@ -131,7 +131,7 @@ class Threads:
         """Return the result of `work`, which runs a chat template, when it is the key's turn there.
 
         Args:
-            key: whose turn it takes.
+            key: the key whose turn it takes.
             codec: runs the template.
             template: a client's; None for the model's own.
             count: pieces that the template is given, see `TextCodec.run_template`.

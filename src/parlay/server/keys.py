@@ -17,8 +17,8 @@ class Client:
 
     Attributes:
         name: the key's name, for logs.
-        tenant: whose caches are used; clients of one tenant share them.
-        owner: whose stored responses are seen; separate for every key, even where caches are shared.
+        tenant: tenant whose caches are used; clients of one tenant share them.
+        owner: owner of the stored responses that it sees; separate for every key, even where caches are shared.
     """
 
     name: str = ""
@@ -36,7 +36,7 @@ class Keys:
         """Store digests of keys; the salt is new in every process.
 
         Args:
-            named: names and keys.
+            named: names and keys, in pairs.
             shared_cache: give all of them one tenant.
         """
         self._salt = secrets.token_bytes(16)

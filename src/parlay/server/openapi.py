@@ -39,7 +39,7 @@ class Endpoint:
         path: the path as Starlette has it, perhaps with `{name}`.
         handler: answers a request; the operation is called after it.
         summary: what it does.
-        method: HTTP's.
+        method: the HTTP method.
         body: the dataclass that its body is read into.
         answer: the schema of its answer; empty for text.
         errors: errors by status, besides those of every body and that of a missing key.

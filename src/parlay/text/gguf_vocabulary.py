@@ -47,9 +47,9 @@ def vocabulary(path: Path, arch: str, size: int, ends: Sequence[int], raw: Mappi
     Args:
         path: a model directory.
         arch: a file's name of its architecture.
-        size: tokens that it embeds.
+        size: number of tokens that the model embeds.
         ends: those that end an answer.
-        raw: its `config.json`.
+        raw: the model's `config.json`.
 
     Raises:
         ModelError: there is no tokenizer, or none of those that files can hold.

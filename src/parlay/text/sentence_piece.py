@@ -30,7 +30,7 @@ def merging(
     """Return SentencePiece's BPE: two pieces merge where their union is one; the better its score, the sooner.
 
     Args:
-        file: whose it is, for errors.
+        file: the tokenizer's file, for errors.
         tokens: tokens in the order of their ids.
         scores: scores of the tokens.
         vocabulary: the ids of those that are used.

@@ -30,7 +30,7 @@ def add_by_kind(
     defined.
 
     Args:
-        tokenizer: whose vocabulary has them.
+        tokenizer: a tokenizer whose vocabulary has them.
         tokens: tokens in the order of their ids.
         kinds: kinds of the tokens.
         swallowing: tokens that swallow the spaces behind them.
@@ -71,7 +71,7 @@ def add_named(tokenizer: Tokenizer, about: dict[str, Any], file: Path) -> None:
     Args:
         tokenizer: a tokenizer.
         about: the config.
-        file: where it is.
+        file: the config's file.
     """
     known = {"", *(token.content for token in tokenizer.get_added_tokens_decoder().values())}
     listed = about.get("added_tokens_decoder")

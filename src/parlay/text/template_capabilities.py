@@ -176,7 +176,7 @@ class CallForm:
     """The form in which a template shows calls and results.
 
     Attributes:
-        encoded: arguments are text.
+        encoded: whether arguments are text.
         null: no content is null, not an empty text.
         short: ids are nine letters and digits.
         named: results have the name of the function.

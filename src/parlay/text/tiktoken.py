@@ -65,7 +65,7 @@ def read_tiktoken(file: Path, about: dict[str, Any]) -> Tokenizer:
     """Return the tokenizer in a file of tiktoken.
 
     Args:
-        file: it.
+        file: the tokenizer's file.
         about: the `tokenizer_config.json` beside it, which has the special tokens.
 
     Raises:

@@ -28,7 +28,7 @@ def read_tokenizer(file: Path, about: dict[str, Any] | None = None) -> Tokenizer
     """Return the tokenizer in a `tokenizer.json`, a GGUF file, or in another form, see `_OTHERS`.
 
     Args:
-        file: it.
+        file: the tokenizer's file.
         about: the `tokenizer_config.json` beside it; what other forms imply is added to it.
 
     Raises:

@@ -103,9 +103,9 @@ class TrainedBlockLayer(LayerWeights):
         """Return the states `[texts, n, block, width]` of blocks after this layer.
 
         Args:
-            state: those before it.
+            state: states before the layer.
             contexts: `[texts, longest, width]`, of the texts' rows.
-            blocks: where they begin.
+            blocks: where blocks begin.
         """
         each = torch.arange(state.shape[2], device=state.device)
         own = (blocks.last[..., None] + 1 + each)[:, :, None]

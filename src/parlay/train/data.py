@@ -53,7 +53,7 @@ def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int, prompt
     Args:
         path: path of the data.
         codec: the target's tokenizer and chat template.
-        vocab: ids are below.
+        vocab: number of tokens; all ids are below.
         max_length: longer texts become several; of a prompt alone the end is taken.
         prompts: whether prompts alone will do: texts of which no token counts.
 

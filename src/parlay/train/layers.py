@@ -24,7 +24,7 @@ class LayerWeights(nn.Module):
             width: width of states.
             columns: columns of a row that attention reads.
             inner: width within the feed-forward network.
-            heads: how many heads there are of queries and of keys, and the columns of each.
+            heads: numbers of query heads and of key heads, and the columns of each.
             quiet: factor on what the layer adds to states.
         """
         super().__init__()
@@ -91,7 +91,7 @@ def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return queries or keys `[..., rows, head_dim]` turned by their positions, first halves against second.
 
     Args:
-        heads: what is to be turned.
+        heads: the heads to rotate.
         cos, sin: `[rows, head_dim]` of the rows' angles.
     """
     heads = heads.float()

@@ -30,7 +30,7 @@ def write_prompts(
     Args:
         file: file of the prompts so far; it is made, or appended to.
         options: how many, and of which target.
-        target: names its weights.
+        target: name of its weights.
         codec: its tokenizer and chat template.
         tick: called with the number of prompts that there are.
 

@@ -27,10 +27,10 @@ def write_responses(
 
     Args:
         file: file of the responses so far; it is made, or appended to.
-        texts: whose prompts it takes in a random order, over and over.
+        texts: texts whose prompts it takes in a random order, over and over.
         options: how many, how long, at which temperature.
-        target: names its weights.
-        vocab: ids are below.
+        target: name of its weights.
+        vocab: number of tokens; all ids are below.
         tick: called with the number of responses that there are.
 
     Raises:

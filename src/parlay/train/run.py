@@ -41,7 +41,7 @@ class TrainProgress:
         doing: `prompts`, `responses` or `training`.
         done, total: prompts, responses or steps done, and in total.
         loss: loss of the last step, or None.
-        figures: the newest, or None.
+        figures: the newest figures, or None.
     """
 
     doing: str
@@ -289,7 +289,7 @@ def schedule(step: int, steps: int, warmup: float) -> float:
     """Return the factor on the learning rate: it rises linearly to 1, then falls to 0 as half a cosine.
 
     Args:
-        step: counted from 0.
+        step: the step, from 0 on.
         steps: steps of the run.
         warmup: share of them in which it rises.
     """

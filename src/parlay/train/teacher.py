@@ -103,7 +103,7 @@ class Teacher:
     """The target, whose weights do not change.
 
     Attributes:
-        config: its shape.
+        config: the target's config.
         dtype: dtype that it computes in.
         longest: length of the longest sequence that it is to be served with.
     """

@@ -51,7 +51,7 @@ class Trainee(nn.Module, ABC):
     Attributes:
         file: name of its weights in the public format.
         tokenized: whether it is a model by itself, which has the target's tokenizer beside it.
-        depth: how many tokens it drafts in a row.
+        depth: number of tokens that it drafts in a row.
         decay: weight of a node, relative to the one before it.
     """
 
@@ -65,7 +65,7 @@ class Trainee(nn.Module, ABC):
         """Make the first weights, from torch's global generator.
 
         Args:
-            options: the method's own.
+            options: the method's own options.
             teacher: the target; a trainee may have it add to its batches.
             texts: texts of training, and nothing that is held out.
 
@@ -81,7 +81,7 @@ class Trainee(nn.Module, ABC):
         """Refuse what the target's config alone shows to be wrong, before weights are read.
 
         Args:
-            options: the method's own.
+            options: the method's own options.
             target: the shape of the target.
 
         Raises:

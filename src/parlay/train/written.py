@@ -30,7 +30,7 @@ class WrittenFile:
         """Read and write nothing yet.
 
         Args:
-            file: there may be none yet.
+            file: the file, which need not be there yet.
             what: it holds, such as "responses".
             options: options of the run.
             shaping: further options that the entries depend on.

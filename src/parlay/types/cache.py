@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, NamedTuple
 
-CacheKind = Literal["keys", "states", "both", "nothing"]  # of a layer
+CacheKind = Literal["keys", "states", "both", "nothing"]  # what a layer keeps
 
 
 class StateCapacity(NamedTuple):

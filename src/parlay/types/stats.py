@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class DraftStats:
-    """What became of draft tokens: those of one source, or of one request.
+    """Counts of draft tokens and of their acceptance, for one source or one request.
 
     Attributes:
         drafts: drafts with at least one node of them.

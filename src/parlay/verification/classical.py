@@ -87,7 +87,7 @@ def _round(
 ) -> tuple[int | None, Tensor]:
     """Return which of a node's children is accepted, None for none, and the rest of the target's `[V]`."""
     coins = uniforms(kernels, span.seed, key, len(children)) if children else []
-    distribution: Distribution | None = None  # of the next child, without those before it
+    distribution: Distribution | None = None  # of the next child, without its earlier siblings
     for child, coin in zip(children, coins, strict=True):
         token, own = span.draft.tokens[child], walk.drawn(child)
         if own is None:  # not drawn: certain

@@ -55,7 +55,7 @@ def verify(
     for span in spans:
         if span.sample:
             own = next(choices)
-            if own is not None and not span.draft.tokens and span.params.scored is None:  # as the walk would say
+            if own is not None and not span.draft.tokens and span.params.scored is None:  # as the walk would
                 verdicts.append(Verdict((own[0],)))
                 first_row += 1
                 continue

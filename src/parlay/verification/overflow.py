@@ -27,7 +27,7 @@ def refuse_overflow(spans: Sequence[Span], logits: Tensor, verdicts: Sequence[Ve
         begins = span.start == 0 or len(span.tokens) > 1
         if not verdict.tokens or not (begins or 0 in verdict.tokens):
             continue
-        nodes = (ROOT, *verdict.path)  # whose rows the tokens were drawn from
+        nodes = (ROOT, *verdict.path)  # nodes whose rows the tokens were drawn from
         suspects = {node for node, token in zip(nodes, verdict.tokens, strict=False) if token == 0}
         suspects |= {ROOT} if begins else set()
         root = sum(1 + len(other.draft) for other in spans[:i] if other.sample)

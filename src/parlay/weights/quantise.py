@@ -28,7 +28,7 @@ def to_int8(numbers: Tensor) -> Weight:
     """Return a matrix in eight bits, every 32 inputs with a scale (`Q8_0`).
 
     Args:
-        numbers: finite, `[outputs, inputs]`, of a shape that `fits`.
+        numbers: finite numbers `[outputs, inputs]`, of a shape that `fits`.
     """
     x = _blocks(numbers)
     scales = _half(np.abs(x).max(axis=1) / np.float32(127))
@@ -43,7 +43,7 @@ def to_int4(numbers: Tensor) -> Weight:
     regression; those of the best fit give levels once more.
 
     Args:
-        numbers: finite, `[outputs, inputs]`, of a shape that `fits`.
+        numbers: finite numbers `[outputs, inputs]`, of a shape that `fits`.
     """
     x = _blocks(numbers)
     low, high = x[:, 0], x[:, 0]

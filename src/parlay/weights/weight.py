@@ -21,7 +21,7 @@ class Part:
     """Outputs that are stored alike.
 
     Attributes:
-        kind: how.
+        kind: kind of storage.
         data: numbers `[outputs, inputs]`, or uint8 `[outputs, blocks * kind.size]`.
     """
 

@@ -312,7 +312,7 @@ def family_for(architecture: str, *, recurrent: bool = False, experts: bool = Fa
     """Return what files call a class of Hugging Face's, and what is known of it, if they are written.
 
     Args:
-        architecture: the class's name.
+        architecture: name of the class.
         recurrent: whether the model has recurrent layers.
         experts: whether it has experts.
     """

@@ -43,7 +43,7 @@ class TensorInfo:
         kind: how it is stored.
         shape: dimensions in torch's order, the last one contiguous.
         offset: position of its first byte in the file.
-        size: bytes.
+        size: size in bytes.
     """
 
     name: str
@@ -59,7 +59,7 @@ class MetadataList:
 
     Attributes:
         kind: type of its elements, a key of `SCALARS` or STRING.
-        length: elements.
+        length: number of elements.
         offset: position of the first element in the file.
     """
 
@@ -76,7 +76,7 @@ class Header:
         metadata: values by key, lists as where they lie.
         spans: first byte of each value's type, and the end of the value.
         tensors: tensors by the file's own names.
-        end: bytes of the header.
+        end: length of the header in bytes.
         checksum: checksum of these bytes.
     """
 
@@ -92,7 +92,7 @@ def read_header(path: Path, data: mmap.mmap) -> Header:
 
     Args:
         path: the file.
-        data: all of it.
+        data: the whole file.
 
     Raises:
         ModelError: it is no GGUF file, is damaged or truncated, or stores a tensor in a way that is not supported.

@@ -53,7 +53,7 @@ def header(metadata: Mapping[str, bytes], tensors: Sequence[Entry]) -> bytes:
 
     Args:
         metadata: what `encode` returns, by key.
-        tensors: all of them.
+        tensors: all tensors.
     """
     parts = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
     for key, value in metadata.items():

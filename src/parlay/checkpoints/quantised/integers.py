@@ -83,8 +83,8 @@ class IntegerLayers(QuantisedLayers):
         """Return the group of each input, int64 `[inputs]`; None where groups follow each other.
 
         Args:
-            base: a layer.
-            groups: how many have scales.
+            base: name of the layer.
+            groups: number of groups that have scales.
 
         Raises:
             ModelError: its index names groups beyond those, or they are not equally large.

@@ -45,7 +45,7 @@ class BlockLayout:
         base: the level of code 0; None where codes are MXFP4's.
         group: inputs that share a scale.
         scale: dtype of scales and least.
-        least: whether there is one.
+        least: whether there are least values.
     """
 
     bits: int
@@ -87,7 +87,7 @@ class BlockPart(PackedPart):
     """Outputs that are kept quantised; `tensor` has the codes, and `kind` is that of the first ones.
 
     Attributes:
-        layout: how.
+        layout: layout of the blocks.
         scales, least: see above.
     """
 
@@ -175,9 +175,9 @@ def load_tile(
         weight: plain numbers, which stay as they are, with 0 bits; else codes, whose numbers are rounded to `dtype`.
         scales, least: the codes' scales and least values, see `BlockLayout`.
         output: the outputs to read, `[tile_outputs]`.
-        outputs: how many there are.
+        outputs: number of all outputs.
         step: elements from one output to the next in `weight`.
-        begin, left: multiples of a group.
+        begin, left: first input and number of inputs left, multiples of a group.
     """
     output_is = output < outputs
     if bits == 0:

@@ -21,7 +21,7 @@ def load_rows(cache, place, column, inside, width, dtype: tl.constexpr):
         place: int64 `[rows]`, which.
         column: `[columns]`.
         inside: `[rows, columns]`.
-        width: numbers of a row.
+        width: numbers per row.
     """
     if cache.dtype.element_ty == tl.uint8:
         at = cache + (place * (width // _NUMBERS * _BYTES))[:, None] + (column // _NUMBERS * _BYTES)[None, :]

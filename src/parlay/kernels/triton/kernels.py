@@ -50,7 +50,7 @@ class TritonKernels(
     """`Kernels` in Triton; see there for what each method does.
 
     Attributes:
-        device: where tensors lie.
+        device: the device that tensors are on.
     """
 
     # Rows of a tile, plus one.

@@ -53,7 +53,7 @@ class ExportedFile:
 
     Attributes:
         path: the file.
-        size: its bytes.
+        size: size of the file in bytes.
         bits: per weight, all tensors together.
     """
 

@@ -38,7 +38,7 @@ class PagedAttention(nn.Module):
 
         Args:
             context: where the rows stand and what they see.
-            module: the layer's.
+            module: the layer's attention module.
             parts: queries `[1, H, T, D]`, keys and values `[1, KV, T, D]`.
             scale: factor on scores.
             cap: bound that they approach; 0 is none.

@@ -32,7 +32,7 @@ from parlay.types.plan import NO_PROPOSAL, Proposal, Span, StateUse, Verdict
 __all__ = ["Options", "Proposer"]
 
 
-_MOST = 0.8  # of the target's bytes that the copy may take
+_MOST = 0.8  # largest share of the target's bytes that the copy may take
 
 
 @dataclass(frozen=True, slots=True)

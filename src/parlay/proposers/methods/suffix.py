@@ -135,7 +135,7 @@ class _Response:
     """What a tenant learns from a request; nothing is learnt without a tenant."""
 
     tenant: str | None
-    number: int | None = None  # in the tenant's tree, once it has begun there
+    number: int | None = None  # number in the tenant's tree, once it has begun there
     begun: tuple[int, ...] = ()  # its tokens until then
     places: int = 0  # places that are counted
     evicted: bool = False

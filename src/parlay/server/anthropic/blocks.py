@@ -17,7 +17,7 @@ class Content:
     """One block after another, each closed before the next begins.
 
     Attributes:
-        blocks: those that are closed.
+        blocks: the closed blocks.
     """
 
     def __init__(self) -> None:

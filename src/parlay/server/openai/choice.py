@@ -72,7 +72,7 @@ class ChoicesShape(AnswerShape, ABC):
 
     Attributes:
         head: begins every answer and chunk.
-        choices: those that have begun.
+        choices: the choices that have begun.
     """
 
     id_prefix: ClassVar[str]

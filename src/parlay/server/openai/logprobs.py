@@ -24,7 +24,7 @@ class Offsets:
         """Return the places of further tokens.
 
         Args:
-            tokens: they.
+            tokens: the further tokens.
             text: the text that comes with them.
             finished: no more will come; places are within the text, which a stop string may have cut.
         """
@@ -65,7 +65,7 @@ def completion_logprobs(
 
     Args:
         codec: the tokenizer.
-        tokens: the chosen ones.
+        tokens: the chosen tokens.
         positions: a table for each; None for a prompt's first token.
         offsets: where in the text each of them begins.
         as_ids: tokens are written as `token_id:ID`, as in vLLM.

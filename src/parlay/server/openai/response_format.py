@@ -34,7 +34,7 @@ class Names:
 
     Attributes:
         form: the field with the form of an answer.
-        format: where that stands in it.
+        format: the field that says the format, within `form`.
         parameters: the field with a function's parameters; with a place for the function's number.
         strict: functions that are strict, where their descriptions do not say so: the model would read it.
         strict_format: whether the answer's schema is strict, where its description does not say so.
@@ -96,7 +96,7 @@ def form_of(
 
     Args:
         fields: the request.
-        tools: its tools.
+        tools: the request's tools.
         style: how the model writes calls.
         tokenizer: the model's tokenizer.
         given: `structured_outputs`, if there are any.

@@ -20,7 +20,7 @@ class StoredResponse:
     """One response.
 
     Attributes:
-        owner: whose it is.
+        owner: owner of the response.
         body: the response as sent to the client, in JSON.
         conversation: its messages, the answer's included and the instructions not, in JSON.
         items: ids of its output's items.

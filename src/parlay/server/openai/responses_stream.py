@@ -26,7 +26,7 @@ class ResponseOutput:
     """One item after another, each closed before the next begins.
 
     Attributes:
-        items: those that are closed.
+        items: the closed items.
     """
 
     def __init__(self, origins: Mapping[str, Origin] | None = None) -> None:

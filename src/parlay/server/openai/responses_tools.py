@@ -20,7 +20,7 @@ class Origin:
     """What a tool's name stands for.
 
     Attributes:
-        name: the tool's own.
+        name: the tool's own name.
         namespace: the namespace that it is part of; empty for none.
     """
 
@@ -67,7 +67,7 @@ def functions_of(given: Iterable[Any], found_later: Iterable[Any] = ()) -> Funct
     """Return a response's tools as functions.
 
     Args:
-        given: its tools.
+        given: the request's tools.
         found_later: those that items of its input add, which may repeat others.
 
     Raises:

@@ -196,7 +196,7 @@ def _parameter(tags: Tags, rule: str, key: str, due: frozenset[str], mark: Mark)
 
     Args:
         tags: the format's tags.
-        rule: its name.
+        rule: name of the parameter's rule.
         key: the parameter's name.
         due: the types of its value; none for any.
         mark: see `tool_grammars`.
@@ -224,7 +224,7 @@ def until(rule: str, end: str, mark: Mark, *, inner: str = "") -> list[str]:
     A special token in the mark is no part of any text; what stands before it in the mark may be.
 
     Args:
-        rule: the name of the first.
+        rule: name of the first rule.
         end: the mark.
         mark: see `tool_grammars`.
         inner: the part of a mark behind its special token, where that token may stand in the text too.

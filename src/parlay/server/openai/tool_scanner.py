@@ -28,7 +28,7 @@ class Scanner:
     Attributes:
         ended: whether all of it is there.
         done: up to where it was given, or is part of a call.
-        called: how many calls have begun.
+        called: number of calls that have begun.
     """
 
     def __init__(self, functions: Collection[str]) -> None:

@@ -43,7 +43,7 @@ def request_metrics(outputs: Sequence[RequestOutput], *, speculates: bool, detai
     Args:
         outputs: outputs of all of its prompts.
         speculates: whether the engine does, unless asked not to.
-        detailed: say it of each step too.
+        detailed: whether to add the figures of each step.
     """
     found = None
     if len(outputs) == 1 and len(outputs[0].outputs) == 1:  # of several, one figure would mean nothing

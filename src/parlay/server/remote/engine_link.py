@@ -45,7 +45,7 @@ class EngineLink:
 
         Args:
             config: the engine's options.
-            speculative: how it speculates.
+            speculative: how the engine speculates.
             variables: environment variables, set in the process alone.
             processors: processors that the process runs on; empty for those of this one.
             on_report: called with every message of the process.

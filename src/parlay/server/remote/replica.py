@@ -52,7 +52,7 @@ class Heartbeat:
         Args:
             seconds: time without a message, after which it expires.
             waiting: whether anything is still expected.
-            expired: called when it does.
+            expired: called when it expires.
         """
         self._seconds = seconds
         self._waiting, self._expired = waiting, expired
@@ -108,7 +108,7 @@ class Replica:
             number: number of the replica.
             name: its name in the log.
             engine_timeout: seconds without a message after which the process counts as hung, see `EngineClient`.
-            calls: its callbacks.
+            calls: the replica's callbacks.
         """
         self.number = number
         self.state: State = "starting"

@@ -19,8 +19,8 @@ class Replicas:
         """Start nothing yet.
 
         Args:
-            every: one or more, none of them started.
-                        block_size: tokens per cache block.
+            every: one or more replicas, none of them started.
+            block_size: tokens per cache block.
             stream_of: gives the stream of a request that is sent, by the front's key.
         """
         self.every = every

@@ -93,7 +93,7 @@ class OtherVocabulary:
                 known.table.release()
 
     def begin_step(self) -> None:
-        """Start a step, in which requests that have been asked for keep their blocks."""
+        """Start a step, in which requests that draft keep their blocks."""
         self._step += 1
 
     def gap(self, span: Span, verdict: Verdict, length: int) -> Gap:
@@ -136,7 +136,7 @@ class OtherVocabulary:
         known.computed = min(known.computed, settled + same)
 
     def _grow(self, table: BlockTable, tokens: int) -> bool:
-        """Take blocks for so many tokens, if need be those of requests that have not been asked for longest."""
+        """Take blocks for so many tokens, if need be from the requests that have been idle for longest."""
         while not table.grow(tokens):
             oldest = next(iter(self._known.items()), None)
             if oldest is None or oldest[1].step == self._step:

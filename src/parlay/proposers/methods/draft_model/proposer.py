@@ -52,7 +52,7 @@ from parlay.types.storage import Storage
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
 EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-draft", "vocabulary": "same"}
-_OWN_TOKENS = 2  # of another vocabulary, for which there is room with each of the target's
+_OWN_TOKENS = 2  # room for tokens of another vocabulary, per token of the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Proposer(ModelHead):
         self._other = OtherVocabulary(translator, pool, longest)
         self._gap = self._other.gap
         if not self.draws:
-            own = replace(own, processors={})  # which know the target's tokens alone
+            own = replace(own, processors={})  # they know the target's tokens alone
         self.load_model(self._config, blocks, target, own, ids=translator.ids, to_own=translator.to_own)
         if self._own_rows is None:
             return
@@ -165,7 +165,7 @@ class Proposer(ModelHead):
         proposals = [NO_PROPOSAL] * len(spans)
         segments: list[Segment] = []
         starts: list[Start] = []
-        gaps: dict[int, tuple[Gap, int]] = {}  # with how many of their tokens are run
+        gaps: dict[int, tuple[Gap, int]] = {}  # gaps, and how many of their tokens are run
         rows_left = self._max_rows
         if self._other is not None:
             self._other.begin_step()

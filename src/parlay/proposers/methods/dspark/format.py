@@ -11,7 +11,7 @@ from parlay.checkpoints.files import class_names
 
 _PREFIX = "markov_head."
 BEFORE, BIAS = f"{_PREFIX}markov_w1.weight", f"{_PREFIX}markov_w2.weight"  # of the token before; to logits
-GATE, JOINT = f"{_PREFIX}gate_proj", f"{_PREFIX}joint_proj"  # of the kinds that are told so
+GATE, JOINT = f"{_PREFIX}gate_proj", f"{_PREFIX}joint_proj"  # layers of the kinds "gated" and "rnn"
 CONFIDENCE, CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
 
 # Keys of the config.

@@ -1,4 +1,4 @@
-"""What a token has to say about the next one: a bias of low rank on the next one's logits.
+"""How a token influences the next one: a bias of low rank on the next one's logits.
 
 Three kinds: by the token alone; by the token and a gate, which reads the state of the next one's row; by a small
 recurrent network along the draft.

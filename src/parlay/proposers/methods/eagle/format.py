@@ -6,7 +6,7 @@ The authors' layout (github.com/SafeAILab/EAGLE, versions 1 and 2).
 from collections.abc import Mapping
 from typing import Any
 
-ARCHITECTURE = "LlamaForCausalLM"  # as the authors have it, which tells nothing
+ARCHITECTURE = "LlamaForCausalLM"  # the authors' value, which does not identify the method
 EMBEDDING = "embed_tokens.weight"  # its own, unless the target's is borrowed
 JOIN, JOIN_BIAS = "fc.weight", "fc.bias"  # joins a token's embedding and the state before it
 AFTER = "post_attention_layernorm.weight"

@@ -10,7 +10,7 @@ from typing import Any
 from parlay.checkpoints.files import class_names
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"  # its own, where the target's are not used
+EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"  # the head's own, where the target's are not used
 OFFSETS, KNOWN = "d2t", "t2d"  # of a reduced vocabulary: from its ids to the target's, and which of these there are
 FUSE, FUSE_BIAS, NORM = "fc.weight", "fc.bias", "norm.weight"
 NORM_OF_ALL = "input_norm.weight"  # of all states that are read, side by side

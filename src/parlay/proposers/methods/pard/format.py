@@ -9,7 +9,7 @@ from typing import Any
 from parlay.checkpoints.files import class_names
 
 ALSO = "draft_model"  # vLLM's method for such a checkpoint, with `parallel_drafting`
-MASKS = ("ptd_token_id", "pard_token")  # keys of the config: the token
+MASKS = ("ptd_token_id", "pard_token")  # keys of the config that name the token
 KIND, KINDS = "spd_type", ("pard", None)  # what it was trained as
 
 _HEADS = ("draft_vocab_size", "eagle_config", "dflash_config", "mask_hidden")  # keys of what is no model by itself

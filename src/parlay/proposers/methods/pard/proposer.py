@@ -38,7 +38,7 @@ __all__ = ["Options", "Proposer"]
 
 @dataclass(frozen=True, slots=True)
 class _Masked(SameVocabulary):
-    """A gap behind which masks are run, of which the layers hold nothing that counts."""
+    """A gap behind which masks are run; what the layers hold of these is never read."""
 
     def proposal(self, start: Start, draft: Draft) -> Proposal:
         return Proposal(draft, ProposerState(start.position))

@@ -28,7 +28,7 @@ from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["Options", "Proposer"]
 
-_DEPTHS = 8  # that the library trains by default
+_DEPTHS = 8  # depths that the library trains by default
 _PATTERN = AttentionPattern(causal=True)
 
 
