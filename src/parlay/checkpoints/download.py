@@ -68,7 +68,7 @@ def cache_of(hub: Hub) -> Path:
 def prefetch(wanted: HubName, hub: Hub) -> int:
     """Bring the large files that a name means into the hub's cache, and return how many bytes came.
 
-    Where the hub cannot be reached nothing happens: its library, called next, knows what the cache holds or says why.
+    Where the hub cannot be reached nothing happens: its library, called next, finds what the cache holds or says why.
 
     Raises:
         ModelError: there is no such file, or what came is not what the hub announced, or less.

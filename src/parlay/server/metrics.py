@@ -180,7 +180,7 @@ class PrometheusMetrics:
         requested: int = 0,
         failed: bool = False,
     ) -> None:
-        """Record a request's end: each completion the engine knew, or one error where the server is to blame.
+        """Record a request's end: each completion that the engine got, or one error if the server failed.
 
         Args:
             path: path of the request.

@@ -135,7 +135,7 @@ class TemplateProcess(TemplateRunner):
         """End the process at once; calls that wait for it, and later ones, get an error."""
         self._closed = True
         for process, _ in list(self._started):
-            process.kill()  # so that whoever waits for it goes on
+            process.kill()  # so that a thread that waits for it goes on
         with self._lock:
             _end(self._started)
 

@@ -43,7 +43,7 @@ class AnswerFields(Protocol):
 
     @property
     def continuous_usage(self) -> bool:
-        """Have the usage in every chunk of a stream."""
+        """Add the usage so far to every chunk of a stream."""
 
     @property
     def return_metrics(self) -> bool:
