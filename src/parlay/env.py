@@ -153,6 +153,11 @@ def share(parts: int, processors: int = MOST_THREADS) -> dict[str, str]:
     return {"PARLAY_THREADS": str(threads), "PARLAY_MEMORY": str(available_memory() // parts)}
 
 
+def with_temporary_folder(folder: Path) -> dict[str, str]:
+    """Return the variables of a child process whose temporary files are to lie in a folder."""
+    return {**os.environ, "TMPDIR": str(folder)}
+
+
 def adopt(variables: Mapping[str, str]) -> None:
     """Set variables of this process, which must not have read them yet."""
     os.environ.update(variables)

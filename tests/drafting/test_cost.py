@@ -1,5 +1,6 @@
 """What steps cost: learnt from steps, never falling, robust to bursts and jumps of the clock."""
 
+import itertools
 import math
 import random
 
@@ -179,7 +180,7 @@ def test_more_rows_never_cost_less(steps: list[tuple[int, int, float]], most: in
     for rows, keys, seconds in steps:
         cost.observe(rows, keys, seconds)
     assert len(cost.table) == most + 1
-    assert all(a <= b * (1 + 1e-12) for a, b in zip(cost.table, cost.table[1:], strict=False))
+    assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(cost.table))
     assert all(value > 0 for value in cost.table)
     assert cost.pace > 0
 

@@ -130,7 +130,7 @@ def gather(options: MethodsOptions, model: str) -> list[Workload]:
         if name not in WORKLOADS:
             raise ConfigError(f"unknown workload {shown(name)}{nearest(name, WORKLOADS)}")
         prompts, tokens = tuple(workload(name, options.prefixes, codec)), options.max_tokens or TOKENS
-        found[name] = Workload(name, prompts, tokens, without_orphans=name in REMEMBERED)
+        found[name] = Workload(name, prompts, tokens, in_order=name in REMEMBERED)
     most = options.max_tokens or TOKENS_OF_FILES
     for path in options.prompts:
         name = name_of(path)
@@ -168,7 +168,7 @@ class _CaseRun:
         self._passes = 0  # through all prompts
         self._prompts = 0  # that have been run
         self._batches = 1  # per repetition
-        self._whole = not case.workload.without_orphans  # whether all of the workload was run
+        self._whole = not case.workload.in_order  # whether all of the workload was run
         self._numerics = ""
         self._repetitions = Repetitions(tuple(chosen))
         self._tallies = {name: Tally() for name in chosen}
@@ -203,12 +203,12 @@ class _CaseRun:
             most = len(work.prompts) // self._case.batch
             self._batches = max(1, min(ceil(_LEAST_SECONDS / seconds[0]), most))
         # Where later prompts depend on earlier ones, the first repetitions of a pass alone would be another workload.
-        first = 0 if work.without_orphans else self._prompts
+        first = 0 if work.in_order else self._prompts
         spent = False
         for prompts in pieces_of(work.prompts, self._batches * self._case.batch, first):
             self._repeat(llms, prompts)
             spent = self._rule.spent(len(self._repetitions), perf_counter() - self._began)
-            if spent or (not work.without_orphans and self._precise()):
+            if spent or (not work.in_order and self._precise()):
                 break
         else:
             self._whole = True

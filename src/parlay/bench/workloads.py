@@ -52,14 +52,14 @@ class Workload:
         prompts: prompts numbered 0, 1 ...; by default the numbers are their seeds.
         max_tokens: most tokens per completion.
         ignore_eos: whether all completions have that length.
-        without_orphans: whether later prompts depend on earlier ones, so that a part of them is another workload.
+        in_order: whether later prompts depend on earlier ones, so that a part of them is another workload.
     """
 
     name: str
     prompts: tuple[Prefix, ...]
     max_tokens: int = TOKENS
     ignore_eos: bool = True
-    without_orphans: bool = False
+    in_order: bool = False
 
     @property
     def digest(self) -> str:

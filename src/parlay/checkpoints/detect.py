@@ -1,8 +1,8 @@
 """What a checkpoint is for, detected from its config and the names and shapes of its tensors.
 
 Heads of one kind come in several layouts, some under the class name of an ordinary language model. What a config
-states comes first. Each method that reads heads has its layouts in `methods/*/format.py`, which imports no torch, has
-`matches(config, shapes)`, given a `config.json` and tensors' shapes, of which there are none while only that is read.
+states comes first. Each method that reads heads has a `proposers/methods/*/format.py`, which imports no torch. Its
+`matches(config, shapes)` gets a `config.json` and tensors' shapes, which are empty while only the config is read.
 """
 
 import re

@@ -67,7 +67,7 @@ def _download(requirement: str, target: Path, why: str) -> Path:
     # pip's bar is on its stdout, which is no place for it: there may be an answer to come.
     output = sys.stderr if shows else subprocess.PIPE
     # What it fetches lies beside the target, whose disk has to have room for it.
-    place = {**os.environ, "TMPDIR": str(target)}
+    place = env.with_temporary_folder(target)
     ran = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False, env=place)
     wheels = list(target.glob("*.whl"))
     if ran.returncode or len(wheels) != 1:

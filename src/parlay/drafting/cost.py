@@ -12,7 +12,7 @@ while the table, which decides how long drafts are, moves slowly.
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import overload
+from typing import Protocol
 
 KNOTS: tuple[int, ...] = (
     *range(1, 17),
@@ -72,7 +72,7 @@ class StepCost:
         self._seen: dict[int, int] = {}  # number of the step in which a knot was last observed
         self._steps = self._news = 0
         self._pace = 1.0
-        self.table: Sequence[float] = StepCostTable((1,), (1.0,), most_rows)
+        self.table: StepTable = StepCostTable((1,), (1.0,), most_rows)
 
     def derive(self) -> "StepCost":
         """Return the cost of steps under other circumstances, which starts from what is known here."""
@@ -221,7 +221,14 @@ class StepCost:
         self.table = StepCostTable(knots, seconds, self._most_rows)
 
 
-class StepCostTable(Sequence[float]):
+class StepTable(Protocol):
+    """Seconds of a step by its number of rows, as in a list."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: int, /) -> float: ...
+
+
+class StepCostTable:
     """A table with an entry for every number of rows; only the entries that are read are computed."""
 
     def __init__(self, knots: Sequence[int], seconds: Sequence[float], most_rows: int) -> None:
@@ -232,14 +239,8 @@ class StepCostTable(Sequence[float]):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, rows: int) -> float: ...
-    @overload
-    def __getitem__(self, rows: slice) -> list[float]: ...
-    def __getitem__(self, rows: int | slice) -> float | list[float]:
-        """Return seconds of a step of so many rows, or of several."""
-        if isinstance(rows, slice):
-            return [self[i] for i in range(*rows.indices(self._length))]
+    def __getitem__(self, rows: int) -> float:
+        """Return seconds of a step of so many rows."""
         found = self._asked.get(rows)
         if found is None:
             if not 0 <= rows < self._length:
@@ -258,24 +259,18 @@ class StepCostTable(Sequence[float]):
         return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
 
 
-class AfterDraftTable(Sequence[float]):
+class AfterDraftTable:
     """Seconds of steps by rows, from another table beyond so many rows."""
 
-    def __init__(self, table: Sequence[float], beyond: Sequence[float], rows: int) -> None:
+    def __init__(self, table: StepTable, beyond: StepTable, rows: int) -> None:
         """Take the larger of both beyond `rows`."""
         self._table, self._beyond, self._rows = table, beyond, rows
 
     def __len__(self) -> int:
         return len(self._table)
 
-    @overload
-    def __getitem__(self, rows: int) -> float: ...
-    @overload
-    def __getitem__(self, rows: slice) -> list[float]: ...
-    def __getitem__(self, rows: int | slice) -> float | list[float]:
-        """Return seconds of a step of so many rows, or of several."""
-        if isinstance(rows, slice):
-            return [self[i] for i in range(*rows.indices(len(self)))]
+    def __getitem__(self, rows: int) -> float:
+        """Return seconds of a step of so many rows."""
         own = self._table[rows]
         return own if rows <= self._rows else max(own, self._beyond[rows])
 

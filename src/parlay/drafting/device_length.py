@@ -6,7 +6,7 @@ from operator import mul
 
 from parlay.drafting.belief import Belief
 from parlay.drafting.budget import ExplorationBudget
-from parlay.drafting.cost import AfterDraftTable, StepCost
+from parlay.drafting.cost import AfterDraftTable, StepCost, StepTable
 from parlay.drafting.draft_cost import DraftCost
 from parlay.drafting.goodput import best_draft
 
@@ -133,7 +133,7 @@ class DeviceLength:
         price = max(cost + rows - worth, _LOST * cost) + (WARM * _COLD * plain / _RUN if plain < SHORT else 0.0)
         return further if self._buys(price, self.cost.following(behind) + rerun) else 0
 
-    def _table(self, requests: int) -> Sequence[float]:
+    def _table(self, requests: int) -> StepTable:
         """Return seconds of steps by rows: of so many without drafts, and of more right behind drafts."""
         return (
             self._steps.table

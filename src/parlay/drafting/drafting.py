@@ -14,7 +14,6 @@ eight such errors nothing is drafted.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from math import log1p
 from time import perf_counter
 
@@ -311,8 +310,7 @@ class Drafting:
             free = state.prediction is not None or state.constraint is not None
             ask = policy.may_draft and (free or ((rich or state.hit) and bool(state.hosts)))
             if not (ask or state.pending.tokens):
-                if state.layers.speculated:
-                    state.layers = replace(state.layers, speculated=0)
+                state.drop_speculated()
                 continue
             if ask and not asked:
                 began = self._clock()
@@ -325,8 +323,8 @@ class Drafting:
             if candidates and policy.may_draft:
                 state.best, state.why = self._best(request, room, branches=branches), Why.UNLIKELY
                 some.append(request)
-            elif state.layers.speculated:
-                state.layers = replace(state.layers, speculated=0)
+            else:
+                state.drop_speculated()
         if asked:
             step.asking = self._clock() - began
             self.seconds += step.asking
@@ -354,8 +352,8 @@ class Drafting:
         if state.candidates:
             best = state.best = self._best(request, room, branches=self._tree)
             state.take(range(len(best.draft)))
-        elif state.layers.speculated:
-            state.layers = replace(state.layers, speculated=0)
+        else:
+            state.drop_speculated()
         self.seconds += self._clock() - began
         return len(state.chosen)
 

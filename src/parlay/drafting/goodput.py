@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil, exp, log1p
 
+from parlay.drafting.cost import StepTable
+
 
 def choose(
     chances: Sequence[Sequence[float]],
     requests: int,
     rows: int,
-    table: Sequence[float],
+    table: StepTable,
     more: float = 0.0,
     margin: float = 1.0,
     *,
@@ -89,7 +91,7 @@ def best_draft(
     chances: Sequence[float],
     count: int,
     requests: int,
-    table: Sequence[float],
+    table: StepTable,
     drafting: Sequence[float],
     more: float = 0.0,
     margin: float = 1.0,

@@ -13,11 +13,9 @@ class HostProposerBudget:
     """Whether host proposers draft: while what they save covers the time it takes, and as the budget allows.
 
     Attributes:
-        seconds: time spent on asking since start.
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
         self._each = 0.0  # seconds for one request
         self._asked = 0
         self._budget = ExplorationBudget()
@@ -33,7 +31,6 @@ class HostProposerBudget:
 
     def spend(self, seconds: float, count: int) -> None:
         """Record how long it took to ask for so many requests, one or more."""
-        self.seconds += seconds
         self._asked += count
         each = seconds / count
         self._each += (_NEWS * (min(each, _MOST * self._each) - self._each)) if self._each else each

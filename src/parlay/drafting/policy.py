@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from parlay.drafting.belief import Belief
 from parlay.drafting.budget import ExplorationBudget
-from parlay.drafting.cost import AfterDraftTable, StepCost
+from parlay.drafting.cost import AfterDraftTable, StepCost, StepTable
 from parlay.drafting.device_length import SHORT, WARM, DeviceLength
 from parlay.drafting.goodput import choose
 from parlay.drafting.host_budget import HostProposerBudget
@@ -157,7 +157,7 @@ class Policy:
         table = self.cost.table
         return table[min(rows + nodes, len(table) - 1)] - table[min(rows, len(table) - 1)]
 
-    def _table(self, rows: int) -> Sequence[float]:
+    def _table(self, rows: int) -> StepTable:
         """Return seconds of steps by rows: of so many without drafts, and of more with drafts."""
         return (
             self.cost.table

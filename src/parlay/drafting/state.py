@@ -112,6 +112,11 @@ class DraftState:
             intact = min(sum(node == place for place, node in enumerate(nodes)), self.best.speculated)
             self.layers = replace(self.layers, speculated=min(self.layers.speculated, intact))
 
+    def drop_speculated(self) -> None:
+        """Record that none of a device proposer's nodes is verified: its layers write them again."""
+        if self.layers.speculated:
+            self.layers = replace(self.layers, speculated=0)
+
     def clear(self) -> None:
         """Forget the drafts of a step."""
         self.candidates, self.best, self.taken, self.chosen = [], None, (), NO_DRAFT

@@ -34,7 +34,7 @@ from parlay.types.plan import (
 )
 from parlay.verification.coupled import sampling_metadata
 from parlay.verification.overflow import refuse_overflow
-from parlay.verification.verifier import COUPLED, Verifier
+from parlay.verification.verifier import COUPLED_VERIFIER, Verifier
 
 _PATIENT = 3  # drafting steps in a row that may fail with no request to blame, until their requests lose the proposer
 _SCORED_AT_ONCE = 64  # rows of a prompt: logits of a whole prompt might not fit into memory
@@ -65,7 +65,7 @@ class Worker:
         kernels: Kernels,
         runner: ModelRunner,
         proposer: DeviceProposer | None,
-        verify: Verifier = COUPLED,
+        verify: Verifier = COUPLED_VERIFIER,
         processors: Processors = NO_PROCESSORS,
         *,
         processed_logprobs: bool = False,

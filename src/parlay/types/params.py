@@ -1,7 +1,7 @@
 """What a user may ask of one request."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from typing import Annotated, Any, get_args
 
@@ -128,7 +128,7 @@ class DrawParams:
 
 
 @_names_checked
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class SamplingParams:
     """How one request's tokens are chosen. Names and defaults are vLLM's where both have the parameter.
 
@@ -206,7 +206,7 @@ class SamplingParams:
     ignore_eos: bool = False
     bad_words: Text | tuple[Text, ...] | list[Text] = ()
     allowed_token_ids: tuple[Id, ...] | Annotated[list[Id], Meta(min_length=1)] | None = None
-    logit_bias: Mapping[int, Bias] | None = None
+    logit_bias: Mapping[int, Bias] | None = field(default=None, hash=False)
     logits_processors: tuple[LogitsProcessor, ...] | list[LogitsProcessor] = ()
     logprobs: Reported | None = None
     prompt_logprobs: Reported | None = None

@@ -87,7 +87,7 @@ class Verifier:
         return [next(walked) if one is None else one for one in verdicts]
 
 
-COUPLED = Verifier()
+COUPLED_VERIFIER = Verifier()
 
 
 def make_verifier(config: SpeculativeConfig) -> Verifier:
