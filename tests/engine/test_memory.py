@@ -81,7 +81,7 @@ def test_a_share_for_weights_and_cache_together() -> None:
     [
         (1000, 1000, {}, "the weights take 1000 bytes but only 1000 bytes are free"),
         (1999, 1000, {"gpu_memory_utilization": 0.5}, "only 999 bytes are free under gpu_memory_utilization=0.5"),
-        (7 * BLOCK + 999, 1000, {"num_blocks": 7}, f"1000 bytes and the cache {7 * BLOCK}, but only"),
+        (7 * BLOCK + 999, 1000, {"num_blocks": 7}, f"1000 bytes and the cache {7 * BLOCK} bytes, but only"),
         (
             2 * 7 * BLOCK + 1998,
             1000,

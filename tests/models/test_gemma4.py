@@ -162,7 +162,7 @@ def test_stages_begin_where_no_later_layer_reads_from_before(checkpoint: Callabl
     kept = [cache_spec(config, torch.float32, group) for group in stages]
     assert [spec.sources for spec in kept] == [(-1,), (-1,), (-1, -1, 0, 1)]
     check_ranks(config, 1, 3)
-    with pytest.raises(ConfigError, match=r"pipeline_parallel_size=4 is more than the 3 parts .* take less"):
+    with pytest.raises(ConfigError, match=r"pipeline_parallel_size=4 is more than the 3 stages .* lower it"):
         check_ranks(config, 1, 4)
     assert stage_starts(describe_model(str(checkpoint("gemma4")))) == [0, 1, 2]
 
