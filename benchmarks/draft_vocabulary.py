@@ -12,7 +12,7 @@ from parlay.cli.flags import add_threads_flag
 from parlay.cli.report import count, progress, report
 from parlay.proposers.draft_output import COMMON
 
-_DEPTH = 8  # draft tokens a step
+_DEPTH = 8  # draft tokens per step
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ class Rates:
     """Rates of all threads together.
 
     Attributes:
-        read: bytes a second, read in a few streams from memory far larger than the caches, in huge pages.
+        read: bytes per second, read in a few streams from memory far larger than the caches, in huge pages.
         bf16, fp32: multiplications and additions a second out of the first-level cache, for inputs of each type.
     """
 

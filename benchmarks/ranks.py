@@ -34,7 +34,7 @@ _PROMPT = 8  # tokens: what counts is decoding
 _KILOBYTES = (1, 4, 16, 64, 256)
 _EXCHANGES = 2000
 _PATIENCE = 60.0
-_DRAFT, _DRAFT_REPETITIONS = 4, 12  # tokens a draft, and repetitions of each draft model
+_DRAFT, _DRAFT_REPETITIONS = 4, 12  # tokens per draft, and repetitions of each draft model
 _COLUMNS: Columns = {
     "batch": ("batch", "{:d}"),
     "ranks": ("ranks", "{:d}"),

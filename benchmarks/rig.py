@@ -88,7 +88,7 @@ class Rig:
             model: the target, loaded with `kernels`.
             kernels: note the times of the target's operations; a proposer's own run unnoted.
             proposer: its weights are loaded here if it has any.
-            length: draft tokens a request and step.
+            length: draft tokens per request and step.
             batch: requests at once.
             context: tokens a prompt.
             room: tokens that a request may emit.

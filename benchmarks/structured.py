@@ -91,7 +91,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--dataset", type=Path, metavar="FILE", help="JSON lines with 'turns', 'messages' or 'prompt' to complete")
     add("--batch-sizes", type=count, nargs="+", default=[1, 8], help="requests that run at once (default: 1 8)")
     add("--requests", type=count, default=128, help="number of answers (default: 128)")
-    add("--num-speculative-tokens", type=count, help="draft tokens a step (default: each proposer's own)")
+    add("--num-speculative-tokens", type=count, help="draft tokens per step (default: each proposer's own)")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -116,7 +116,7 @@ def measure(
         model: the target; without a dataset `tiny-code`, or a model with its vocabulary.
         batch_sizes: how many requests run at once.
         requests: how many.
-        length: draft tokens a step; None takes each proposer's default.
+        length: draft tokens per step; None takes each proposer's default.
         tick: called with a label before every repetition.
         dataset: a file of prompts, see `parlay.bench.prompts`; None takes the held-out prefixes.
 

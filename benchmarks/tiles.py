@@ -47,7 +47,7 @@ def tiles_of_many() -> list[Tile]:
 
 
 def bandwidth() -> float:
-    """Return bytes a second of a large copy, read and written."""
+    """Return bytes per second of a large copy, read and written."""
     source = torch.empty(_COPY, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     milliseconds: float = triton.testing.do_bench(lambda: target.copy_(source), return_mode="median")

@@ -35,7 +35,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=Path, help="JSON lines as of `parlay bench methods` (default: code)")
     parser.add_argument("--count", type=count, default=16, help="how many prompts (default: 16)")
     parser.add_argument("--max-tokens", type=count, default=64, help="tokens after each (default: 64)")
-    parser.add_argument("--num-speculative-tokens", type=count, default=4, help="tokens a draft (default: 4)")
+    parser.add_argument("--num-speculative-tokens", type=count, default=4, help="tokens per draft (default: 4)")
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -14,7 +14,8 @@ def main() -> None:
             print(f"refused: {output.error}")
         else:
             print(
-                f"{wish}: {output.metrics.drafted} draft tokens, {output.metrics.acceptance_length:.2f} tokens a step"
+                f"{wish}: {output.metrics.drafted} draft tokens, "
+                f"{output.metrics.acceptance_length:.2f} tokens per step"
             )
 
 

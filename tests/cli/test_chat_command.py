@@ -186,7 +186,7 @@ def test_a_terminal_shows_who_guessed_and_how_fast_it_was(
     assert "cut off: --max-tokens 60" in said
     assert "60 tokens in " in said
     assert "tokens/s" in said
-    assert re.search(r"tokens a step, \d+ of \d+ draft tokens accepted", said)
+    assert re.search(r"tokens per step, \d+ of \d+ draft tokens accepted", said)
 
 
 def test_a_model_that_completes_code_says_so(

@@ -72,7 +72,7 @@ def test_an_answer(page: Page, offline: LLM) -> None:
     assert f"{len(drafted)} of " in page.text("first-figures")
     assert page.js("return document.querySelector('#speed polyline').points.length") > 3
     assert 1 <= page.js("return document.querySelectorAll('#positions .bar').length") <= 5
-    assert "tokens a second" in page.find("speed").get_attribute("aria-label")
+    assert "tokens per second" in page.find("speed").get_attribute("aria-label")
     assert not page.shown("error")
 
 

@@ -24,7 +24,7 @@ class MethodsOptions:
         methods: compare only these with plain decoding, by default all that can serve the model, and auto;
             suffix+eagle3 for two whose drafts become one, auto+eagle3 for auto with weights.
         drafts: checkpoints by their methods' names, in place of those that come with the model.
-        budgets: most draft tokens a request and step; every method that drafts takes part once with each, by default
+        budgets: most draft tokens per request and step; every method that drafts takes part with each, by default
             once with its own.
         lengths: lengths of drafts, see `SpeculativeConfig`.
         tree: likewise; a shape is for the methods with weights, and leaves the others as they are.

@@ -40,7 +40,7 @@ def add_parsers(kinds: Any) -> None:
             _LATENCY,
             "one batch at a time: seconds, time to the first token and between tokens",
         ),
-        ("throughput", ThroughputOptions, _THROUGHPUT, "many prompts at once: requests and tokens a second"),
+        ("throughput", ThroughputOptions, _THROUGHPUT, "many prompts at once: requests and tokens per second"),
     ):
         parser = kinds.add_parser(
             name,

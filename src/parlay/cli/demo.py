@@ -178,7 +178,7 @@ def _compare(
     from rich.table import Table
 
     plain, *others = completions
-    table = Table("method", "tokens/s", "speed-up", "tokens a step", "same tokens")
+    table = Table("method", "tokens/s", "speed-up", "tokens per step", "same tokens")
     for column in table.columns[1:]:
         column.justify = "right"
     emitted = sum(len(c.token_ids) for c in completions[plain])

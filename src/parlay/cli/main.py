@@ -53,7 +53,7 @@ def make_parser() -> Parser:
     """Return the parser of all commands."""
     parser = Parser(
         prog="parlay",
-        description="A language model engine whose heart is speculative decoding: several tokens a step, "
+        description="A language model engine whose heart is speculative decoding: several tokens per step, "
         "never another token.",
         epilog=_ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,

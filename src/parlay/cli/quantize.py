@@ -36,5 +36,5 @@ def run(options: argparse.Namespace) -> int:
     check_output(options.output, options.force)  # before a model is downloaded
     with progress() as tick:
         written = export(find_model(options.model), options.output, options.kind, force=options.force, tick=tick)
-    print(f"{written.path}: {written.size / 1e6:,.1f} MB, {written.bits:.2f} bits a weight")
+    print(f"{written.path}: {written.size / 1e6:,.1f} MB, {written.bits:.2f} bits per weight")
     return 0

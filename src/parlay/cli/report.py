@@ -19,7 +19,7 @@ Columns = dict[str, tuple[str, str]]
 LEGEND = {
     "speed_up": "times plain decoding",
     "decode_speed_up": "the same after the first token",
-    "acceptance_length": "tokens a step",
+    "acceptance_length": "tokens per step",
     "same_tokens": "whether all tokens are those of plain decoding",
 }
 

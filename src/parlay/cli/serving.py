@@ -263,6 +263,6 @@ def summary(output: RequestOutput) -> str:
     first = output.metrics.first_token - output.metrics.arrival
     return (
         f"{emitted} tokens in {seconds:.2f} s ({emitted / seconds:,.0f} tokens/s), first after {first * 1e3:.0f} ms, "
-        f"{emitted / max(steps, 1):.2f} tokens a step"
+        f"{emitted / max(steps, 1):.2f} tokens per step"
         + (f", {accepted} of {drafted} draft tokens accepted" if drafted else "")
     )

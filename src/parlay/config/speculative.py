@@ -49,7 +49,7 @@ class SpeculativeConfig:
     Attributes:
         method: name of a module in `parlay.proposers`; "auto" for every one that needs no weights of its own, and the
             one that the checkpoint `model` is for, if there is one; None for the latter alone.
-        num_speculative_tokens: at most this many nodes a draft; None takes each proposer's own default.
+        num_speculative_tokens: at most this many nodes per draft; None takes each proposer's own default.
         lengths: what lengths are chosen for, from measured cost and acceptance, down to nothing: "goodput", most
             tokens per second of all requests together, or "latency", the shortest time of each one, which "goodput"
             chooses too while none waits for a place. "fixed" chooses nothing and drafts as much as it may.

@@ -114,9 +114,7 @@ class LocalRanks(Ranks):
 def share_threads(threads: int, size: int) -> list[int]:
     """Divide threads among ranks, at least one to each."""
     if size > threads:
-        logger.warning(
-            "%d ranks share %d threads; a rank a thread is the most that is of use on one machine", size, threads
-        )
+        logger.warning("%d ranks share %d threads; use at most one rank per thread on one machine", size, threads)
     return [max(1, threads * (rank + 1) // size - threads * rank // size) for rank in range(size)]
 
 

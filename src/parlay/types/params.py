@@ -34,7 +34,7 @@ class SpeculationOverride:
 
     Attributes:
         enabled: False decodes this request plainly.
-        num_speculative_tokens: at most this many tokens a draft; None keeps the engine's number.
+        num_speculative_tokens: at most this many tokens per draft; None keeps the engine's number.
         method: one of the loaded methods; `none` decodes plainly, None leaves it to the engine.
     """
 

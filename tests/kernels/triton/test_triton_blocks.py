@@ -154,7 +154,7 @@ def test_memory_is_as_documented(device: torch.device) -> None:
     page = " ".join((Path(__file__).parents[3] / "docs" / "gpu.md").read_text().split())
     bits = {kind.name: layout_of(kind).size for kind in COMPUTED if kind.block > 1}
     said = ", ".join(f"{name} {bits[name]:g}" for name in ("Q4_0", "Q4_K", "Q8_0", "Q6_K"))
-    assert f"with {min(bits.values()):g} to {max(bits.values()):g} bits a weight ({said};" in page
+    assert f"with {min(bits.values()):g} to {max(bits.values()):g} bits per weight ({said};" in page
 
 
 def test_large_weights_are_unpacked_in_slabs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
