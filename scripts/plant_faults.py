@@ -107,7 +107,7 @@ FAULTS = [
     ),
     Fault(
         "a key dropped from the noise",
-        "tests/acceptance",
+        "tests/verification",
         "src/parlay/verification/coupled.py",
         "seeds += [span.seed] * own",
         "seeds += [0] * own",

@@ -96,6 +96,24 @@ def test_a_request_is_aborted_by_its_id(make: MakeAsync, deltas: bool) -> None:
     assert other.request_id.isdigit()
 
 
+def test_a_request_is_aborted_while_its_prompt_is_encoded(make: MakeAsync, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parlay.link.engine._LONG", 1)  # in a thread
+
+    async def main() -> RequestOutput:
+        async with make() as llm:
+            asked = asyncio.ensure_future(last(llm, "a long prompt", LONG, request_id="mine"))
+            await asyncio.sleep(0)
+            assert not llm._streams
+            await llm.abort("mine")
+            output = await asked
+            assert not llm._keys_by_name
+            assert not llm._aborted
+            return output
+
+    output = asyncio.run(main())
+    assert (output.outputs[0].finish_reason, output.outputs[0].token_ids) == ("abort", ())
+
+
 def test_ids_of_open_requests_are_taken(make: MakeAsync) -> None:
     async def main() -> None:
         async with make() as llm:

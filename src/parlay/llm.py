@@ -124,7 +124,7 @@ class LLM:
             sampling_params: sampling parameters for all prompts, or one for each.
             use_tqdm: show a progress bar on stderr; None, the default, shows one where stderr is a terminal.
             lora_request: None; adapters are not supported.
-            priority: of each prompt, lower runs first; None for equal ones.
+            priority: priorities of the prompts, of which lower ones run first; None for equal ones.
 
         Returns:
             One output per prompt, in order. Of many prompts, one that cannot be served or fails has `error` set and
@@ -201,7 +201,7 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be served, or `best_of` asks for completions that only the end decides.
         """
-        params = SamplingParams.parse(self.sampling_defaults) if sampling_params is None else sampling_params.clone()
+        params = sampling_params or SamplingParams.parse(self.sampling_defaults)
         if params.candidates > params.n:
             self._alone.run(self.engine.refuse)
             raise RequestError("best_of above n cannot be streamed; leave it out, or use generate")
@@ -300,7 +300,8 @@ class LLM:
         except RequestError:
             self._alone.run(self.engine.refuse)
             raise
-        return self._alone.run(lambda: self.engine.add(content, params, **{"tenant": salt, **more}))
+        tenant = more.pop("tenant", "") or salt
+        return self._alone.run(lambda: self.engine.add(content, params, tenant=tenant, **more))
 
     def _run(self, requests: list[Request], use_tqdm: bool | None) -> None:
         def unfinished() -> bool:

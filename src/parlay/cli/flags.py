@@ -62,12 +62,16 @@ class Parser(argparse.ArgumentParser):
         found, left = super().parse_known_args(words, namespace)
         end = left.index("--") if "--" in left else len(left)
         self._refuse(left[:end])
-        left = self._further(found, ours, self._place(found, left[:end] + left[end + 1 :]))
+        left = left[:end] + left[end + 1 :]
+        flagged = any(_name(word) == "--model" for word in ours)
+        left = self._further(found, ours, self._place(found, left))
         if left:
             spare = self.spare or "leave it out"
             self.error(f"unexpected argument {' '.join(left)!r}: {spare}")
-        flagged = any(_name(word) == "--model" for word in ours)
         if hasattr(found, _MODEL):
+            word = getattr(found, _MODEL)
+            if flagged and word != found.model and "prompt" not in found and not self._further(found, ours, [word]):
+                setattr(found, _MODEL, found.model)
             self._name_model(found, flagged=flagged)
         return found, left
 
@@ -307,9 +311,14 @@ class _Append(argparse._AppendAction):
     def __call__(
         self, parser: argparse.ArgumentParser, found: argparse.Namespace, values: Any, flag: str | None = None
     ) -> None:
-        many = _loose(values) if isinstance(values, str) and values.startswith("[") else None
-        several = many if isinstance(many, list) and many and all(isinstance(one, str) for one in many) else [values]
-        setattr(found, self.dest, [*(getattr(found, self.dest, None) or ()), *several])
+        several = listed(values) if isinstance(values, str) else None
+        setattr(found, self.dest, [*(getattr(found, self.dest, None) or ()), *(several or [values])])
+
+
+def listed(text: str) -> list[str] | None:
+    """Return the texts of a list in JSON; None if it is none."""
+    many = _loose(text) if text.startswith("[") else None
+    return many if isinstance(many, list) and many and all(isinstance(one, str) for one in many) else None
 
 
 def _shown(metavar: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ _ENVIRONMENT = """environment:
   HF_TOKEN, HF_HUB_OFFLINE, HF_HUB_CACHE and the hub's other variables count too.
 `parlay COMMAND --help` lists a command's flags.
 """
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG}  # what writing to standard output may meet
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # what writing may meet, and no reading
 _HERE = Path(__file__).parent
 
 
@@ -106,7 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError, ValueError):  # another stream may stand for it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_warning(otherwise: Any, message: Any, category: Any, filename: str, *more: Any, **options: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay import env
-from parlay.cli.flags import near_flag
+from parlay.cli.flags import listed, near_flag
 from parlay.errors import ConfigError, brief, shown
 
 _NOT_THERE = ("config", "help")
@@ -108,7 +108,9 @@ def _value(action: argparse.Action, value: Any, where: str) -> Any:
             raise ConfigError(f"{where} must be true or false, not {shown(value)}")
         return word in (True, "true", "1")
     if isinstance(action, argparse._AppendAction) or action.nargs == "+":
-        many = value if isinstance(value, list) else value.split(",") if isinstance(value, str) else [value]
+        many = value if isinstance(value, list) else [value]
+        if isinstance(value, str):
+            many = listed(value) or value.split(",")
         return [_one(action, one, where) for one in many]
     return _one(action, value, where)
 

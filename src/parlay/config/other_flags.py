@@ -84,7 +84,8 @@ _ANSWERS: dict[str, str] = {
     "leave it out: a longer conversation is refused, not shifted": "--context-shift --no-context-shift --keep",
     _GRAMMAR: "--grammar --grammar-file -j --json-schema -jf --json-schema-file --format --guided-json "
     "--guided-regex --guided-choice --guided-grammar",
-    _BACKEND: "--structured-outputs-backend --grammar-backend --guided-decoding-disable-fallback",
+    _BACKEND: "--structured-outputs-config --structured-outputs-backend --grammar-backend "
+    "--guided-decoding-disable-fallback",
     _ROPE: "--rope-scaling --rope-scale --rope-theta --rope-freq-base --rope-freq-scale --yarn-orig-ctx "
     "--yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast -gan -gaw",
     "leave it out: configs are read as they are": "--override-kv --hf-config-path --config-format",

@@ -48,7 +48,6 @@ FOREIGN: dict[str, ForeignOption] = {
     "disable_log_stats": ForeignOption("the server's log_interval sets how often throughput is logged", flag=True),
     "disable_log_requests": ForeignOption("prompts are only logged with log_prompts", flag=True),
     "guided_decoding_backend": ForeignOption("structured outputs have one backend"),
-    "structured_outputs_config": ForeignOption("structured outputs have one backend"),
     "chat_template_content_format": ForeignOption(
         "a chat template shows which form of content it takes", only=("auto",)
     ),

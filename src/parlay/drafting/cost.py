@@ -175,7 +175,7 @@ class StepCost:
         return self._steps - self._seen.get(knot, first) >= _STALE
 
     def bound(self, rows: int, keys: int, seconds: float) -> None:
-        """Record a step that took longer than its rows alone; it counts only where nothing else is known of them."""
+        """Record a step that took longer than its rows alone; it counts only if none of so many ran for long."""
         if self._stale(_knot(rows)):
             self.observe(rows, keys, seconds)
 

@@ -70,7 +70,7 @@ class DeviceDrafts:
     def restart(self, policy: Policy | None) -> None:
         """Start over with another policy."""
         self._policy = policy
-        self.next_length = self._length = self.length  # `next_length` is 0 in steps that measure
+        self.next_length = self._length = self.length  # `next_length` is 0 in a pause but its last step
         self._next_width = self._width
         self._tried: Sequence[DraftedRequest] | None = None  # the requests of a trial; None where it is no trial
         self._saving: float | None = None  # share of the time that drafts are expected to save, once known

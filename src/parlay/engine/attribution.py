@@ -60,7 +60,7 @@ class Attribution:
 
         Args:
             tokens: further tokens.
-            sources: name of the proposer of each of them, or "target".
+            sources: name of the proposer of each of them, "target" or "grammar".
             text: further text, which may lag behind the tokens and at last be cut or completed. The decoded form of
                 an incomplete last character is a piece without a source.
             rejected: further rejected nodes. Each is a piece of its own, before the text that comes next.

@@ -6,7 +6,8 @@ one of several. A request's stream keeps its outputs until they are read.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from threading import Lock
@@ -43,6 +44,8 @@ class AsyncEngine(ABC):
         self._codec: TextCodec | None = None
         self._lock = Lock()  # guards whether requests are accepted, and which are open
         self._streams: dict[int, Stream] = {}
+        self._keys_by_name: dict[str, int] = {}  # of open requests with an id of their user's
+        self._aborted = set[int]()
         self._arrivals, self._keys = count(), count()
 
     @property
@@ -134,26 +137,23 @@ class AsyncEngine(ABC):
         key, ordinal = next(self._keys), next(self._arrivals)
         self._check_present()
         check_queue_position(priority, tenant, timeout)
-        if not isinstance(request_id, str | None):
-            raise RequestError(f"request_id is text, not {type(request_id).__name__}", param="request_id")
-        tenant = tenant or salt_of(prompt)
-        params = SamplingParams.parse(self.sampling_defaults) if sampling_params is None else sampling_params.clone()
-        tokens = await self._tokens(prompt)
-        if params.prediction:
-            params = replace(params, prediction=await self._predicted(params.prediction))
-        stream = Stream(self.codec, text_of(prompt), tokens, params, deltas=deltas, name=request_id)
-        if params.seed is None:
-            params = replace(params, seed=arrival_seed(self._config.seed, ordinal))
-        add = Add(key, tokens, plain_params(params), priority, tenant, timeout, final_only)
-        self._open(key, stream, add)
-        try:
-            while True:
-                output = await stream.next()
-                yield output
-                if output.finished:
-                    return
-        finally:
-            self._leave(key, stream)
+        with self._named(request_id, key):
+            tenant = tenant or salt_of(prompt)
+            tokens, params = await self._encoded(prompt, sampling_params, ordinal)
+            stream = Stream(self.codec, text_of(prompt), tokens, params, deltas=deltas, name=request_id)
+            add = Add(key, tokens, plain_params(params), priority, tenant, timeout, final_only)
+            if key in self._aborted:
+                stream.abort()
+            else:
+                self._open(key, stream, add)
+            try:
+                while True:
+                    output = await stream.next()
+                    yield output
+                    if output.finished:
+                        return
+            finally:
+                self._leave(key, stream)
 
     async def chat(
         self, messages: Messages, sampling_params: SamplingParams | None = None, **options: Any
@@ -180,22 +180,56 @@ class AsyncEngine(ABC):
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; the last output of each has what came so far, with `finish_reason` "abort".
 
-        Ids that no open request has are ignored: their requests have finished.
+        With `final_only`, or `best_of` above `n`, nothing comes before the end. Ids that no open request has are
+        ignored: their requests have finished.
 
         Args:
             request_id: one or several that `generate` was given.
         """
         ended = {request_id} if isinstance(request_id, str) else {*request_id}
-        for key, stream in list(self._streams.items()):
-            if stream.name in ended:
+        for key in [self._keys_by_name[name] for name in ended if name in self._keys_by_name]:
+            self._aborted.add(key)  # its prompt may still be encoded
+            if (stream := self._streams.get(key)) is not None:
                 self._leave(key, stream)
                 stream.abort()
+
+    @contextmanager
+    def _named(self, request_id: str | None, key: int) -> Iterator[None]:
+        """Keep an id for a request while it is open.
+
+        Raises:
+            RequestError: it is no text, or another open request has it.
+        """
+        if not isinstance(request_id, str | None):
+            raise RequestError(f"request_id is text, not {type(request_id).__name__}", param="request_id")
+        if request_id in self._keys_by_name:
+            raise RequestError(f"request_id: {shown(request_id)} is that of an open request; give another")
+        if request_id is not None:
+            self._keys_by_name[request_id] = key
+        try:
+            yield
+        finally:
+            self._aborted.discard(key)
+            if request_id is not None:
+                del self._keys_by_name[request_id]
 
     # ------------------------------------------------------------------------------------------------- requests
 
     def _check_present(self) -> None:
         if self.state != "ready":
             raise self._unavailable()
+
+    async def _encoded(
+        self, prompt: Prompt, given: SamplingParams | None, ordinal: int
+    ) -> tuple[tuple[int, ...], SamplingParams]:
+        """Return a prompt's tokens, and parameters whose prediction is encoded and that have a seed."""
+        params = SamplingParams.parse(self.sampling_defaults) if given is None else given.clone()
+        tokens = await self._tokens(prompt)
+        if params.prediction:
+            params = replace(params, prediction=await self._predicted(params.prediction))
+        if params.seed is None:
+            params = replace(params, seed=arrival_seed(self._config.seed, ordinal))
+        return tokens, params
 
     async def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
         content = content_of(prompt)
@@ -213,8 +247,6 @@ class AsyncEngine(ABC):
         with self._lock:  # a link that ends now fails this stream too, or it is not opened
             self._check_present()  # encoding may have taken its time
             assert self._link is not None
-            if stream.name is not None and any(other.name == stream.name for other in self._streams.values()):
-                raise RequestError(f"request_id: {shown(stream.name)} is that of an open request; give another")
             self._streams[key] = stream  # first: a thread may answer before this one goes on
             try:
                 self._link.send(add)

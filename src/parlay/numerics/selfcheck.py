@@ -117,7 +117,7 @@ def compare(
 
     Args:
         kernels: the kernels to check. Their threads and torch's are changed, and are `threads` in the end.
-        made: function that computes a case's rows, given the numbers of the distinct ones; in order at first.
+        made: functions that compute each case's rows, given the numbers of the distinct ones; in order at first.
         threads: number of threads that the larger calls may use.
         counts: sizes of the calls for a case.
         tick: function called with a label before every case.

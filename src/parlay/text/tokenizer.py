@@ -103,7 +103,7 @@ class TextCodec:
     def named(self, key: str) -> str | None:
         """Return a token that the tokenizer's config names, such as `bos_token`; None without one."""
         given = self._config.get(key)
-        return token_text(given) if given else None
+        return (token_text(given) or None) if given else None
 
     def spellings(self, word: str) -> list[list[int]]:
         """Return the tokens of `word` at the beginning of a text and, where they differ, after a space and within.

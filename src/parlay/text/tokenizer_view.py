@@ -7,10 +7,15 @@ from parlay.errors import ConfigError
 from parlay.text.chat import ChatOptions
 from parlay.text.tokenizer import TextCodec
 
-# What transformers' `apply_chat_template` takes and does not pass on to the template.
-_UNSUPPORTED = {
-    *("padding", "truncation", "max_length", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs"),
-    "sanitize_control_tokens",
+# What transformers' `apply_chat_template` takes beside variables of the template, with values that ask for nothing.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "padding": (None, False, "do_not_pad"),
+    "truncation": (None, False, "do_not_truncate"),
+    "max_length": (None,),
+    "return_tensors": (None,),
+    "return_assistant_tokens_mask": (None, False),
+    "tokenizer_kwargs": (None, {}),
+    "sanitize_control_tokens": (None, False),
 }
 
 
@@ -188,8 +193,9 @@ class TokenizerView:
             ConfigError: an argument of transformers' that is not supported, such as `truncation`.
             RequestError: there is no template, or it refuses the messages.
         """
-        for name in _UNSUPPORTED & variables.keys():
-            if variables.pop(name) not in (None, False):
+        for name in _UNSUPPORTED.keys() & variables.keys():
+            value = variables.pop(name)
+            if not any(type(value) is type(one) and value == one for one in _UNSUPPORTED[name]):
                 raise ConfigError(f"apply_chat_template does not support {name}; leave it out")
         options = ChatOptions(
             chat_template=chat_template,

@@ -170,8 +170,8 @@ class SamplingParams:
         allowed_token_ids: no other tokens are emitted; None allows all.
         logit_bias: added to these token ids' logits, each between -100 and 100.
         logits_processors: functions that are given the output's token ids and the logits of the next token, `[vocab]`
-            float32, and return logits; one with three parameters is given the prompt's token ids first. Called once
-            for each emitted token.
+            float32, and return logits; one with three required parameters is given the prompt's token ids first.
+            Called once for each emitted token.
         logprobs: report the log-probability of each emitted token and of this many most likely ones; whether before
             or after processing is the engine's `logprobs_mode`.
         prompt_logprobs: the same for each token of the prompt but the first, always before processing; such a prompt

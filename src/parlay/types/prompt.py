@@ -47,6 +47,10 @@ def salt_of(prompt: Prompt) -> str:
     salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
     if not isinstance(salt, str | None):
         raise RequestError(f"cache_salt is text, not {type(salt).__name__}")
+    try:
+        (salt or "").encode()
+    except UnicodeEncodeError:
+        raise RequestError("cache_salt must be valid Unicode text") from None
     return salt or ""
 
 

@@ -65,7 +65,10 @@ class StructuredOutputsParams:
                 raise RequestError(f"whitespace_pattern applies to JSON only; leave it out with {other}")
         if self.json is not None:
             text = _schema_text(self.json)
-            object.__setattr__(self, "json", closed(text) if self.disable_additional_properties else text)
+            if self.disable_additional_properties:
+                text = closed(text)
+                _check_text("json with its objects closed", text)
+            object.__setattr__(self, "json", text)
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
         for name in ("regex", "grammar", "prefix_grammar"):

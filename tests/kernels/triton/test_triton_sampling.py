@@ -1,4 +1,4 @@
-"""SamplingKernels in Triton: the same tokens as the slow twin, and where the contract says so the same bits."""
+"""Sampling in Triton: the same tokens as the slow twin, and where the contract says so the same bits."""
 
 import math
 from functools import partial

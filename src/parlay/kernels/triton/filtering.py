@@ -56,7 +56,7 @@ def ln(x):
 
 @triton.jit
 def _decay(x):
-    """Return e^x of what is not above 0, at least e^-30, by the operations of `reference_drawing.decay`."""
+    """Return e^x of what is not above 0, at least e^-30, by the operations of `reference_sampling.decay`."""
     bounded = tl.maximum(x, -30.0)
     n = (bounded * _LOG2_E + _MAGIC) - _MAGIC
     r = (bounded - n * _HIGH) - n * _LOW

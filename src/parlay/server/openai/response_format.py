@@ -34,7 +34,7 @@ class Names:
 
     Attributes:
         form: the field with the form of an answer.
-        format: the field that says the format, within `form`.
+        format: the path of the format, for messages.
         parameters: the field with a function's parameters; with a place for the function's number.
         strict: functions that are strict, where their descriptions do not say so: the model would read it.
         strict_format: whether the answer's schema is strict, where its description does not say so.
