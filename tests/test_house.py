@@ -136,6 +136,18 @@ def test_functions_are_short() -> None:
     assert not found
 
 
+def test_entries_of_docstrings_stand_alone() -> None:
+    """ "rows: of the batch" has to be read with its name; an entry starts with a noun."""
+    found = []
+    for name, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+                text = ast.get_docstring(node) or ""
+                entries = re.findall(r"^    ([\w, ]+): (?:of|that|likewise)\b", text, flags=re.MULTILINE)
+                found += [f"{name}: {entry}" for entry in entries]
+    assert not found
+
+
 def test_no_test_file_has_the_name_of_another() -> None:
     """Folders of tests are no packages, so that pytest would take one for the other."""
     names = [file.name for file in Path(__file__).parent.rglob("test_*.py") if "node_modules" not in file.parts]

@@ -27,7 +27,7 @@ class MethodsOptions:
         budgets: most draft tokens per request and step; every method that drafts takes part with each, by default
             once with its own.
         lengths: lengths of drafts, see `SpeculativeConfig`.
-        tree: likewise; a shape is for the methods with weights, and leaves the others as they are.
+        tree: whether drafts branch, as in `SpeculativeConfig`; a shape is for the methods with weights alone.
         verifications: how drafts are verified: methods with weights take part once with each, the others with the
             first alone; only coupled keeps a seed's tokens.
         dequantize: see `EngineConfig`.

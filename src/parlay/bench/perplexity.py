@@ -33,7 +33,7 @@ class PerplexityOptions:
         model: a directory, a GGUF file, a name.
         text: a file of plain text, UTF-8.
         storages: what becomes of the model's matrices, one row each.
-        kv_cache_dtypes: of keys and values, each with each of the storages.
+        kv_cache_dtypes: forms of keys and values, each with each of the storages.
         context: tokens of a window.
         windows: at most so many; None takes the whole text.
     """

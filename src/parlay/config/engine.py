@@ -46,16 +46,16 @@ class EngineConfig:
             which have one version.
         tokenizer_revision: the same for the tokenizer; None takes `revision`, or for another model's tokenizer its
             main branch.
-        hf_token: of an account on the hub that may read the models; None takes HF_TOKEN or the login of the hub's own
-            command. Others can see the command line: there, the variable is better.
+        hf_token: token of an account on the hub that may read the models; None takes HF_TOKEN or the login of the
+            hub's own command. Others can see the command line: there, the variable is better.
         download_dir: the hub's cache; None takes HF_HUB_CACHE or the hub's default.
         trust_remote_code: always refused when true; a checkpoint's own Python is never run.
-        dtype: of weights, activations and cache; `auto` takes the checkpoint's. Weights that are stored as `float16`
-            stay so, whatever this is; with `auto` or `float16` (also spelled `half`) their activations and cache are
-            float32, and for other checkpoints the latter is refused.
+        dtype: data type of weights, activations and cache; `auto` takes the checkpoint's. Weights that are stored as
+            `float16` stay so, whatever this is; with `auto` or `float16` (also spelled `half`) their activations and
+            cache are float32, and for other checkpoints the latter is refused.
         dequantize: unpack quantised weights, and those in float16, to `dtype` when they are read; kinds that the
             kernels multiply with stay as they are stored otherwise, which takes less memory and time.
-        load_format: which files the weights are read from; `auto` takes what is there, safetensors before `.bin`.
+        load_format: kind of files that weights are read from; `auto` takes what is there, safetensors before `.bin`.
             `safetensors`, `pt` (that is `.bin`), `gguf` and `bitsandbytes` say what is expected, and refuse the rest.
         quantization: `int8` has all matrices in eight bits, every 32 inputs of an output with a scale of their own,
             and `int4` in four, with a minimum too, but embedding and head in eight; both are made when the model is

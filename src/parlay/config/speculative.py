@@ -65,8 +65,8 @@ class SpeculativeConfig:
         verification: what decides which nodes are accepted. "coupled": the token that plain decoding would emit, for
             any draft. "rejection" and "block": the classical samplers, which keep the target's distribution but not a
             seed's tokens; with one proposer with weights, "block" for chains. "typical": Medusa's lossy rule.
-        posterior_threshold: of "typical": a node is accepted if its probability is above it; None for 0.09.
-        posterior_alpha: of "typical": or above this times e^-entropy, if that is lower; None for 0.3.
+        posterior_threshold: for "typical": a node is accepted if its probability is above it; None for 0.09.
+        posterior_alpha: for "typical": or above this times e^-entropy, if that is lower; None for 0.3.
         options: keys that the proposers' `Options` declare; checked when the proposers are found.
         several: configs of several proposers, whose drafts become one; method and options are theirs then. With
             "auto" among them, all those that need no weights draft too.

@@ -63,7 +63,7 @@ class Experts:
         factor: factor on the weights of the chosen experts.
         shared: inner width of an expert that all rows go to; 0 is none.
         shared_factor: factor on that expert's output.
-        shared_gate: that output is multiplied with the sigmoid of a score of its own.
+        shared_gate: whether that output is multiplied with the sigmoid of a score of its own.
         biases: the router and the experts have biases.
         latent: columns of what experts read and give, between two projections; 0 where that is the hidden state.
         scaled_inputs: the weight of a row's only expert is a factor on what that reads instead of what it gives.

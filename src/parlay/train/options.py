@@ -19,7 +19,7 @@ class TrainOptions:
         output: directory of the head, made if need be; a run that was stopped continues from the files there.
         generate: how many responses the target writes first, to be learnt from in place of the data, which then are
             prompts; 0 learns from the data as they are.
-        temperature: of those responses; of several each in turn.
+        temperature: sampling temperature of those responses; several take turns.
         response_tokens: most tokens of such a response.
         epochs: how often every text is seen.
         max_steps: end after so many steps of the optimiser, if the epochs have not ended before.
@@ -29,7 +29,7 @@ class TrainOptions:
             None takes the model's limit.
         learning_rate: highest, after the warm-up.
         warmup: share of the steps in which the rate rises; then it falls to 0 as a cosine.
-        weight_decay: of AdamW, on matrices only.
+        weight_decay: weight decay of AdamW, on matrices only.
         clip: largest norm of a step's gradient.
         held_out: share of the text that is only measured on: documents (files, lines, conversations) with all that
             comes of them, or the end of one that is larger than this.
@@ -39,7 +39,7 @@ class TrainOptions:
         device: where the head is trained, `cpu` or `cuda`. Responses are written on the CPU, where the engine runs;
             the target's states are computed on the device too, if transformers can load it.
         dtype: what the target computes in; `auto` takes the checkpoint's.
-        seed: of the first weights, of the order of texts, and of what the target writes.
+        seed: seed of the first weights, the order of texts, and the responses.
     """
 
     target: str

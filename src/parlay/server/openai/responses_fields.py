@@ -32,7 +32,7 @@ class ResponseFields(RequestFields):
         previous_response_id: a stored response, whose conversation this one goes on with.
         store: keep the response and its conversation for `previous_response_id`.
         stream_options: `{"include_obfuscation": false}`, which is so anyway.
-        max_output_tokens: of the answer.
+        max_output_tokens: most tokens of the answer, its reasoning included.
         text: `{"format": ...}`, which is `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema",
             "name": ..., "schema": ...}`.
         tools: functions that the model may call, as `{"type": "function", "name", "parameters"}`; of the types
