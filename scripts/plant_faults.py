@@ -71,6 +71,20 @@ FAULTS = [
         "if (k >= kept_begin && k <= kept) continue;",
     ),
     Fault(
+        "on a GPU, numbers of a cache in eight bits that are read by the next block's scale",
+        "tests/kernels/triton/test_triton_cache_rows.py",
+        "src/parlay/kernels/triton/cache_rows.py",
+        "+ (column // _NUMBERS * _BYTES)[None, :]",
+        "+ ((column + 1) // _NUMBERS * _BYTES)[None, :]",
+    ),
+    Fault(
+        "a request that is aborted while its prompt is encoded, and runs all the same",
+        "tests/test_async_llm.py",
+        "src/parlay/link/engine.py",
+        "if key in self._aborted:",
+        "if False:",
+    ),
+    Fault(
         "ranks whose keys and values are not in eight bits",
         "tests/engine/test_kv_cache_dtype.py",
         "src/parlay/engine/rank.py",

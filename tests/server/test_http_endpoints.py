@@ -313,6 +313,18 @@ def test_the_document_names_every_field(live: Live) -> None:
     assert not any("422" in op["responses"] for path in made["paths"].values() for op in path.values())
 
 
+@pytest.mark.parametrize(
+    "field",
+    [{"guided_regex": ""}, {"guided_choice": []}, {"speculative": {"enabled": None}}, {"structured_outputs": None}],
+    ids=str,
+)
+def test_what_counts_as_left_out_is_in_the_document(live: Live, field: dict[str, Any]) -> None:
+    body = {"prompt": "x", "max_tokens": 1, **field}
+    made = live.http.get("/openapi.json").json()
+    jsonschema.validate(body, {"$ref": "#/components/schemas/CompletionFields", "components": made["components"]})
+    assert live.http.post("/v1/completions", json=body).status_code == 200
+
+
 def test_answers_are_as_the_document_says(live: Live) -> None:
     """Bodies that it gives as examples are answered, with what it says; so are paths without a body."""
     made = live.http.get("/openapi.json").json()

@@ -290,8 +290,9 @@ def schemas(*, strict: bool = False) -> dict[str, Any]:
         schema, helps = found[part.__name__], attribute_docs(part)
         schema.pop("description")
         schema["additionalProperties"] = False
-        for name, value in schema["properties"].items():
-            value["description"] = helps[name]
+        schema["properties"] = {
+            name: {**_or_null(value, []), "description": helps[name]} for name, value in schema["properties"].items()
+        }
     found[StructuredOutputsParams.__name__]["minProperties"] = 1
     helps = attribute_docs(SamplingParams)
     for cls in classes:
@@ -333,6 +334,8 @@ def _also(cls: type, name: str) -> list[dict[str, Any]]:
         found.append({"enum": ["", "default", "auto"]})
     if name == "stop":
         found += [{"const": ""}, {"type": "array", "items": {"type": "string"}}]
+    if name in _GUIDED:
+        found += [{"const": ""}, {"type": "array", "maxItems": 0}]
     if name == "structured_outputs":
         found.append({"type": "boolean"})
     if name == "logprobs" and cls is CompletionFields:
