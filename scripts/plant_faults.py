@@ -354,11 +354,11 @@ FAULTS = [
         "own * cos + other * sin)",
     ),
     Fault(
-        "rows of states, left on the host where a GPU drafts",
+        "rows of states, off by one where a draft follows from the verdict of a GPU",
         "tests/engine/test_other_memory.py",
-        "src/parlay/proposers/feature_head.py",
-        "batch, (rows,) = placed(",
-        "batch, _ = placed(",
+        "src/parlay/proposers/expanding_head.py",
+        "numbers = [_whole([start.row for start in starts]), ",
+        "numbers = [_whole([start.row + 1 for start in starts]), ",
     ),
     Fault(
         "parameters of draws, left on the host where a GPU computes",

@@ -184,7 +184,7 @@ def test_typical_acceptance_has_another_distribution(make_llm: MakeLLM, exact: d
 def test_a_distribution_that_guesses_were_not_drawn_from_is_found_out(
     make_llm: MakeLLM, exact: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Expander._drafts
+    whole = Expander.drafts
 
     def flatter(self: Expander, *of: Any) -> Any:
         drafts = whole(self, *of)
@@ -193,7 +193,7 @@ def test_a_distribution_that_guesses_were_not_drawn_from_is_found_out(
                 distribution.logs.copy_(torch.log_softmax(distribution.logs / 2, -1))
         return drafts
 
-    monkeypatch.setattr(Expander, "_drafts", flatter)
+    monkeypatch.setattr(Expander, "drafts", flatter)
     llm = tiny(make_llm, speculative("draft_model", "rejection", tree="off"), max_num_seqs=64)
     assert p_value(llm, exact) < 1e-6
 

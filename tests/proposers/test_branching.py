@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from watching import start
+from watching import expand, start
 
 from parlay import SamplingParams
 from parlay.drafting.belief import survivals
@@ -47,8 +47,11 @@ class Tabled(DraftHead):
     def propose(self, *of: Any) -> Any:
         raise NotImplementedError
 
-    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:
+    def place(self, starts: Sequence[Start], width: int = 1) -> None:
         self._at: list[tuple[int, Path]] = [(one.index, ()) for one in starts]
+
+    def begin(self, states: Tensor, rows: Tensor) -> None:
+        pass
 
     def gather(self, level: int, origin: Tensor) -> None:
         self._at = [self._at[row] for row in origin.tolist()]
@@ -62,7 +65,7 @@ class Tabled(DraftHead):
         return torch.stack([logits_of(*at) for at in self._at[:rows]])
 
     def expand(self, starts: Sequence[Start]) -> dict[int, Draft]:
-        return {one.index: draft for one, draft in self._expander.expand(starts, torch.zeros(1, 1))}
+        return {one.index: draft for one, draft in expand(self, starts, torch.zeros(1, 1))}
 
 
 def by_hand(one: Start) -> set[Path]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import watching
 from asking import Ask, accepted, assert_same, run
 from checkpoints import VOCAB
 from conftest import MakeLLM, Pair, Plain, proposer_options
@@ -48,7 +49,7 @@ def expand(
     live = llm.engine._scheduler.processors
     live.update({row: BoundProcessor(own, ()) for row, own in (processors or {}).items()})
     try:
-        made = sorted(head_of(llm)._expander.expand(starts, states), key=lambda pair: int(pair[0].index))
+        made = sorted(watching.expand(head_of(llm), starts, states), key=lambda pair: int(pair[0].index))
     finally:
         live.clear()
     return [draft for _, draft in made]
@@ -93,7 +94,7 @@ class Between:
         sys.setprofile(None)
 
     def _note(self, frame: FrameType, event: str, argument: object) -> None:
-        if frame.f_code in (Expander._drafts.__code__, Expander._trees.__code__):
+        if frame.f_code in (Expander._run_chain.__code__, Expander._run_tree.__code__):
             if event == "call":
                 self._calls = []
             elif event == "return" and self._calls is not None:

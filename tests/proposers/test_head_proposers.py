@@ -40,7 +40,7 @@ from heads import (
 )
 from safetensors.torch import load_file
 from torch import Tensor
-from watching import Known, Noted, Watch, asks, head_of, start
+from watching import Known, Noted, Watch, asks, expand, head_of, start
 
 from parlay import LLM, CapacityError, ConfigError, RequestOutput, SamplingParams
 from parlay.engine.engine import Engine
@@ -229,7 +229,7 @@ def test_where_drafts_begin() -> None:
 def test_states_that_are_no_numbers(make_llm: MakeLLM, method: str, value: float) -> None:
     """Guesses are tokens then too, and their probabilities can be reckoned with."""
     begin = start(1, 4, token=4, position=3, blocks=range(4))
-    ((_, draft),) = head_of(make_llm(method, 4))._expander.expand([begin], torch.full((2, 64), value))
+    ((_, draft),) = expand(head_of(make_llm(method, 4)), [begin], torch.full((2, 64), value))
     assert len(draft) == 4
     assert all(0 <= token < 257 for token in draft.tokens)
     assert draft.probs is not None

@@ -1,6 +1,6 @@
 """What the suites of draft heads share: requests, a watch over the drafts made for them, how a twin draws a guess."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,14 @@ def start(
     params = params or SamplingParams(temperature=0)
     span = Span(row, (token,), position - 1, tuple(blocks), 0, params.draw)
     return Start(row, span, row, (token,), position, length)
+
+
+def expand(head: Any, starts: Sequence[Start], states: Tensor) -> Iterator[tuple[Start, Draft]]:
+    """Draft from starts whose rows refer to `states` `[n, d]`, as a head does in a step."""
+    expander = head._expander
+    groups = expander.groups(starts)
+    expander.place(groups[0])
+    yield from expander.expand(groups, states, groups[0].rows)
 
 
 @dataclass(frozen=True)

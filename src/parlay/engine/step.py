@@ -11,15 +11,17 @@ from time import perf_counter
 
 from torch import Tensor
 
+from parlay.engine.launched_drafts import LaunchedDrafts
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.kernels.base import Kernels, StateMetadata
+from parlay.log import logger
 from parlay.proposers.base import DeviceProposer
 from parlay.runner.batch import Batch, Segment, flatten, placed_states
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.bound_processor import NO_PROCESSORS, Processors
 from parlay.sampling.distribution import Distribution, separate
-from parlay.sampling.sampler import token_logprobs
+from parlay.sampling.sampler import SamplingMetadata, token_logprobs
 from parlay.types.plan import (
     NO_PROPOSAL,
     NO_TIMES,
@@ -49,12 +51,14 @@ class _UnderWay:
         offsets: first row of each segment of its batch, and the number of rows at the end.
         states: states that rows of recurrent layers continue from; None without such layers.
         seconds: time that it took to start.
+        drafts: drafts that follow from its verdict where the host does not know it yet; None for those made later.
     """
 
     plan: Plan
     offsets: tuple[int, ...]
     states: StateMetadata | None
     seconds: float
+    drafts: LaunchedDrafts | None
 
 
 class Worker:
@@ -89,6 +93,7 @@ class Worker:
         self._proposer = proposer
         self._stale = False  # whether passes may be under way whose plans were dropped
         self._processing = False  # whether requests' processors are at work, or were when a step ended half-way
+        self._launches = True  # whether drafts may be started before the verdict is known
         self._failed = 0  # steps in a row in which drafting failed with no request to blame
         self._idle_steps = NO_TIMES.idle_steps  # steps since the proposer ran
         if proposer is not None:
@@ -140,8 +145,33 @@ class Worker:
             if s.catch_up.rerun
         ]
         batch = flatten(segments, self._runner.block_size, recurrent=self._runner.recurrent)
-        self._runner.start(batch, sampling_metadata(spans, whole=True) if self._draws_in_pass(spans, batch) else None)
-        self._under_way.append(_UnderWay(plan, batch.offsets, batch.states, perf_counter() - began))
+        draws = sampling_metadata(spans, whole=True) if self._draws_in_pass(spans, batch) else None
+        drafts = self._start(batch, spans, draws)
+        self._under_way.append(_UnderWay(plan, batch.offsets, batch.states, perf_counter() - began, drafts))
+
+    def _start(self, batch: Batch, spans: Sequence[Span], draws: SamplingMetadata | None) -> LaunchedDrafts | None:
+        """Start a pass and, where they need not wait for the host, the drafts behind it.
+
+        After an error drafts are made when the host has the verdict, where an error has somebody to blame.
+        """
+        drafts, proposer = None, self._proposer
+        if draws is None or proposer is None or batch.states is not None or not self._launches:
+            self._runner.start(batch, draws)
+            return None
+        try:
+            drafts = LaunchedDrafts.place(proposer, spans, batch, self._runner.block_size)
+        except Exception as error:
+            self._launch_later(error)
+        self._runner.start(batch, draws, () if drafts is None else drafts.arrays)
+        try:
+            return drafts if drafts is not None and drafts.launch(self._runner) else None
+        except Exception as error:
+            self._launch_later(error)
+            return None
+
+    def _launch_later(self, error: Exception) -> None:
+        self._launches = False
+        logger.warning("drafts cannot be started before the verdict is known, and take longer: %s", error)
 
     def finish(self) -> StepOutput:
         """Verify the drafts of the plan that was started first, keep accepted nodes, draft for the next one."""
@@ -151,14 +181,15 @@ class Worker:
             for request_id in plan.forgotten:
                 self._distributions.pop(request_id, None)
             self._proposer.forget(plan.forgotten)
-        hidden = self._runner.finish()
+        hidden, drafts = self._runner.finish(), step.drafts
         rows = [
             row
             for span, end in zip(spans, offsets[1 : len(spans) + 1], strict=True)
             if span.sample
             for row in range(end - len(span.draft) - 1, end)
         ]
-        decided = self._runner.drawn(rows) if rows else None
+        tokens = drafts.fetch() if drafts is not None else None
+        decided = self._runner.drawn(rows, tokens) if rows else None
         if decided is not None:
             logits, drawn = decided
         else:
@@ -180,17 +211,23 @@ class Worker:
             if span.scored:
                 scores = tuple(self._score_prompt(span, offsets[i], hidden))
                 verdicts[i] = replace(verdicts[i], prompt_logprobs=scores)
-        self._runner.move_accepted(spans, verdicts)
+        if drafts is None:
+            self._runner.move_accepted(spans, verdicts)
         verified = perf_counter()
         proposals = [NO_PROPOSAL] * len(spans)
         idle_steps = self._idle_steps
         if self._proposer is not None:
             proposals = self._propose(self._proposer, step, verdicts, hidden)
         self._processing = False
-        forward = step.seconds + forwarded - began
+        launched = drafts.seconds if drafts is not None else 0.0
+        forward = step.seconds + forwarded - began - launched
         recordings, self._recordings = self._recordings, self._runner.recordings
         times = StepTimes(
-            forward, verified - forwarded, perf_counter() - verified, recordings == self._recordings, idle_steps
+            forward,
+            verified - forwarded,
+            perf_counter() - verified + launched,
+            recordings == self._recordings,
+            idle_steps,
         )
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
 
@@ -234,7 +271,10 @@ class Worker:
                     proposer.save_states(placed_states(step.states, self._kernels), hidden, self._runner.tapped)
                 if not any(drafts):
                     return [NO_PROPOSAL] * len(spans)
-                proposals = proposer.propose(spans, verdicts, hidden, self._runner.tapped)
+                if step.drafts is not None:
+                    proposals = step.drafts.proposals(spans, verdicts)
+                else:
+                    proposals = proposer.propose(spans, verdicts, hidden, self._runner.tapped)
             proposals = [
                 self._keep_distributions(span, proposal) for span, proposal in zip(spans, proposals, strict=True)
             ]

@@ -8,12 +8,13 @@ from parlay.errors import ConfigError, shown
 from parlay.kernels import _native
 from parlay.kernels.base import Kernels
 from parlay.kernels.host import HostMemory
+from parlay.kernels.host_acceptance import HostAcceptance
 from parlay.kernels.linear import LinearWeight
 from parlay.kernels.packing import pack_part
 from parlay.weights.weight import Weight
 
 
-class NativeKernels(HostMemory, _native.Operations):
+class NativeKernels(HostMemory, HostAcceptance, _native.Operations):
     """`Kernels` in C++; see there for what each method does, and csrc/operations.cpp for how."""
 
     # Most rows of one pass over the weights, in vectors, in blocks and in tiles, and of one chunk, each plus one.

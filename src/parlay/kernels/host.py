@@ -1,6 +1,8 @@
 """Host memory, for kernels that run on the CPU."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Self
 
 import torch
@@ -25,6 +27,16 @@ class CopiedStaging:
         self.device[:size].copy_(self.host[:size])
 
 
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """`Mark` on the host, where kernels have ended when they return."""
+
+    seconds: float
+
+    def seconds_since(self, earlier: Self) -> float:  # noqa: D102
+        return self.seconds - earlier.seconds
+
+
 class HostMemory:
     """The memory part of `Kernels`: tensors stay where torch makes them."""
 
@@ -43,3 +55,6 @@ class HostMemory:
 
     def is_on_device(self, tensor: Tensor) -> bool:  # noqa: D102
         return True
+
+    def mark(self) -> Instant:  # noqa: D102
+        return Instant(perf_counter())

@@ -1,7 +1,7 @@
-"""Where tensors lie that kernels read: the machine's memory or a GPU's."""
+"""Where tensors lie that kernels read, the machine's memory or a GPU's, and how long kernels took there."""
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -26,8 +26,16 @@ class Staging(Protocol):
         ...
 
 
+class Mark(Protocol):
+    """A point in what kernels were given to do."""
+
+    def seconds_since(self, earlier: Self) -> float:
+        """Return the seconds that the kernels took from an earlier mark to here, once they have come so far."""
+        ...
+
+
 class DeviceMemory(Protocol):
-    """What a device offers for its memory."""
+    """What a device offers for its memory, and its time."""
 
     def device_context(self) -> AbstractContextManager[object]:
         """Return a context in which new tensors lie in the memory that the kernels read."""
@@ -43,4 +51,8 @@ class DeviceMemory(Protocol):
 
     def staging(self, size: int) -> Staging:
         """Return so many bytes in both memories."""
+        ...
+
+    def mark(self) -> Mark:
+        """Return a mark behind what the kernels were given so far."""
         ...

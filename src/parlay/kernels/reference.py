@@ -15,6 +15,7 @@ from torch import Tensor
 from parlay.kernels import linear
 from parlay.kernels.base import Activation, AttentionMetadata, Kernels
 from parlay.kernels.host import HostMemory
+from parlay.kernels.host_acceptance import HostAcceptance
 from parlay.kernels.linear import BACKENDS, Backend, LinearWeight
 from parlay.kernels.reference_cache_rows import read_rows, write_rows
 from parlay.kernels.reference_recurrent import ReferenceRecurrent
@@ -84,7 +85,7 @@ _ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {
 }
 
 
-class ReferenceKernels(HostMemory, ReferenceSampling, ReferenceRecurrent):
+class ReferenceKernels(HostMemory, HostAcceptance, ReferenceSampling, ReferenceRecurrent):
     """`Kernels` in torch and numpy; see there for what each method does."""
 
     row_thresholds: tuple[int, ...] = (2,)  # a lone row is doubled

@@ -1,7 +1,8 @@
 """The contract of the kernels that choose tokens; the rules of `base` hold.
 
 A draft with branches needs more than one token per row (`branch`), and of all candidates for its next level the few
-that it continues from (`grow`). Neither affects the output, only what is drafted.
+that it continues from (`grow`). Neither affects the output, only what is drafted. Where drafts follow from a verdict
+that the host does not know yet, it is found by `accept`.
 """
 
 from typing import Protocol
@@ -194,5 +195,34 @@ class SamplingKernels(Protocol):
             slots: int32 `[n * w]`, where the keys of the chosen will lie; None for what has none.
             above: int32 `[n * v, d]`, the slots of each node's path, its own last; d may be 0.
             below: int32 `[n * w, d + 1]`, written: the same of the chosen.
+        """
+        ...
+
+    def accept(
+        self,
+        drawn: Tensor,
+        tokens: Tensor,
+        parents: Tensor,
+        roots: Tensor,
+        path: Tensor,
+        emitted: Tensor,
+        accepted: Tensor,
+        filler: int = 0,
+    ) -> None:
+        """Verify the drafts of `S` sequences in a pass of T rows: walk each along the tokens that were drawn.
+
+        The walk begins at the row of the last known token. While a child of its row ran the token that was drawn
+        there, it goes on from that child's row. Stop tokens and limits do not end it.
+
+        Args:
+            drawn: int64 `[T]`, the token drawn in each row.
+            tokens: int64 `[T]`, the token that each row ran.
+            parents: int32 `[T]`, of a node the row of its parent, which comes before it; -1 of other rows. Children
+                of a row have different tokens.
+            roots: int64 `[S]`, the row of each sequence's last known token.
+            path: int64 `[S, d + 1]`, written: the rows of the walk; the last one fills the rest.
+            emitted: int64 `[S, d + 1]`, written: the tokens drawn there, then `filler`.
+            accepted: int64 `[S]`, written: number of accepted nodes; at most d.
+            filler: token where none is emitted.
         """
         ...

@@ -1,6 +1,7 @@
 """Small arrays on their way to where kernels read them: in one copy, where that is a GPU's memory."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -47,6 +48,26 @@ def fetched(kernels: Kernels, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [part.clone().view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Arrays of the host that go to where kernels read in one copy.
+
+    Attributes:
+        arrays: all of them.
+        targets: tensors that the last of them are written to.
+    """
+
+    arrays: Sequence[Tensor]
+    targets: Sequence[Tensor]
+
+    def unpack(self, arrays: Sequence[Tensor]) -> list[Tensor]:
+        """Write to the targets, and return the other arrays; given all of them where kernels read."""
+        own = len(arrays) - len(self.targets)
+        for target, array in zip(self.targets, arrays[own:], strict=True):
+            target.copy_(array)
+        return [*arrays[:own]]
+
+
 class Uploads:
     """Numbers that are written to tensors of kernels: at once on the host, together on a GPU."""
 
@@ -63,13 +84,12 @@ class Uploads:
         else:
             target.copy_(array)
 
-    def send(self, values: Sequence[int] = ()) -> Tensor:
-        """Send what waits, and return whole numbers `[n]` int64 where kernels read them."""
-        own = torch.tensor(values, dtype=torch.int64, device="cpu")
-        if not self.apart or not (self._waiting or len(own)):
-            return own
+    def take(self, arrays: Sequence[Tensor] = ()) -> Upload:
+        """Return what waits as one upload, with further arrays of the host before it."""
         waiting, self._waiting = self._waiting, []
-        arrays = sent(self._kernels, [own, *(array for _, array in waiting)])
-        for (target, _), array in zip(waiting, arrays[1:], strict=True):
-            target.copy_(array)
-        return arrays[0]
+        return Upload([*arrays, *(array for _, array in waiting)], [target for target, _ in waiting])
+
+    def send(self, arrays: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Send what waits, and return further arrays where kernels read them."""
+        upload = self.take(arrays)
+        return upload.unpack(sent(self._kernels, upload.arrays)) if upload.arrays else []

@@ -23,6 +23,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.context import CacheLayers
 from parlay.models.select import CausalModel
 from parlay.parallel.group import ALONE, Group
+from parlay.proposers.device_verdict import DeviceVerdict
 from parlay.runner.orders import Broadcast, no_broadcast
 from parlay.sampling.bound_processor import Processors
 from parlay.types.cache import NO_CAPACITY, CacheSpec, StateCapacity
@@ -194,6 +195,18 @@ class HostProposer(Proposer):
         """Drop everything that was learnt since it was made, which may be in any state."""
 
 
+class PlacedDrafts(ABC):
+    """Drafts that were planned before a step's verdict is known.
+
+    Attributes:
+        arrays: arrays of the host that they read.
+    """
+
+    @property
+    @abstractmethod
+    def arrays(self) -> Sequence[Tensor]: ...  # noqa: D102
+
+
 class DeviceProposer(Proposer):
     """Drafts at the end of a step, on every rank, where the target's hidden states are.
 
@@ -217,6 +230,8 @@ class DeviceProposer(Proposer):
         in_one_pass: whether it drafts all tokens from masks in one pass, as `parallel_drafting` asks for.
         own_blocks: whether its cache layers have blocks of their own, so that other requests find nothing of it in
             the target's.
+        follows_verdict: whether its drafts can follow from a verdict that the host does not know yet.
+        filler: token id that its layers run where the draft before has fewer accepted nodes than it could have.
         broadcast: function that sends the other ranks their calls; see `parlay.proposers.shared_passes`.
     """
 
@@ -231,6 +246,8 @@ class DeviceProposer(Proposer):
     draws: bool = False
     in_one_pass: bool = False
     own_blocks: bool = False
+    follows_verdict: bool = False
+    filler: int = 0
     broadcast: Broadcast = staticmethod(no_broadcast)
 
     def save_states(self, states: StateMetadata, hidden: Tensor, tapped: Tensor | None = None) -> None:
@@ -262,6 +279,37 @@ class DeviceProposer(Proposer):
         Raises:
             SpanError: one span is the cause; the step is then lost for all and planned again without it.
         """
+
+    def place_drafts(self, spans: Sequence[Span], block_size: int) -> PlacedDrafts | None:
+        """Plan drafts that follow from a verdict on these spans, whatever it is; None where that is not possible.
+
+        What they read is written by what the upload of `PlacedDrafts.arrays` brings.
+        """
+        return None
+
+    def launch(
+        self,
+        placed: PlacedDrafts,
+        arrays: Sequence[Tensor],
+        verdict: DeviceVerdict,
+        hidden: Tensor,
+        tapped: Tensor | None = None,
+    ) -> list[Tensor]:
+        """Draft what was placed, by operations where kernels read alone; return what `conclude` needs of it.
+
+        Args:
+            placed: what was placed, for the same spans.
+            arrays: its arrays, where kernels read them.
+            verdict: the verdict on the spans.
+            hidden, tapped: the target's states, see `propose`.
+        """
+        raise NotImplementedError
+
+    def conclude(
+        self, placed: PlacedDrafts, spans: Sequence[Span], verdicts: Sequence[Verdict], made: Sequence[Tensor]
+    ) -> list[Proposal]:
+        """Return the proposals as `propose` does, from what `launch` has returned, now on the host."""
+        raise NotImplementedError
 
 
 def draft_length(span: Span, verdict: Verdict) -> int:

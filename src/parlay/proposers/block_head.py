@@ -44,13 +44,14 @@ from parlay.proposers.block_files import (
 )
 from parlay.proposers.block_layers import BlockLayer, LayerWrapper, NoWrapper
 from parlay.proposers.block_slots import BlockSlots
+from parlay.proposers.device_verdict import Shift
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.head_layers import side_by_side
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_layers import rescaled_output
 from parlay.proposers.vocabulary import checked_ids, fitted, ids_of
-from parlay.runner.batch import Batch, trimmed
+from parlay.runner.batch import Batch
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.progress import OnRead, ignore
 
@@ -259,17 +260,21 @@ class BlockHead(FeatureHead):
 
     paths = DraftHead.paths  # draft tokens have no keys and values of their own
 
-    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+    def place(self, starts: Sequence[Start], width: int = 1) -> None:  # noqa: D102
         self._block_slots.prepare(starts)
+
+    def shift(self, shift: Shift) -> None:  # noqa: D102
+        self._block_slots.shift(shift)
+
+    def begin(self, states: Tensor, rows: Tensor) -> None:
+        """Do nothing: blocks read the contexts that were stored."""
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:
         """Run whole blocks of so many requests at level 0; the others are computed with it."""
         if level:
             return
         batches = [self._block_slots.batch(kind, rows) for kind in self._kinds]
-        if not self._recorded:
-            batches = [trimmed(batch, self._block_size) for batch in batches]
-        self._run_blocks(*batches)
+        self._run_blocks(*(self.read_by(one, self._block_size, recorded=self._recorded) for one in batches))
 
     @shared
     def _run_blocks(self, *batches: Batch) -> None:

@@ -16,6 +16,7 @@ import torch
 from parlay.kernels.base import AttentionMetadata
 from parlay.kernels.uploads import Uploads
 from parlay.proposers.block_config import AttentionPattern
+from parlay.proposers.device_verdict import Shift
 from parlay.proposers.draft_head import Start
 from parlay.runner.batch import Batch, table_array
 from parlay.runner.graphs import MOST_ROWS
@@ -56,6 +57,8 @@ class BlockSlots:
         self._slots = num_blocks * block_size + torch.arange(rows)
         self._tables = torch.empty((requests, num_blocks), dtype=torch.int32)  # most of it is never touched
         self._owner = torch.arange(requests, dtype=torch.int32).repeat_interleave(block)
+        self._least = torch.zeros(rows, dtype=torch.int32)
+        self._within = torch.arange(block, dtype=torch.int32).repeat(requests)
         self._first = {pattern.window: torch.zeros(rows, dtype=torch.int32) for pattern in patterns}
         own = self._slots.int().view(requests, 1, block).expand(-1, block, -1)
         seen = torch.ones(block, block, dtype=torch.bool)
@@ -79,9 +82,23 @@ class BlockSlots:
         write(self._positions[:rows], np.minimum(places - 1, self._longest - 1))
         write(self._last[:rows], known)
         least = np.array([start.first for start in starts]).repeat(block)
+        write(self._least[:rows], least)
         for window, first in self._first.items():
             seen = np.maximum(places + 1 - window, least) if window else least
             write(first[:rows], seen)
+
+    def shift(self, shift: Shift) -> None:
+        """Have the requests that were prepared start later, by operations where kernels read."""
+        block, rows = self._block, len(shift.ahead) * self._block
+        known = self._last[:rows]
+        known += shift.ahead.int().repeat_interleave(block)
+        places = known + self._within[:rows]
+        self._positions[:rows] = (places - 1).clamp(max=self._longest - 1)
+        if self._newest:
+            self._tokens[:rows:block] = shift.newest
+        for window, first in self._first.items():
+            if window:
+                first[:rows] = torch.maximum(places + 1 - window, self._least[:rows])
 
     def batch(self, pattern: AttentionPattern, requests: int) -> Batch:
         """Return the rows of the leading requests, as layers of one kind see them."""

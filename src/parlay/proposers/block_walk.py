@@ -41,8 +41,8 @@ class BlockWalk(BlockHead):
         super().read(weights, runtime)
         self._base, self._logits = torch.zeros((2, MOST_ROWS, self.columns))
 
-    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        super().begin(starts, states, width)
+    def place(self, starts: Sequence[Start], width: int = 1) -> None:  # noqa: D102
+        super().place(starts, width)
         self._width, self._levels = width, starts[0].length
 
     def gather(self, level: int, origin: Tensor) -> None:

@@ -23,12 +23,13 @@ from torch import Tensor
 
 from parlay.config.speculative import MOST_DEPTH, MOST_WIDTH
 from parlay.kernels.base import Kernels
-from parlay.kernels.uploads import Uploads, fetched
+from parlay.kernels.uploads import Uploads
+from parlay.proposers.device_verdict import Shift
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.draws import Draws
 from parlay.runner.graphs import MOST_ROWS
 from parlay.sampling.distribution import Distribution
-from parlay.types.draft import ROOT, Draft
+from parlay.types.draft import NO_DRAFT, ROOT, Draft
 
 # Assumed probabilities of nodes where only their ranks may count, given their parents.
 _FIRST_RANK, _NEXT_RANK = 0.7, 0.25
@@ -89,6 +90,12 @@ class Branching:
                 private=private,
             )
 
+    def shift(self, shift: Shift) -> None:
+        """Have the requests that were prepared start later, by operations where kernels read."""
+        self._first.shift(shift.ahead)
+        if not self._head.path_free:
+            self._later.shift(shift.ahead.repeat_interleave(shift.width))
+
     def passes(self, counts: Sequence[int], width: int) -> Iterator[tuple[Hashable, Callable[[], None]]]:
         """Yield the passes of all levels, of which the i-th has nodes of `counts[i]` requests."""
         for level, count in enumerate(counts):
@@ -138,7 +145,7 @@ class Branching:
 
     def choose_at_once(self, counts: Sequence[int], width: int) -> None:
         """Choose the children at all levels, for a head that computes the logits of all of them at once."""
-        made = torch.tensor([level * MOST_ROWS + row for level, count in enumerate(counts) for row in range(count)])
+        made = torch.cat([level * MOST_ROWS + torch.arange(count) for level, count in enumerate(counts)])
         tokens, likely = (
             kept[:, : MOST_ROWS * width].view(-1, MOST_ROWS, width) for kept in (self._children, self._likely)
         )
@@ -148,17 +155,28 @@ class Branching:
             tokens[level, row] = found[0]
             likely[level, row] = self._ranks(width)[:width] if self._first.private else found[1]
 
-    def drafts(self, starts: Sequence[Start], width: int) -> list[Draft]:
-        """Return the drafts, of the nodes whose paths are the likeliest."""
-        depth = starts[0].length
-        rows, size = len(starts) * width, len(starts) * width * width
+    def made(self, requests: int, depth: int, width: int) -> list[Tensor]:
+        """Return what `drafts` reads, where kernels have written it."""
+        rows, size = requests * width, requests * width * width
         levels_made = self._children[:depth, :size], self._likely[:depth, :size]
-        paths = self._path_probs[:depth, :rows], self._chosen[:depth, :rows]
-        children, likely, path_prob, chosen = (one.tolist() for one in fetched(self._kernels, (*levels_made, *paths)))
+        return [*levels_made, self._path_probs[:depth, :rows], self._chosen[:depth, :rows]]
+
+    def drafts(self, starts: Sequence[Start | None], width: int, made: Sequence[Tensor]) -> list[Draft]:
+        """Return the drafts, of the nodes whose paths are the likeliest.
+
+        Args:
+            starts: starts of the requests that were prepared; None for those that have ended.
+            width: nodes of each level that drafts continue from.
+            made: what `made` has returned, on the host.
+        """
+        children, likely, path_prob, chosen = (one.tolist() for one in made)
         if self._first.private and not self._head.at_once:
-            likely = [self._ranks(width)[:size].tolist()] * depth
-        made = []
+            likely = [self._ranks(width)[: len(starts) * width * width].tolist()] * len(children)
+        drafts = []
         for row, start in enumerate(starts):
+            if start is None:
+                drafts.append(NO_DRAFT)
+                continue
             levels = []
             for level in range(start.length):
                 nodes = width if level and not self._head.path_free else 1
@@ -171,8 +189,8 @@ class Branching:
                 candidates = _products([(tokens, probs) for tokens, probs, _, _ in levels], start.nodes)
             else:
                 candidates = _grown(levels, width)
-            made.append(_draft(candidates, start.nodes, self._head.source, self._distributions(row, width)))
-        return made
+            drafts.append(_draft(candidates, start.nodes, self._head.source, self._distributions(row, width)))
+        return drafts
 
     def _distributions(self, row: int, width: int) -> "Callable[[int, int], Distribution] | None":
         """Return what finds the distribution that a node was drawn from, by its level and its parent there."""

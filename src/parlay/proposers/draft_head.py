@@ -2,13 +2,16 @@
 
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from parlay.proposers.base import DeviceProposer
-from parlay.types.plan import Span
+from parlay.proposers.device_verdict import Shift
+from parlay.runner.batch import Batch
+from parlay.types.plan import Proposal, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,29 @@ class Start:
     blocks: Sequence[int] | None = None
 
 
+@dataclass(slots=True)
+class DraftWork:
+    """What a head does at the end of a step.
+
+    Attributes:
+        proposals: one per span, with how far the head's layers will have come and without drafts.
+        starts: where the requests start that draft.
+        batch: known tokens that the head's layers run first; None where there are none.
+        sources: int64 `[rows of batch]`, rows of the target's states that these need; empty where they need none.
+        emitted: span, first row and number of the tokens in `batch` that the step has emitted, of each request.
+        previous: whether sources count rows before those of the step too.
+        whole: whether no row was left out for lack of room.
+    """
+
+    proposals: list[Proposal]
+    starts: list[Start]
+    batch: Batch | None = None
+    sources: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64, device="cpu"))
+    emitted: list[tuple[int, int, int]] = field(default_factory=list)
+    previous: bool = False
+    whole: bool = True
+
+
 class DraftHead(DeviceProposer):
     """A proposer with weights, which drafts for the leading rows of its own memory, level by level.
 
@@ -69,14 +95,24 @@ class DraftHead(DeviceProposer):
         """What a level's passes are recorded apart by: here how many tokens a node is chosen from, 0 for all."""
         return 0 if self.ids is None else len(self.ids)
 
-    @abstractmethod
-    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:
-        """Write what the levels read besides nodes.
+    def place(self, starts: Sequence[Start], width: int = 1) -> None:
+        """Write what the levels read besides nodes and states; it is there once uploads have been sent.
 
         Args:
             starts: starts of the requests that draft, longest first; the i-th has row i.
-            states: initial states `[n, d]`; each start continues from its `row`.
             width: number of rows that each of them has from level 1 on.
+        """
+
+    def shift(self, shift: Shift) -> None:
+        """Have the requests that were placed start later, by operations where kernels read."""
+
+    @abstractmethod
+    def begin(self, states: Tensor, rows: Tensor) -> None:
+        """Take the states that drafts follow from.
+
+        Args:
+            states: initial states `[n, d]`.
+            rows: int64 `[requests]`, the state of each request that was placed.
         """
 
     @abstractmethod

@@ -17,6 +17,7 @@ from torch import Tensor
 from parlay.config.speculative import MOST_DEPTH
 from parlay.kernels.base import AttentionMetadata
 from parlay.kernels.uploads import Uploads
+from parlay.proposers.device_verdict import Shift
 from parlay.proposers.draft_head import Start
 from parlay.runner.batch import Batch, table_array
 from parlay.runner.graphs import MOST_ROWS
@@ -96,6 +97,25 @@ class DraftSlots:
             self._place_rows(begin, levels, first, tables)
         if self._uploads.apart:
             self._send(levels, rows * width, rows, tables.shape[1])
+
+    def shift(self, shift: Shift) -> None:
+        """Have the requests that were prepared start later, by operations where kernels read."""
+        rows, levels, begin, width = len(shift.ahead), shift.levels, self._before, shift.width
+        if levels <= begin:
+            return
+        size, limits = self._block_size, shift.limits
+        same = slice(begin, 1 if width > 1 else levels)  # levels with the slots of their places
+        places = self._positions[same, :rows] + self._pairs + shift.ahead
+        within = torch.minimum(places, limits - 1)
+        blocks = self._tables[:rows].gather(1, (within // size).T).T.long()
+        self._positions[same, :rows] = (within - self._pairs).int()
+        self._last[same, :rows] = (within + 1).int()
+        self._slots[same, :rows] = torch.where(places < limits, blocks * size + within % size, -1)
+        if width > 1:
+            ahead, limits = (one.repeat_interleave(width) for one in (shift.ahead, limits))
+            positions, last = self._positions[1:levels, : rows * width], self._last[1:levels, : rows * width]
+            positions.copy_(torch.minimum(positions + ahead, limits - 1 - self._pairs))
+            last += ahead.int()
 
     def _send(self, levels: int, rows: int, requests: int, blocks: int) -> None:
         """Have what NumPy has written in a GPU's memory too."""

@@ -61,6 +61,10 @@ class Draws:
             write(self._filters.top_k[:rows], filters.top_k)
             write(self._filters.top_p[:rows], filters.top_p)
 
+    def shift(self, ahead: Tensor) -> None:
+        """Have the requests that were prepared start later, by so many tokens each, int64 `[rows]`."""
+        self._positions[:, : len(ahead)] += ahead
+
     def draw(
         self, kernels: Kernels, step: int, logits: Tensor, tokens: Tensor, probs: Tensor, ids: Tensor | None = None
     ) -> None:

@@ -1,8 +1,8 @@
 """The one loop over the levels of drafts, for all heads.
 
-A head prepares what its first node follows from (`begin`), computes the states of a level from the nodes of the one
-before (`advance`) and gives their logits (`score`). The rest is the same for all: which requests draft how far,
-drawing, and making drafts of what was drawn.
+A head takes the states that the first nodes follow from (`begin`), computes the states of a level from the nodes of
+the one before (`advance`) and gives their logits (`score`). The rest is the same for all: which requests draft how
+far, drawing, and making drafts of what was drawn.
 
 Nodes stay where the kernels write them: a level reads those of the level before from memory, and only at the end are
 all of them copied to the host. Requests with the longest drafts come first, so that those still drafting are always
@@ -14,6 +14,7 @@ This file drafts chains; `branching` adds what trees need.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor
 from parlay.kernels.uploads import fetched
 from parlay.proposers.base import Runtime
 from parlay.proposers.branching import Branching
+from parlay.proposers.device_verdict import Shift
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.draws import Draws
 from parlay.proposers.pass_recorder import PassRecorder
@@ -32,6 +34,31 @@ from parlay.types.draft import Draft
 from parlay.types.plan import SpanError
 
 MOST_LEVELS = 64  # of a draft
+
+
+@dataclass(slots=True)
+class DraftGroup:
+    """Requests that draft together.
+
+    Attributes:
+        starts: their starts, longest first.
+        width: nodes of each level that their drafts continue from; 1 for chains.
+        private: whether distributions are kept.
+        lengths: length of each one's chain, which a processor may end early.
+    """
+
+    starts: list[Start]
+    width: int
+    private: bool
+    lengths: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lengths = [start.length for start in self.starts]
+
+    @property
+    def rows(self) -> Tensor:
+        """Row of the state that each one follows from, int64 `[requests]` on the host."""
+        return torch.tensor([start.row for start in self.starts], dtype=torch.int64, device="cpu")
 
 
 class Expander:
@@ -64,75 +91,87 @@ class Expander:
         self._draws = Draws(levels, MOST_ROWS, runtime.uploads)
         self._branching = Branching(head, runtime.kernels, self.tokens, runtime.uploads)
 
-    def expand(self, starts: Sequence[Start], states: Tensor) -> Iterator[tuple[Start, Draft]]:
-        """Draft from every start.
-
-        Args:
-            starts: starts of different requests, in any order.
-            states: `[n, d]`, which the starts' rows refer to.
-
-        Raises:
-            SpanError: a request's processor failed.
-        """
+    def groups(self, starts: Sequence[Start]) -> list[DraftGroup]:
+        """Return the groups of requests that draft together; starts may come in any order."""
         alike: dict[tuple[int, bool], list[Start]] = {}  # by width, and by whether distributions are kept
         for start in sorted(starts, key=lambda start: -start.length):
             # A processor is given one path only.
             width, sampled = start.width, start.span.params.temperature > 0
             kind = 1 if start.span.request_id in self._processors else width, self._keep_distributions and sampled
             alike.setdefault(kind, []).append(start)
-        groups = [
-            (*kind, group)
+        return [
+            DraftGroup(own[first : first + most], *kind)
             for kind, own in alike.items()
-            for group in _groups(own, MOST_ROWS // max(kind[0], self._head.rows))
+            for most in [MOST_ROWS // max(kind[0], self._head.rows)]
+            for first in range(0, len(own), most)
         ]
+
+    def place(self, group: DraftGroup) -> None:
+        """Write what the levels of a group read; it is there once uploads have been sent."""
+        starts, width, private = group.starts, group.width, group.private
+        if width > 1:
+            self._branching.prepare(starts, width, private=private)
+        else:
+            spans, positions = [start.span for start in starts], [start.position for start in starts]
+            self._draws.prepare(spans, positions, private=private)
+        self._uploads.write(self.tokens[0, : len(starts)], np.array([start.emitted[-1] for start in starts]))
+        self._head.place(starts, width)
+
+    def shift(self, shift: Shift) -> None:
+        """Have the group that was placed start later, by operations where kernels read."""
+        if shift.width > 1:
+            self._branching.shift(shift)
+        else:
+            self._draws.shift(shift.ahead)
+        self.tokens[0, : len(shift.newest)] = shift.newest
+        self._head.shift(shift)
+
+    def expand(self, groups: Sequence[DraftGroup], states: Tensor, rows: Tensor) -> Iterator[tuple[Start, Draft]]:
+        """Draft from every start.
+
+        Args:
+            groups: the groups, of which the first was placed and sent.
+            states: `[n, d]`, which the starts' rows refer to.
+            rows: int64 `[requests]`, those rows of the first group, where kernels read.
+
+        Raises:
+            SpanError: a request's processor failed.
+        """
         if len(groups) > 1:  # the passes of one may overwrite the states
             states = states.clone()
-        for width, private, group in groups:
-            drafts = self._trees(group, width, states, private) if width > 1 else self._drafts(group, states, private)
-            yield from zip(group, drafts, strict=True)
+        for i, group in enumerate(groups):
+            if i:
+                self.place(group)
+                (rows,) = self._uploads.send([group.rows])
+            made = fetched(self._kernels, self.run(group, states, rows))
+            yield from zip(group.starts, self.drafts(group, group.starts, made), strict=True)
 
-    def _trees(self, starts: list[Start], width: int, states: Tensor, private: bool) -> list[Draft]:
-        head, branching = self._head, self._branching
-        branching.prepare(starts, width, private=private)
-        counts = self._begin(starts, width, states)
-        if head.at_once:
-            self._advance(enumerate(counts))
-            branching.choose_at_once(counts, width)
-        elif head.recordable:
-            self.recorder.run(branching.passes(counts, width))
-        else:
-            for level, count in enumerate(counts):
-                branching.level(level, count, width)
-        return branching.drafts(starts, width)
+    def run(self, group: DraftGroup, states: Tensor, rows: Tensor) -> list[Tensor]:
+        """Run the levels of a group that was placed; return what `drafts` reads, where kernels have written it.
 
-    def _begin(self, starts: list[Start], width: int, states: Tensor) -> list[int]:
-        """Write what the levels read; return the number of requests that each has nodes of."""
-        self._uploads.write(self.tokens[0, : len(starts)], np.array([start.emitted[-1] for start in starts]))
-        self._head.begin(starts, states, width)
-        self._uploads.send()
-        return [sum(start.length > level for start in starts) for level in range(starts[0].length)]
+        Raises:
+            SpanError: a request's processor failed.
+        """
+        self._head.begin(states, rows)
+        counts = [sum(start.length > level for start in group.starts) for level in range(group.starts[0].length)]
+        return self._run_tree(group, counts) if group.width > 1 else self._run_chain(group, counts)
 
-    def _drafts(self, starts: list[Start], states: Tensor, private: bool) -> list[Draft]:
-        head, rows = self._head, len(starts)
-        self._draws.prepare([start.span for start in starts], [start.position for start in starts], private=private)
-        counts = self._begin(starts, 1, states)
-        lengths = [start.length for start in starts]
-        if any(start.span.request_id in self._processors for start in starts):
-            lengths = self._process_drafts(starts, counts)
-        elif head.at_once:
-            self._advance(enumerate(counts))
-            self._draw_at_once(counts)
-        elif head.recordable:
-            kind = self._draws.filtered, private, head.pass_kind
-            self.recorder.run(((*kind, *at), partial(self._level, *at)) for at in enumerate(counts))
-        else:
-            for level, count in enumerate(counts):
-                self._draw(level, self._scored(level, count))
-        made = [self.tokens[1 : len(counts) + 1, :rows].T]
-        if not private:
-            made.append(self.likely[: len(counts), :rows].T)
-        tokens, *rest = (one.tolist() for one in fetched(self._kernels, made))
-        if private:  # a node's own probability may decide nothing, so it is left out
+    def drafts(self, group: DraftGroup, starts: Sequence[Start | None], made: Sequence[Tensor]) -> list[Draft]:
+        """Return the drafts of a group.
+
+        Args:
+            group: the group.
+            starts: its starts, of which some may end earlier or, where None, have ended.
+            made: what `run` has returned, on the host.
+        """
+        if group.width > 1:
+            return self._branching.drafts(starts, group.width, made)
+        head, lengths = (
+            self._head,
+            [*map(min, group.lengths, (0 if start is None else start.length for start in starts))],
+        )
+        tokens, *rest = (one.tolist() for one in made)
+        if group.private:  # a node's own probability may decide nothing, so it is left out
             return [
                 Draft.chain(
                     own[:length],
@@ -146,6 +185,34 @@ class Expander:
             Draft.chain(own[:length], head.source, sure[:length])
             for own, sure, length in zip(tokens, rest[0], lengths, strict=True)
         ]
+
+    def _run_tree(self, group: DraftGroup, counts: list[int]) -> list[Tensor]:
+        head, branching, width = self._head, self._branching, group.width
+        if head.at_once:
+            self._advance(enumerate(counts))
+            branching.choose_at_once(counts, width)
+        elif head.recordable:
+            self.recorder.run(branching.passes(counts, width))
+        else:
+            for level, count in enumerate(counts):
+                branching.level(level, count, width)
+        return branching.made(len(group.starts), len(counts), width)
+
+    def _run_chain(self, group: DraftGroup, counts: list[int]) -> list[Tensor]:
+        head, starts = self._head, group.starts
+        if any(start.span.request_id in self._processors for start in starts):
+            group.lengths = self._process_drafts(starts, counts)
+        elif head.at_once:
+            self._advance(enumerate(counts))
+            self._draw_at_once(counts)
+        elif head.recordable:
+            kind = self._draws.filtered, group.private, head.pass_kind
+            self.recorder.run(((*kind, *at), partial(self._level, *at)) for at in enumerate(counts))
+        else:
+            for level, count in enumerate(counts):
+                self._draw(level, self._scored(level, count))
+        made = [self.tokens[1 : len(counts) + 1, : len(starts)].T]
+        return made if group.private else [*made, self.likely[: len(counts), : len(starts)].T]
 
     def _level(self, level: int, rows: int) -> None:
         """Draft for the leading requests, by kernels alone."""
@@ -172,7 +239,7 @@ class Expander:
 
     def _draw_at_once(self, counts: Sequence[int]) -> None:
         """Draw the nodes of all levels, of which the i-th has `counts[i]`."""
-        made = torch.tensor([i * MOST_ROWS + row for i, count in enumerate(counts) for row in range(count)])
+        made = torch.cat([i * MOST_ROWS + torch.arange(count) for i, count in enumerate(counts)])
         tokens, likely = self.tokens[1:].view(-1), self.likely.view(-1)
         for places in torch.split(made, MOST_ROWS):
             logits = self._head.score_at(places)
@@ -214,9 +281,3 @@ class Expander:
             row.copy_(edited)
         if ids is not None:
             scores.copy_(row[ids])
-
-
-def _groups(starts: list[Start], most: int) -> Iterator[list[Start]]:
-    """Yield starts in groups of at most so many."""
-    for first in range(0, len(starts), most):
-        yield starts[first : first + most]

@@ -31,7 +31,8 @@ from parlay.models.decoder import Decoder
 from parlay.models.layers import Embedding
 from parlay.models.select import cache_spec, exposes_hidden_states
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
-from parlay.proposers.draft_head import Start
+from parlay.proposers.device_verdict import Shift
+from parlay.proposers.draft_head import DraftWork, Start
 from parlay.proposers.draft_output import DraftOutput
 from parlay.proposers.draft_slots import DraftSlots, scratch_blocks
 from parlay.proposers.expander import MOST_LEVELS, Expander
@@ -39,7 +40,7 @@ from parlay.proposers.heads import CheckpointHead, CheckpointOptions, shape_of
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_layers import TargetEmbedding
 from parlay.proposers.vocabulary import fitted
-from parlay.runner.batch import Batch, Segment, copy_batch, flatten, placed, trimmed
+from parlay.runner.batch import Batch, Segment, copy_batch, flatten
 from parlay.runner.graphs import MOST_ROWS, empty_batch
 from parlay.types.cache import CacheKind, RecurrentSpec
 from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, Verdict
@@ -140,6 +141,7 @@ class FeatureHead(CheckpointHead):
         super().__init__(options, target)
         self.reruns = not target.config.recurrent
         self.cache = cache_spec(self.config, target.dtype)
+        self.follows_verdict = self.reruns
         if not self.reruns:
             layers: list[CacheKind] = ["keys"] * self.config.num_layers
             kept: list[CacheKind] = ["states"] * max(len(self.taps), 1)
@@ -228,37 +230,41 @@ class FeatureHead(CheckpointHead):
         if self._before is not None:
             self._before.save_states(states, self.sources(hidden, tapped))
 
-    def propose(
-        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
-    ) -> list[Proposal]:
-        """Keep the pairs that the step has made known, then draft for each request that lacks none."""
-        proposals = [NO_PROPOSAL] * len(spans)
+    def observe(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> None:  # noqa: D102
         if self.output is not None:
             self.output.observe(spans, verdicts)
             self.ids = self.output.ids
-        sources = self.sources(hidden, tapped)
-        before = self._before
-        if before is not None and any(map(_lacks_one, spans)):
-            sources = before.append_previous(sources)
-        fresh = _fresh(spans, verdicts, held=before is not None)
+
+    def plan(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> DraftWork:
+        """Keep the pairs that the step has made known, and draft for each request that lacks none."""
+        work, held = DraftWork([NO_PROPOSAL] * len(spans), []), self._before is not None
+        work.previous = held and any(map(_lacks_one, spans))
+        fresh = _fresh(spans, verdicts, held=held)
         found = [_run(i, spans[i], verdicts[i], rows, ready=ready) for i, rows, ready in fresh]
         runs = [run for run in found if run is not None]
         if not runs:
-            return proposals
-        rows = torch.tensor([row for run in runs for row in run.rows], device="cpu")
-        batch, (rows,) = placed(flatten([run.segment for run in runs], self._block_size), self._kernels, rows)
-        states = self._predict(batch, sources, rows)
-        starts = []
+            return work
+        work.sources = torch.tensor([row for run in runs for row in run.rows], dtype=torch.int64, device="cpu")
+        work.batch = batch = flatten([run.segment for run in runs], self._block_size)
         for run, end in zip(runs, batch.offsets[1:], strict=True):
-            proposals[run.index] = Proposal(state=run.state)
+            work.proposals[run.index] = Proposal(state=run.state)
+            emitted = verdicts[run.index].tokens
+            if emitted:
+                work.emitted.append((run.index, end - len(emitted), len(emitted)))
             if run.length and run.known >= run.segment.first + self.depth - 1:
-                emitted = verdicts[run.index].tokens
                 span = spans[run.index]
                 shape = shape_of(span.catch_up, run.length)
-                starts.append(Start(run.index, span, end - 1, emitted, run.known, *shape, run.segment.first))
-        for start, draft in self._expander.expand(starts, states):
-            proposals[start.index] = replace(proposals[start.index], draft=draft)
-        return proposals
+                work.starts.append(Start(run.index, span, end - 1, emitted, run.known, *shape, run.segment.first))
+        return work
+
+    def run_known(  # noqa: D102
+        self, work: DraftWork, batch: Batch | None, sources: Tensor, hidden: Tensor, tapped: Tensor | None
+    ) -> Tensor:
+        assert batch is not None
+        states, before = self.sources(hidden, tapped), self._before
+        if before is not None and work.previous:
+            states = before.append_previous(states)
+        return self._predict(batch, states, sources)
 
     def _predict(self, batch: Batch, sources: Tensor, chosen: Tensor) -> Tensor:
         """Run pairs with rows `chosen` of the target's states; return what `begin` is given of them."""
@@ -304,10 +310,14 @@ class FeatureHead(CheckpointHead):
 
     # --------------------------------------------------------------------------------------------------- drafting
 
-    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+    def place(self, starts: Sequence[Start], width: int = 1) -> None:  # noqa: D102
         self._slots.prepare(starts, width)
-        rows = self._uploads.send([start.row for start in starts])
-        self._kernels.embed(states, rows, self._state[: len(starts)])
+
+    def shift(self, shift: Shift) -> None:  # noqa: D102
+        self._slots.shift(shift)
+
+    def begin(self, states: Tensor, rows: Tensor) -> None:  # noqa: D102
+        self._kernels.embed(states, rows, self._state[: len(rows)])
 
     def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: D102
         return self._slots.paths(level, rows)
@@ -319,8 +329,8 @@ class FeatureHead(CheckpointHead):
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         if level:  # the first follows from pairs with the target's own states
-            inputs = self._slots.batch(level, rows, width)
-            self._continue(inputs if self._recorded else trimmed(inputs, self._block_size), self._state[:rows], 0)
+            inputs = self.read_by(self._slots.batch(level, rows, width), self._block_size, recorded=self._recorded)
+            self._continue(inputs, self._state[:rows], 0)
 
     @shared
     def _continue(self, inputs: Batch, state: Tensor, layer: int) -> None:

@@ -20,8 +20,10 @@ from parlay.errors import ConfigError
 from parlay.models.heads import HeadConfig, read_head
 from parlay.models.select import stored_kinds
 from parlay.proposers.base import Runtime, Share, TargetInfo, draft_length
-from parlay.proposers.draft_head import DraftHead, Start
+from parlay.proposers.device_verdict import DeviceVerdict
+from parlay.proposers.draft_head import DraftWork, Start
 from parlay.proposers.expander import MOST_LEVELS, Expander
+from parlay.proposers.expanding_head import ExpandingHead
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, Span, Verdict
 from parlay.types.progress import OnRead, ignore
@@ -92,12 +94,21 @@ def starts(spans: Sequence[Span], verdicts: Sequence[Verdict], most: int) -> Ite
             yield Start(i, span, last, verdict.tokens, position, *shape_of(ask, length), path=verdict.path)
 
 
+def work_from_states(spans: Sequence[Span], verdicts: Sequence[Verdict], most: int) -> DraftWork:
+    """Return the work of a proposer whose drafts follow from the target's states, with `starts`."""
+    found = [*starts(spans, verdicts, most)]
+    proposals = [NO_PROPOSAL] * len(spans)
+    for start in found:
+        proposals[start.index] = Proposal(state=start.span.catch_up.state)
+    return DraftWork(proposals, found)
+
+
 def shape_of(ask: CatchUp, length: int) -> tuple[int, int, int]:
     """Return `length`, `width` and `nodes` of a draft that may be so long."""
     return (min(length, MOST_DEPTH), ask.width, ask.nodes) if ask.width > 1 else (length, 1, length)
 
 
-class CheckpointHead(DraftHead):
+class CheckpointHead(ExpandingHead):
     """A head whose weights are a checkpoint of their own.
 
     Attributes:
@@ -148,6 +159,8 @@ class HeadProposer(CheckpointHead):
     limit to how many tokens it can draft in a row, its `describe` also sets `default_length` and `max_depth` to that.
     """
 
+    follows_verdict = True
+
     def load(self, runtime: Runtime) -> None:
         """Read the head's weights and allocate what its passes write to."""
         config = self._target.config
@@ -158,15 +171,11 @@ class HeadProposer(CheckpointHead):
             self._uploads = runtime.uploads
             self._expander = Expander(self, runtime, self._most, config.vocab_size)
 
-    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        rows = self._uploads.send([start.row for start in starts])
-        self._kernels.embed(states, rows, self._hidden[: len(starts)])
+    def begin(self, states: Tensor, rows: Tensor) -> None:  # noqa: D102
+        self._kernels.embed(states, rows, self._hidden[: len(rows)])
 
-    def propose(
-        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
-    ) -> list[Proposal]:
-        """Draft for each request that is to draft."""
-        proposals = [NO_PROPOSAL] * len(spans)
-        for start, draft in self._expander.expand([*starts(spans, verdicts, self._most)], hidden):
-            proposals[start.index] = Proposal(draft, start.span.catch_up.state)
-        return proposals
+    def plan(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> DraftWork:  # noqa: D102
+        return work_from_states(spans, verdicts, self._most)
+
+    def rows_behind(self, rows: Tensor, index: Tensor, verdict: DeviceVerdict) -> Tensor:  # noqa: D102
+        return verdict.path[index, verdict.accepted[index]]

@@ -30,7 +30,7 @@ from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.draft_head import Start
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.heads import CheckpointOptions
-from parlay.runner.batch import Batch, trimmed
+from parlay.runner.batch import Batch
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.cache import CacheSpec
 
@@ -88,14 +88,15 @@ class LayeredHead(FeatureHead):
 
     # --------------------------------------------------------------------------------------------------- drafting
 
-    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        self._slots.prepare(starts, width)
-        rows = self._uploads.send([start.row for start in starts])
+    def place(self, starts: Sequence[Start], width: int = 1) -> None:  # noqa: D102
+        super().place(starts, width)
+        self._reached = min(self.depth, starts[0].length)
+
+    def begin(self, states: Tensor, rows: Tensor) -> None:  # noqa: D102
         for own, given in zip(self._states, states, strict=True):
-            self._kernels.embed(given, rows, own[: len(starts)])
+            self._kernels.embed(given, rows, own[: len(rows)])
         for layer, first in enumerate(self._firsts):
             torch.add(self._slots.first, layer, out=first)
-        self._reached = min(self.depth, starts[0].length)
 
     def gather(self, level: int, origin: Tensor) -> None:  # noqa: D102
         rows = len(origin)
@@ -106,9 +107,7 @@ class LayeredHead(FeatureHead):
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         if not level:  # the first follows from pairs that are kept
             return
-        inputs = self._slots.batch(level, rows, width)
-        if not self._recorded:
-            inputs = trimmed(inputs, self._block_size)
+        inputs = self.read_by(self._slots.batch(level, rows, width), self._block_size, recorded=self._recorded)
         for layer in reversed(range(min(level, self.depth - 1), self._reached)):
             state = self._states[layer, :rows]
             if level < self.depth:

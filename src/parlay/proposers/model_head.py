@@ -11,21 +11,23 @@ from parlay.models.config import ModelConfig
 from parlay.models.context import CacheLayers
 from parlay.models.select import load_model, records_logits
 from parlay.proposers.base import Runtime, TargetInfo
-from parlay.proposers.draft_head import DraftHead, Start
+from parlay.proposers.device_verdict import Shift
+from parlay.proposers.draft_head import Start
 from parlay.proposers.draft_recurrent_states import DRAFT_PLACES, DraftRecurrentStates
 from parlay.proposers.draft_slots import DraftSlots
 from parlay.proposers.expander import MOST_LEVELS, Expander
+from parlay.proposers.expanding_head import ExpandingHead
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_layers import output_layer
 from parlay.proposers.vocabulary import ids_of
-from parlay.runner.batch import Batch, trimmed
+from parlay.runner.batch import Batch
 from parlay.runner.graphs import MOST_ROWS
 from parlay.runner.runner import ModelRunner
 from parlay.types.cache import NO_CAPACITY, StateCapacity
 from parlay.types.plan import StateUse
 
 
-class ModelHead(DraftHead):
+class ModelHead(ExpandingHead):
     """A head that is a model, of which ranks may share every layer; each keeps the keys of its own heads.
 
     The passes of a model with recurrent layers differ with the nodes above, so they are not recorded with the rest of
@@ -61,6 +63,7 @@ class ModelHead(DraftHead):
             to_own: int64 `[n]`, that model's own tokens by these ids.
         """
         kernels, group, dtype = runtime.kernels, runtime.group, target.dtype
+        self._kernels = kernels
         model = load_model(config, dtype, target.max_model_len, kernels, group, runtime.on_read)
         self._runner = runner = ModelRunner(model, kernels, cache, runtime.block_size, group, room=room)
         self._logits, self.recordable = output_layer(model, MOST_ROWS), records_logits(model)
@@ -100,9 +103,9 @@ class ModelHead(DraftHead):
         if self._states is not None:
             path = self._slots.nodes(level, rows) if width > 1 else None
             view = self._states.view(level, rows, path)
-            states = self.run(replace(trimmed(batch, self._runner.block_size), states=view))
+            states = self.run(replace(self.read_by(batch, self._runner.block_size, recorded=False), states=view))
         else:
-            states = self._run_here(batch if self._recorded else trimmed(batch, self._runner.block_size))
+            states = self._run_here(self.read_by(batch, self._runner.block_size, recorded=self._recorded))
         self._runner.kernels.embed(states, self._every[:rows], self._state[:rows])
 
     @shared
@@ -119,10 +122,13 @@ class ModelHead(DraftHead):
     def _own_logits(self, states: Tensor) -> Tensor:
         return self._logits(states)
 
-    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+    def place(self, starts: Sequence[Start], width: int = 1) -> None:  # noqa: D102
         self._slots.prepare(starts, width)
         if self._states is not None:
             self._states.prepare([self.base(start) for start in starts], width)
+
+    def shift(self, shift: Shift) -> None:  # noqa: D102
+        self._slots.shift(shift)
 
 
 def _words(tokens: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from parlay.kernels.base import AttentionMetadata
 from parlay.kernels.uploads import Uploads
 from parlay.models.config import ModelConfig
 from parlay.models.select import exposes_hidden_states, layer_cache_kinds
+from parlay.proposers.device_verdict import Shift
 from parlay.proposers.draft_head import Start
 from parlay.runner.batch import Batch, table_array
 
@@ -58,6 +59,11 @@ class TargetKeys:
         for level, count in enumerate((1, width)):
             write(self._known[level, : rows * count], known.repeat(count))
             write(self._owner[level, : rows * count], np.arange(rows, dtype=np.int32).repeat(count))
+
+    def shift(self, shift: Shift) -> None:
+        """Have the requests that were prepared start later, by operations where kernels read."""
+        for known, count in zip(self._known, (1, shift.width), strict=True):
+            known[: len(shift.ahead) * count] += shift.ahead.int().repeat_interleave(count)
 
     def batch(self, level: int, rows: int, width: int = 1) -> Batch:
         """Return what level `level` runs of the leading requests."""

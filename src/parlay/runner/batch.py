@@ -210,14 +210,24 @@ def placed(batch: Batch, kernels: Kernels, *further: Tensor) -> tuple[Batch, lis
     """
     if kernels.is_on_device(batch.tokens):
         return batch, [*further]
+    own = arrays_of(batch)
+    arrays = sent(kernels, [*own, *further])
+    return with_arrays(batch, arrays[: len(own)]), arrays[len(own) :]
+
+
+def arrays_of(batch: Batch) -> list[Tensor]:
+    """Return the arrays of a batch."""
     owners = [one for one in (batch, batch.view, batch.states) if one is not None]
-    parts = [getattr(owner, name) for owner in owners for name in _tensors(owner)]
-    arrays = sent(kernels, [*parts, *further])
+    return [getattr(owner, name) for owner in owners for name in _tensors(owner)]
+
+
+def with_arrays(batch: Batch, arrays: Sequence[Tensor]) -> Batch:
+    """Return a batch with other arrays, such as copies of its own elsewhere, in the order of `arrays_of`."""
     there = iter(arrays)
     tokens, positions, slots = (next(there) for _ in range(3))
     view = AttentionMetadata(*(next(there) for _ in fields(AttentionMetadata)))
     states = None if batch.states is None else StateMetadata(*(next(there) for _ in fields(StateMetadata)))
-    return Batch(tokens, positions, slots, view, batch.offsets, states), [*there]
+    return Batch(tokens, positions, slots, view, batch.offsets, states)
 
 
 def placed_states(states: StateMetadata, kernels: Kernels) -> StateMetadata:

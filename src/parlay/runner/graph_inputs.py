@@ -1,13 +1,15 @@
 """The batches of recorded passes on a GPU: all arrays of one lie in one buffer, which one copy fills."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 import torch
 from torch import Tensor
 
 from parlay.kernels.base import AttentionMetadata, Filters, Kernels, StateMetadata
-from parlay.kernels.uploads import aligned
+from parlay.kernels.uploads import aligned, sent
 from parlay.runner.batch import Batch, copy_batch, first_rows
 from parlay.sampling.sampler import SamplingMetadata
 
@@ -41,17 +43,29 @@ class GraphInputBuffers:
             places: number of places for draft nodes; None for a model without recurrent layers.
         """
         self._blocks, self._places = blocks, places
-        self._staging = kernels.staging(sum(aligned(_bytes(array)) for array in self._arrays(rows)))
+        whole = sum(aligned(_bytes(array)) for array in self._arrays(rows))
+        self._kernels, self._staging = kernels, kernels.staging(2 * whole)  # as much for what else is sent
         self._here: dict[int, GraphInputs] = {}  # by rows
 
     def inputs(self, rows: int) -> GraphInputs:
         """Return what passes of so many rows read, where kernels read it."""
         return self._views(rows, self._staging.device)
 
-    def fill(self, batch: Batch, draws: SamplingMetadata | None, size: int) -> None:
+    def fill(
+        self, batch: Batch, draws: SamplingMetadata | None, size: int, further: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         """Send a batch of the host, and what its tokens are drawn with, to a pass of `size` rows.
 
         Rows beyond those of the batch see no keys, and what they leave goes nowhere.
+
+        Args:
+            batch: batch in host memory.
+            draws: sampling parameters of its rows, if the pass samples.
+            size: number of rows of the pass.
+            further: further arrays of the host, for which the same copy usually has room.
+
+        Returns:
+            The further arrays where kernels read them, valid until the next batch.
         """
         rows = len(batch.tokens)
         if (own := self._here.get(size)) is None:
@@ -69,7 +83,17 @@ class GraphInputBuffers:
                 to.states.sequences[rows:] = 0
                 to.states.rows[rows:] = -1
             view.extra_offsets[rows + 1 :] = view.extra_offsets[rows]
-        self._staging.send(own.end + len(batch.view.tables) * self._blocks * view.tables.element_size())
+        end = aligned(own.end + len(batch.view.tables) * self._blocks * view.tables.element_size())
+        begins = [*accumulate((aligned(array.nbytes) for array in further), initial=end)]
+        if begins[-1] > len(self._staging.host):
+            self._staging.send(end)
+            return sent(self._kernels, further)
+        places = [slice(begin, begin + array.nbytes) for begin, array in zip(begins, further, strict=False)]
+        for place, array in zip(places, further, strict=True):
+            self._staging.host[place].view(array.dtype).view(array.shape).copy_(array)
+        self._staging.send(begins[-1])
+        pairs = zip(places, further, strict=True)
+        return [self._staging.device[place].view(array.dtype).view(array.shape) for place, array in pairs]
 
     def _arrays(self, rows: int) -> list[_Array]:
         """Return the arrays of a pass, in their order in the buffer."""

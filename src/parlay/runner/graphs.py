@@ -11,13 +11,14 @@ again, unless recordings of slightly fewer and slightly more rows were: chosen d
 rows, many of them run once, and a check takes as long as a pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from parlay.kernels.base import AttentionMetadata, Kernels, StateMetadata
+from parlay.kernels.uploads import fetched
 from parlay.log import logger
 from parlay.models.context import Buffers, CacheLayers, ForwardContext, intermediate_states
 from parlay.models.select import CausalModel, records_logits
@@ -43,9 +44,9 @@ class _UncheckedInputs:
     made_from: list[list[int]]
     left: set[int]
 
-    def differing(self, batch: Batch) -> set[int]:
+    def differing(self, kernels: Kernels, batch: Batch) -> set[int]:
         """Return the indices of a batch's inputs that differ from those of the recording."""
-        inputs = _inputs(batch)
+        inputs = _inputs(kernels, batch)
         return {place for place, made_from in enumerate(self.made_from) if inputs[place] != made_from}
 
 
@@ -80,6 +81,7 @@ class Graphs:
         usable: whether passes are recorded, which ends when a check fails.
         intermediates: states between layers of the last pass, if there are taps or stages; valid until the next one.
         sampled: logits and tokens of the last pass, if it sampled; valid until the next one.
+        further: further arrays that went with the batch of a pass that samples; valid until the next one.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Graphs:
             alone: whether this is the only pipeline stage.
             further: number of further states that stages hand on, see `intermediate_states`.
         """
-        self._model, self._alone, self._further = model, alone, further
+        self._model, self._alone, self._more_states = model, alone, further
         self._kernels = kernels
         self._cache = cache
         self._graphs: dict[tuple[int, int], _Graph] = {}  # by rows, and by how many arrays tokens are drawn with
@@ -127,21 +129,29 @@ class Graphs:
         self.taps: tuple[int, ...] = ()
         self.intermediates = torch.empty(0)
         self.sampled: SampledPass | None = None
+        self.further: list[Tensor] = []
 
     @property
     def draws(self) -> bool:
         """Whether passes can draw: where memory is not the host's, a step is then one copy there and one back."""
         return self._apart and self._alone and self.usable and records_logits(self._model)
 
-    def forward(self, batch: Batch, received: Tensor | None = None, draws: SamplingMetadata | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        received: Tensor | None = None,
+        draws: SamplingMetadata | None = None,
+        further: Sequence[Tensor] = (),
+    ) -> Tensor:
         """Return hidden states `[rows, hidden]` of a batch, valid until the next pass.
 
         Args:
             batch: rows to run, in host memory or where kernels read them.
             received: states that the stage before has sent, see `intermediate_states`; None for the first stage.
             draws: sampling parameters of each row, in host memory; used in the same pass if it can be recorded.
+            further: further arrays in host memory, which go with the batch of a pass that samples.
         """
-        rows, self.sampled = batch.tokens.shape[0], None
+        rows, self.sampled, self.further = batch.tokens.shape[0], None, []
         if rows > self._most or not self.usable:
             with self._kernels.device_context():
                 return self._eager(placed(batch, self._kernels)[0], received)
@@ -154,8 +164,8 @@ class Graphs:
         if graph is None:
             self.recordings += 1
             with self._kernels.device_context():
-                return self._record(batch, received, draws, size)
-        self._fill(batch, graph.inputs, draws)
+                return self._record(batch, received, draws, size, further)
+        self._fill(batch, graph.inputs, draws, further)
         if received is not None:
             graph.intermediates.copy_(received)
         graph.run()
@@ -171,10 +181,10 @@ class Graphs:
         self.sampled = sampled and SampledPass(sampled.logits[:rows], sampled.tokens[:rows])
         return graph.hidden[:rows]
 
-    def _fill(self, batch: Batch, inputs: Batch, draws: SamplingMetadata | None) -> None:
+    def _fill(self, batch: Batch, inputs: Batch, draws: SamplingMetadata | None, further: Sequence[Tensor]) -> None:
         """Copy a batch to where a recorded pass reads it, with what its tokens are drawn with."""
         if self._inbox is not None and not self._kernels.is_on_device(batch.tokens):
-            self._inbox.fill(batch, draws, len(inputs.tokens))
+            self.further = self._inbox.fill(batch, draws, len(inputs.tokens), () if draws is None else further)
         else:
             copy_batch(batch, inputs)
 
@@ -197,7 +207,7 @@ class Graphs:
         """Return where a pass leaves its results, with what was received in it."""
         if not self.taps and self._alone:
             return self.intermediates
-        states = intermediate_states(buffers, self.taps, self._further, self._model.config.hidden_size)
+        states = intermediate_states(buffers, self.taps, self._more_states, self._model.config.hidden_size)
         return states if received is None else states.copy_(received)
 
     def _checked_nearby(self, rows: int) -> bool:
@@ -216,7 +226,14 @@ class Graphs:
         inputs = self._inbox.inputs(rows)
         return inputs.batch, inputs.draws
 
-    def _record(self, batch: Batch, received: Tensor | None, draws: SamplingMetadata | None, rows: int) -> Tensor:
+    def _record(
+        self,
+        batch: Batch,
+        received: Tensor | None,
+        draws: SamplingMetadata | None,
+        rows: int,
+        further: Sequence[Tensor],
+    ) -> Tensor:
         """Record a pass of so many rows and return its hidden states."""
         inputs, drawn_with = self._memory(rows)
         buffers = Buffers(rows, self._model.dtype, self._buffers)
@@ -234,7 +251,7 @@ class Graphs:
                 self._model.logits(hidden[-1], sampled.logits)
                 kernels.draw(sampled.logits, own.temperatures, own.seeds, own.positions, sampled.tokens, filters)
 
-        self._fill(batch, inputs, draws)
+        self._fill(batch, inputs, draws, further)
         run = self._kernels.record(work)
         if run is None:
             self.usable = False
@@ -242,7 +259,7 @@ class Graphs:
         key = _key(rows, draws)
         graph = self._graphs[key] = _Graph(inputs, hidden[-1], intermediates, sampled, run)
         if not self._checked_nearby(rows):
-            made_from = _inputs(batch)
+            made_from = _inputs(self._kernels, batch)
             self._unchecked[key] = _UncheckedInputs(made_from, set(range(len(made_from))))
         return self._result(graph, len(batch.tokens))
 
@@ -253,7 +270,7 @@ class Graphs:
         filled by another context, so a batch that is the same altogether is checked until slots are not in doubt.
         """
         rows, unchecked = key[0], self._unchecked[key]
-        others = unchecked.differing(batch)
+        others = unchecked.differing(self._kernels, batch)
         if self._checked_nearby(rows):
             del self._unchecked[key]
         if key not in self._unchecked or not (others or {_SLOTS}) & unchecked.left:
@@ -286,9 +303,12 @@ def padded_rows(rows: int) -> int:
     return 3 * power // 4 if rows <= 3 * power // 4 else power
 
 
-def _inputs(batch: Batch) -> list[list[int]]:
+def _inputs(kernels: Kernels, batch: Batch) -> list[list[int]]:
     """Return the inputs by which batches differ; other slots mean another context."""
-    return [batch.tokens.tolist(), batch.positions.tolist(), batch.slots.tolist()]
+    inputs: Sequence[Tensor] = batch.tokens, batch.positions, batch.slots
+    if kernels.is_on_device(batch.tokens):
+        inputs = fetched(kernels, inputs)
+    return [one.tolist() for one in inputs]
 
 
 def _key(rows: int, draws: SamplingMetadata | None) -> tuple[int, int]:

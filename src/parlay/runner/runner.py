@@ -88,7 +88,7 @@ class ModelRunner:
         self.start(batch, draws)
         return self.finish()
 
-    def start(self, batch: Batch, draws: SamplingMetadata | None = None) -> None:
+    def start(self, batch: Batch, draws: SamplingMetadata | None = None, further: Sequence[Tensor] = ()) -> None:
         """Run a batch through the layers of this rank's stage.
 
         As many passes may be under way as there are stages.
@@ -96,21 +96,22 @@ class ModelRunner:
         Args:
             batch: rows to run.
             draws: sampling parameters of each row, see `drawn`.
+            further: further arrays in host memory, which go with the batch; see `sampled`.
 
         Raises:
             RankError: a rank that shares the layers is lost.
         """
         if self._broadcast is no_broadcast:
-            self._start(batch, draws)
+            self._start(batch, draws, further)
         else:
             with self._broadcast(Forward.of(batch)):
                 self._start(batch, draws)
 
-    def _start(self, batch: Batch, draws: SamplingMetadata | None) -> None:
+    def _start(self, batch: Batch, draws: SamplingMetadata | None, further: Sequence[Tensor] = ()) -> None:
         pipeline, received = self.pipeline, None
         if not pipeline.first:
             received = self._receive(2 + self._further, len(batch.tokens))
-        self._hidden = self._graphs.forward(batch, received, draws)
+        self._hidden = self._graphs.forward(batch, received, draws, further)
         if pipeline.channel is not None:
             states = self._graphs.intermediates
             pipeline.channel.send(states[1 : len(states) - self._further] if pipeline.last else states)
@@ -181,12 +182,27 @@ class ModelRunner:
         """Whether passes of few rows can sample tokens too, see `start`."""
         return self._graphs.draws
 
-    def drawn(self, rows: Sequence[int]) -> tuple[Tensor, list[int]] | None:
-        """Return logits `[len(rows), vocab]` and tokens of some rows of the last pass; None if it drew none."""
+    @property
+    def sampled(self) -> tuple[Tensor, list[Tensor]] | None:
+        """The tokens that the last pass drew, int64 `[rows]`, and the further arrays that went with its batch.
+
+        Both where kernels read them; None if it drew none.
+        """
+        sampled = self._graphs.sampled
+        return None if sampled is None else (sampled.tokens, self._graphs.further)
+
+    def drawn(self, rows: Sequence[int], tokens: Sequence[int] | None = None) -> tuple[Tensor, list[int]] | None:
+        """Return logits `[len(rows), vocab]` and tokens of some rows of the last pass; None if it drew none.
+
+        Args:
+            rows: the rows.
+            tokens: tokens of all rows, where the host has them already.
+        """
         sampled = self._graphs.sampled
         if sampled is None:
             return None
-        tokens: list[int] = sampled.tokens.tolist()
+        if tokens is None:
+            tokens = sampled.tokens.tolist()
         with self.kernels.device_context():
             return _chosen(sampled.logits, rows), [tokens[row] for row in rows]
 
@@ -227,6 +243,10 @@ class ModelRunner:
         """Copy keys and values from slots to slots, in every layer."""
         with self.kernels.device_context():
             sources, targets = slots_of(order)
+        self.move_slots(sources, targets)
+
+    def move_slots(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy keys and values from slots to slots, int64 `[n]` where kernels read, in every layer of this rank."""
         for layer in {id(layer): layer for layer in self.cache}.values():  # some layers share another's cache
             keys = keys_of(layer)
             if keys is not None and keys.key.numel():  # a rank may have no head

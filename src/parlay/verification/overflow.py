@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
+import torch
 from torch import Tensor
 
 from parlay.errors import EngineFaultError
@@ -22,26 +23,29 @@ def refuse_overflow(spans: Sequence[Span], logits: Tensor, verdicts: Sequence[Ve
         logits: `[rows, vocab]` float32, as for `coupled.verify`.
         verdicts: one verdict per span.
     """
-    result = list(verdicts)
+    suspects: list[tuple[int, int]] = []  # spans, and rows of their logits
+    root = 0
     for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
         begins = span.start == 0 or len(span.tokens) > 1
-        if not verdict.tokens or not (begins or 0 in verdict.tokens):
-            continue
-        nodes = (ROOT, *verdict.path)  # nodes whose rows the tokens were drawn from
-        suspects = {node for node, token in zip(nodes, verdict.tokens, strict=False) if token == 0}
-        suspects |= {ROOT} if begins else set()
-        root = sum(1 + len(other.draft) for other in spans[:i] if other.sample)
-        if not all(_decides(logits[root + 1 + node]) for node in suspects):
-            none = None if verdict.logprobs is None else ()
-            result[i] = replace(verdict, tokens=(), path=(), logprobs=none, error=_overflow())
+        if verdict.tokens and (begins or 0 in verdict.tokens):
+            nodes = zip((ROOT, *verdict.path), verdict.tokens, strict=False)  # whose rows the tokens were drawn from
+            own = {node for node, token in nodes if token == 0} | ({ROOT} if begins else set())
+            suspects += ((i, root + 1 + node) for node in own)
+        root += 1 + len(span.draft) if span.sample else 0
+    result = list(verdicts)
+    if not suspects:
+        return result
+    bounds = torch.stack([_bounds(logits[row]) for _, row in suspects]).tolist()  # one copy, from a GPU
+    for (i, _), (low, high) in zip(suspects, bounds, strict=True):
+        if not low < high < inf:
+            none = None if verdicts[i].logprobs is None else ()
+            result[i] = replace(verdicts[i], tokens=(), path=(), logprobs=none, error=_overflow())
     return result
 
 
-def _decides(row: Tensor) -> bool:
-    low, high = (float(bound) for bound in row.aminmax())
-    if not low < high:  # NaN counts as minus infinity
-        low, high = (float(bound) for bound in row.nan_to_num(-inf, inf, -inf).aminmax())
-    return low < high < inf
+def _bounds(row: Tensor) -> Tensor:
+    """Return the lowest and the highest of logits `[vocab]`, of which NaN counts as minus infinity."""
+    return torch.stack(row.nan_to_num(-inf, inf, -inf).aminmax())
 
 
 def _overflow() -> EngineFaultError:

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from time import perf_counter
+from typing import Any, Self
 
 import torch
 import triton
 from torch import Tensor
 
 from parlay.kernels.base import Kernels, Staging
-from parlay.kernels.host import CopiedStaging
+from parlay.kernels.host import CopiedStaging, Instant
+from parlay.kernels.memory import Mark
 from parlay.kernels.triton.attention import TritonAttention
 from parlay.kernels.triton.elementwise import TritonElementwise
 from parlay.kernels.triton.linear import TritonLinear
@@ -35,6 +37,18 @@ class _PinnedStaging:
     def send(self, size: int) -> None:
         self.device[:size].copy_(self.host[:size], non_blocking=True)
         self._copied.record()
+
+
+class _Event:
+    """`Mark` on a GPU."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record()
+
+    def seconds_since(self, earlier: Self) -> float:
+        seconds: float = earlier._event.elapsed_time(self._event) / 1e3
+        return seconds
 
 
 class TritonKernels(
@@ -89,6 +103,9 @@ class TritonKernels(
 
     def staging(self, size: int) -> Staging:  # noqa: D102
         return _PinnedStaging(size, self.device) if self.device.type == "cuda" else CopiedStaging(size)
+
+    def mark(self) -> Mark:  # noqa: D102
+        return _Event() if self.device.type == "cuda" else Instant(perf_counter())
 
     def fallback(self) -> Kernels | None:  # noqa: D102
         return None

@@ -185,6 +185,31 @@ def _grow(
             tl.store(below + to * (depth + 1) + depth, tl.load(slots + to))
 
 
+@triton.jit(
+    do_not_specialize=["rows", "most", "filler"],
+    do_not_specialize_on_alignment=["drawn", "tokens", "parents", "roots", "path", "emitted", "accepted"],
+)
+def _accept(drawn, tokens, parents, roots, path, emitted, accepted, rows, most, filler, ROWS: tl.constexpr):
+    """Walk one sequence's draft."""
+    sequence = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, ROWS)
+    inside = lane < rows
+    token = tl.load(tokens + lane, mask=inside, other=0)
+    parent = tl.load(parents + lane, mask=inside, other=-1)
+    row = tl.load(roots + sequence)
+    count = row * 0
+    alive = row >= 0
+    for place in range(most):
+        choice = tl.load(drawn + row)
+        tl.store(path + sequence * most + place, row)
+        tl.store(emitted + sequence * most + place, tl.where(alive, choice, filler))
+        child = tl.min(tl.where((parent == row) & (token == choice), lane, ROWS), 0)
+        alive = alive & (child < ROWS) & (place + 1 < most)
+        count += alive.to(tl.int64)
+        row = tl.where(alive, child.to(tl.int64), row)
+    tl.store(accepted + sequence, count)
+
+
 class TritonSampling(TritonFiltering):
     """`SamplingKernels`; see there for what each method does."""
 
@@ -281,3 +306,20 @@ class TritonSampling(TritonFiltering):
             tokens, probs, worth, out, out_worth, origin, chosen, slots, above, below, nodes, children, wide, depth,
             padded(nodes * children), padded(depth), num_warps=1, **EXACT,
         )  # fmt: skip
+
+    def accept(  # noqa: D102
+        self,
+        drawn: Tensor,
+        tokens: Tensor,
+        parents: Tensor,
+        roots: Tensor,
+        path: Tensor,
+        emitted: Tensor,
+        accepted: Tensor,
+        filler: int = 0,
+    ) -> None:
+        if len(roots):
+            _accept[(len(roots),)](
+                drawn, tokens, parents, roots, path, emitted, accepted, len(drawn), path.shape[1], filler,
+                padded(len(drawn)), num_warps=1, **EXACT,
+            )  # fmt: skip

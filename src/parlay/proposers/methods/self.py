@@ -20,14 +20,14 @@ from torch import Tensor
 
 from parlay.errors import ConfigError, ModelError
 from parlay.proposers.base import Runtime, Share, TargetInfo
-from parlay.proposers.draft_head import Start
+from parlay.proposers.draft_head import DraftWork, Start
 from parlay.proposers.draft_recurrent_states import DRAFT_PLACES
 from parlay.proposers.expander import MOST_LEVELS
-from parlay.proposers.heads import starts
+from parlay.proposers.heads import work_from_states
 from parlay.proposers.model_head import ModelHead
 from parlay.runner.footprint import weight_bytes
 from parlay.types.cache import StateCapacity
-from parlay.types.plan import NO_PROPOSAL, Proposal, Span, StateUse, Verdict
+from parlay.types.plan import Span, StateUse, Verdict
 
 __all__ = ["Options", "Proposer"]
 
@@ -76,6 +76,7 @@ class Proposer(ModelHead):
         """Make the copy, and allocate what its passes write to."""
         room = StateCapacity(runtime.room.slots, runtime.room.places + DRAFT_PLACES)
         self.load_model(self._config, runtime.cache, self._target, runtime, room, newest=True)
+        self.follows_verdict = not self._config.recurrent
 
     def base(self, start: Start) -> StateUse:
         """Return the target's own state of the last known token, and the places of the nodes that it has accepted."""
@@ -83,14 +84,11 @@ class Proposer(ModelHead):
         accepted = tuple(states.places[node] for node in start.path)
         return StateUse(max(states.stores)[1], accepted)
 
-    def propose(
-        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
-    ) -> list[Proposal]:
-        """Draft for each request that is to draft."""
-        proposals = [NO_PROPOSAL] * len(spans)
-        for start, draft in self._expander.expand([*starts(spans, verdicts, MOST_LEVELS)], hidden):
-            proposals[start.index] = Proposal(draft, start.span.catch_up.state)
-        return proposals
+    def plan(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> DraftWork:  # noqa: D102
+        return work_from_states(spans, verdicts, MOST_LEVELS)
+
+    def begin(self, states: Tensor, rows: Tensor) -> None:
+        """Do nothing: the first level runs the newest token."""
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         self.run_level(level, rows, width if level else 1)  # the first level runs the newest token, in its own slot

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
-from watching import head_of, start
+from watching import expand, head_of, start
 
 from parlay import LLM, ModelError
 from parlay.errors import ConfigError
@@ -31,7 +31,7 @@ def guesses(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the heads guess `[heads, rows]` and how likely that is to them, through the recorded passes."""
     starts = [start(row, head.default_length) for row in range(len(hidden))]
     for _ in range(2):  # recorded, then replayed
-        drafts = [draft for _, draft in head._expander.expand(starts, hidden)]
+        drafts = [draft for _, draft in expand(head, starts, hidden)]
     return torch.tensor([draft.tokens for draft in drafts]).T, torch.tensor([draft.probs for draft in drafts]).T
 
 
@@ -99,7 +99,7 @@ def test_golden_trees(form: Path, name: str) -> None:
         hidden = cases[f"p{number}.target_hidden"][-1:]
         begin = replace(start(0, head.default_length), width=10, nodes=len(choices))
         for _ in range(2):  # recorded, then replayed
-            ((_, draft),) = head._expander.expand([begin], hidden)
+            ((_, draft),) = expand(head, [begin], hidden)
         # Candidates are listed by length, then in the order of ranks; the first is the target's own token.
         expected = case["trees"][name]["tree_candidates"][1:]
         ranked = sorted(choices, key=lambda path: (len(path), path))

@@ -12,7 +12,7 @@ from conftest import DTYPES, MakeLLM
 from heads import assert_trace, mlp_chain, mlp_config, mlp_logits, random_mlp, write_head
 from safetensors.torch import load_file
 from torch import Tensor
-from watching import head_of, start
+from watching import expand, head_of, start
 
 from parlay import LLM, ModelError
 
@@ -29,9 +29,9 @@ def run_head(
     rows, levels, tokens = len(hidden), range(head.default_length), head._expander.tokens
     starts = [start(row, head.default_length, int(token[row])) for row in range(rows)]
     if forced is None:
-        list(head._expander.expand(starts, hidden))
+        list(expand(head, starts, hidden))
     else:
-        head.begin(starts, hidden)
+        head.begin(hidden, torch.arange(rows))
     logits = []
     for level in levels:
         if forced is not None:

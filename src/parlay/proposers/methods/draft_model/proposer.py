@@ -15,7 +15,7 @@ Loses when a draft step is not much cheaper than a target step, or when the two 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -32,7 +32,7 @@ from parlay.models.select import (
     stored_kinds,
 )
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
-from parlay.proposers.draft_head import Start
+from parlay.proposers.draft_head import DraftWork, Start
 from parlay.proposers.draft_output import DraftOutput, OutputOptions, ReducedOutput
 from parlay.proposers.draft_recurrent_states import DRAFT_PLACES
 from parlay.proposers.draft_slots import scratch_blocks
@@ -43,9 +43,10 @@ from parlay.proposers.methods.draft_model.other_vocabulary import OtherVocabular
 from parlay.proposers.methods.draft_model.progress import Gap, Gaps, SameVocabulary, last_slot
 from parlay.proposers.methods.draft_model.translation import Translator
 from parlay.proposers.model_head import ModelHead
-from parlay.runner.batch import Segment, flatten
+from parlay.runner.batch import Batch, Segment, flatten
 from parlay.runner.footprint import weight_bytes
 from parlay.types.cache import StateCapacity
+from parlay.types.draft import Draft
 from parlay.types.plan import NO_PROPOSAL, Proposal, Span, StateUse, Verdict
 from parlay.types.storage import Storage
 
@@ -66,6 +67,13 @@ class Options(OutputOptions):
     """
 
     vocabulary: Vocabulary = "auto"
+
+
+@dataclass(slots=True)
+class _GapWork(DraftWork):
+    """What is to be done, with each request's gap and how many of its tokens are run."""
+
+    gaps: dict[int, tuple[Gap, int]] = field(default_factory=dict)
 
 
 class Proposer(ModelHead):
@@ -91,6 +99,7 @@ class Proposer(ModelHead):
         self._room = _OWN_TOKENS if self.own_blocks else 1
         self.cache = replace(cache_spec(self._config, target.dtype), slots=self._room)
         self.recurrent = config.style.recurrent is not None
+        self.follows_verdict = not (self.own_blocks or self.recurrent)  # places are the target's, there are no states
         self.weight_bytes = weight_bytes(self._config, target.dtype)
         rows = None if self._translator is None else self._translator.rows
         self._own_rows: ReducedOutput | None = None  # of the tokens that both have, unless these are all
@@ -158,51 +167,66 @@ class Proposer(ModelHead):
         if self._other is not None:
             self._other.forget(requests)
 
-    def propose(
-        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
-    ) -> list[Proposal]:
-        """Close each request's gap as far as the row limit allows, then draft where it is closed."""
-        proposals = [NO_PROPOSAL] * len(spans)
-        segments: list[Segment] = []
-        starts: list[Start] = []
-        gaps: dict[int, tuple[Gap, int]] = {}  # gaps, and how many of their tokens are run
-        rows_left = self._max_rows
+    def observe(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> None:  # noqa: D102
         if self._other is not None:
             self._other.begin_step()
         if self.output is not None:
             self.output.observe(spans, verdicts)
             self.ids = self._all if self.output.ids is None else self.output.ids
+
+    def plan(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> DraftWork:
+        """Close each request's gap as far as the row limit allows, and draft where it is closed."""
+        work = _GapWork([NO_PROPOSAL] * len(spans), [])
+        segments: list[Segment] = []
+        rows_left = self._max_rows
         for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
             if not span.catch_up.budget:
                 continue
             length = draft_length(span, verdict)
             gap = self._gap(span, verdict, length)
             run = gap.tokens[: 0 if span.sample and length < 1 else rows_left]
-            gaps[i] = gap, len(run)
+            work.gaps[i] = gap, len(run)
             rows_left -= len(run)
-            proposals[i] = Proposal(state=gap.state(len(run)))
-            if run:
-                row = self._max_rows - rows_left - 1  # the last so far
-                drafts = span.sample and len(run) == len(gap.tokens)
-                levels, width, nodes = shape_of(span.catch_up, min(length, self.max_depth or MOST_LEVELS))
-                masks = self.masks(levels, rows_left) if drafts else ()
-                rows_left -= len(masks)
-                known = (*self._readable(run), *masks)
-                segments.append(Segment(known, gap.begin, gap.blocks, states=gap.states(len(run))))
-                if drafts:
-                    position, place = span.end + len(verdict.tokens), gap.begin + len(run)
-                    shape = self.levels_of(levels, masks), width, nodes
-                    starts.append(
-                        Start(i, span, row, verdict.tokens, position, *shape, place=place, blocks=gap.blocks)
-                    )
-        if not segments:
-            return proposals
-        states = self.run(flatten(segments, self._runner.block_size, recurrent=self.recurrent))
-        for gap, count in gaps.values():
+            work.proposals[i] = Proposal(state=gap.state(len(run)))
+            if not run:
+                continue
+            drafts = span.sample and len(run) == len(gap.tokens)
+            levels, width, nodes = shape_of(span.catch_up, min(length, self.max_depth or MOST_LEVELS))
+            masks = self.masks(levels, rows_left) if drafts else ()
+            levels = self.levels_of(levels, masks)
+            # Behind tokens that might be emitted there are fewer places, and fewer are needed.
+            places = min(len(gap.blocks) * self._runner.block_size, self._target.max_model_len) - gap.begin
+            masks = masks[: max(places - len(run), 0)]
+            rows_left -= len(masks)
+            work.whole &= len(run) == len(gap.tokens) and rows_left > 0
+            end = self._max_rows - rows_left - len(masks)  # of the rows of the gap
+            segments.append(
+                Segment((*self._readable(run), *masks), gap.begin, gap.blocks, states=gap.states(len(run)))
+            )
+            if drafts:
+                emitted = verdict.tokens
+                work.emitted.append((i, end - len(emitted), len(emitted)))
+                position, place = span.end + len(emitted), gap.begin + len(run)
+                work.starts.append(
+                    Start(i, span, end - 1, emitted, position, levels, width, nodes, place=place, blocks=gap.blocks)
+                )
+        if segments:
+            work.batch = flatten(segments, self._runner.block_size, recurrent=self.recurrent)
+        return work
+
+    def run_known(  # noqa: D102
+        self, work: DraftWork, batch: Batch | None, sources: Tensor, hidden: Tensor, tapped: Tensor | None
+    ) -> Tensor:
+        assert batch is not None
+        assert isinstance(work, _GapWork)
+        states = self.run(batch)
+        for gap, count in work.gaps.values():
             gap.close(count)
-        for start, draft in self._expander.expand(starts, states):
-            proposals[start.index] = gaps[start.index][0].proposal(start, draft)
-        return proposals
+        return states
+
+    def proposal(self, work: DraftWork, start: Start, draft: Draft) -> Proposal:  # noqa: D102
+        assert isinstance(work, _GapWork)
+        return work.gaps[start.index][0].proposal(start, draft)
 
     def masks(self, levels: int, rows: int) -> tuple[int, ...]:
         """Return tokens that are run behind known ones, at most `rows`, for a draft of so many levels."""
@@ -215,10 +239,8 @@ class Proposer(ModelHead):
     def _readable(self, run: Sequence[int]) -> Sequence[int]:
         return run if self._other is not None else self.embeddable(tuple(run))
 
-    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        super().begin(starts, states, width)
-        rows = self._uploads.send([start.row for start in starts])
-        self._runner.kernels.embed(states, rows, self._state[: len(starts)])
+    def begin(self, states: Tensor, rows: Tensor) -> None:  # noqa: D102
+        self._runner.kernels.embed(states, rows, self._state[: len(rows)])
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         if level:  # the first follows from known tokens

@@ -28,6 +28,7 @@ from parlay.models.layers import OutputLayer, SplitLinear
 from parlay.models.rotary import layer_tables
 from parlay.models.tensor_shapes import weight_shapes
 from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.device_verdict import Shift
 from parlay.proposers.draft_head import Start
 from parlay.proposers.head_layers import side_by_side
 from parlay.proposers.heads import CheckpointOptions as Options
@@ -39,7 +40,7 @@ from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_keys import TargetKeys
 from parlay.proposers.target_layers import TargetEmbedding
 from parlay.proposers.vocabulary import ids_of
-from parlay.runner.batch import Batch, trimmed
+from parlay.runner.batch import Batch
 from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["Options", "Proposer"]
@@ -143,9 +144,11 @@ class Proposer(HeadProposer):
 
     # --------------------------------------------------------------------------------------------------- drafting
 
-    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+    def place(self, starts: Sequence[Start], width: int = 1) -> None:  # noqa: D102
         self._keys.prepare(starts, width)
-        super().begin(starts, states, width)
+
+    def shift(self, shift: Shift) -> None:  # noqa: D102
+        self._keys.shift(shift)
 
     def gather(self, level: int, origin: Tensor) -> None:  # noqa: D102
         rows = len(origin)
@@ -153,8 +156,7 @@ class Proposer(HeadProposer):
         self._kernels.embed(self._spare, self._every[:rows], self._hidden[:rows])
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
-        inputs = self._keys.batch(level, rows, width)
-        inputs = inputs if self._recorded else trimmed(inputs, self._block_size)
+        inputs = self.read_by(self._keys.batch(level, rows, width), self._block_size, recorded=self._recorded)
         self._continue(inputs, self._hidden[:rows], self._normed[:rows])
 
     @shared

@@ -8,7 +8,7 @@ Loses where the text depends on more than the last state holds: acceptance falls
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError
 from parlay.models.layers import Embedding, OutputLayer, SplitLinear
 from parlay.proposers.base import Runtime
-from parlay.proposers.draft_head import Start
 from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.heads import HeadProposer
 from parlay.proposers.methods.mlp_speculator.format import PREFIX, tensor
@@ -139,10 +138,10 @@ class Proposer(HeadProposer):
                 f"{self.head.path}: {name} differs from {original}, although the config says tie_weights"
             )
 
-    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        super().begin(starts, states, width)
+    def begin(self, states: Tensor, rows: Tensor) -> None:  # noqa: D102
+        super().begin(states, rows)
         if self._scaled:
-            hidden = self._hidden[: len(starts)]
+            hidden = self._hidden[: len(rows)]
             self._kernels.rms_norm(hidden, self._halved, _EPS, hidden)
 
     def gather(self, level: int, origin: Tensor) -> None:  # noqa: D102

@@ -20,6 +20,7 @@ from parlay.errors import ConfigError, ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.heads import HeadConfig
 from parlay.proposers.base import Runtime
+from parlay.proposers.device_verdict import Shift
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.masks import mask_of
 from parlay.proposers.methods.draft_model.choice import Vocabulary
@@ -61,6 +62,7 @@ class Proposer(DraftModel):
         if kind not in form.KINDS:
             raise ModelError(f"{head.file}: {form.KIND}={shown(kind)} is not supported; only {form.KINDS[0]!r} is")
         self._mask = mask_of(head, form.MASKS, min(config.vocab_size, target.config.vocab_size))
+        self.filler = self._mask  # masks come right behind the newest token
         if config.recurrent:
             raise ModelError(
                 f"{config.path} has recurrent layers, whose states masks would change; take a parallel draft model "
@@ -87,9 +89,15 @@ class Proposer(DraftModel):
     def levels_of(self, levels: int, masks: Sequence[int]) -> int:  # noqa: D102
         return len(masks) + 1
 
-    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+    def place(self, starts: Sequence[Start], width: int = 1) -> None:
+        """Do nothing: the masks run with the known tokens."""
+
+    def shift(self, shift: Shift) -> None:
+        """Do nothing: masks fill the rows of tokens that were not emitted."""
+
+    def begin(self, states: Tensor, rows: Tensor) -> None:  # noqa: D102
         self._states_of_rows = states
-        self._first[: len(starts)] = self._uploads.send([start.row for start in starts])
+        self._first[: len(rows)] = rows
 
     paths = DraftHead.paths  # draft tokens have no keys and values of their own
 

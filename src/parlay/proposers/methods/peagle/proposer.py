@@ -17,13 +17,14 @@ from parlay.checkpoints.loader import Checkpoint
 from parlay.proposers.base import Runtime
 from parlay.proposers.block_config import AttentionPattern
 from parlay.proposers.block_slots import BlockSlots
+from parlay.proposers.device_verdict import Shift
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.masks import mask_of
 from parlay.proposers.methods.eagle3.proposer import Proposer as EagleProposer
 from parlay.proposers.methods.peagle import format as form
 from parlay.proposers.shared_passes import shared
-from parlay.runner.batch import Batch, trimmed
+from parlay.runner.batch import Batch
 from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["Options", "Proposer"]
@@ -66,10 +67,11 @@ class Proposer(EagleProposer):
         self._absent = torch.zeros((1, self.config.hidden_size), dtype=self._target.dtype)
         self.combine_states(self._masked.clone(), self._absent, context)
 
-    def begin(self, starts: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+    def place(self, starts: Sequence[Start], width: int = 1) -> None:  # noqa: D102
         self._masks.prepare(starts)
-        rows = self._uploads.send([start.row for start in starts])
-        self._kernels.embed(states, rows, self._state[: len(starts)])
+
+    def shift(self, shift: Shift) -> None:  # noqa: D102
+        self._masks.shift(shift)
 
     paths = DraftHead.paths  # draft tokens have no keys and values of their own
 
@@ -77,7 +79,7 @@ class Proposer(EagleProposer):
         """Run the masked pairs of so many requests at level 0; the others are computed with it."""
         if level == 0:
             batch = self._masks.batch(_PATTERN, rows)
-            self._run_masks(batch if self._recorded else trimmed(batch, self._block_size))
+            self._run_masks(self.read_by(batch, self._block_size, recorded=self._recorded))
 
     @shared
     def _run_masks(self, batch: Batch) -> None:
