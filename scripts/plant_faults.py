@@ -361,6 +361,20 @@ FAULTS = [
         "numbers = [_whole([start.row + 1 for start in starts]), ",
     ),
     Fault(
+        "nodes of a draft, placed as if none of the draft before had been accepted",
+        "tests/proposers/test_device_verdict.py",
+        "src/parlay/proposers/draft_slots.py",
+        "places = self._positions[same, :rows] + self._pairs + shift.ahead",
+        "places = self._positions[same, :rows] + self._pairs",
+    ),
+    Fault(
+        "tokens that were drawn, compared with any node's where a GPU verifies",
+        "tests/kernels/triton/test_triton_sampling.py",
+        "src/parlay/kernels/triton/sampling.py",
+        "tl.where((parent == row) & (token == choice), lane, ROWS)",
+        "tl.where(token == choice, lane, ROWS)",
+    ),
+    Fault(
         "parameters of draws, left on the host where a GPU computes",
         "tests/engine/test_other_memory.py",
         "src/parlay/sampling/sampler.py",

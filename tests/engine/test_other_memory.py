@@ -101,10 +101,18 @@ def test_a_draft_model_of_another_vocabulary(
     draft = permuted(models["float32"].target, tmp_path / "draft")
     config = {"method": "draft_model", "model": str(draft), "vocabulary": way, **CHAIN}
     expected = make_llm(None).generate(PROMPTS, PARAMS)
-    found = make_llm(speculative_config=config, **on_device).generate(PROMPTS, PARAMS)
+    llm = make_llm(speculative_config=config, **on_device)
+    found = llm.generate(PROMPTS, PARAMS)
     assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
     assert accepted([one.outputs[0] for one in found]) > 0
     assert LONGEST[-1] == 2 * 128  # the draft model may have twice as many tokens
+    for prompts in (LONGER, PROMPTS, LONGER):  # which checks the recordings
+        llm.generate(prompts, PARAMS)
+    up, down, steps = CROSSINGS.up, CROSSINGS.down, llm.engine.stats.steps
+    llm.generate(PROMPTS, PARAMS)
+    steps = llm.engine.stats.steps - steps
+    assert CROSSINGS.up - up <= 2 * (steps + 1), "its text is read on the host, so a draft waits for the tokens"
+    assert CROSSINGS.down - down <= 2 * steps + LOOKS
 
 
 def test_a_cache_in_eight_bits(on_device: dict[str, Any], tmp_path: Path) -> None:
@@ -116,8 +124,10 @@ def test_a_cache_in_eight_bits(on_device: dict[str, Any], tmp_path: Path) -> Non
     assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
 
 
-def test_output_layers_of_further_layers(on_device: dict[str, Any], tmp_path: Path) -> None:
-    path = str(write_mtp(tmp_path / "model", "step3p5", layers=2, calm=0.3))
+@pytest.mark.parametrize(("name", "layers"), [("step3p5", 2), ("qwen3_5", 1)])
+def test_further_layers(on_device: dict[str, Any], tmp_path: Path, name: str, layers: int) -> None:
+    """With output layers of their own, and behind recurrent layers."""
+    path = str(write_mtp(tmp_path / "model", name, layers=layers, calm=0.3))
     options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128}
     spec = {"method": "mtp", "lengths": "fixed", "num_speculative_tokens": 3}
     expected = LLM(path, speculative_config=None, **options).generate(PROMPTS, PARAMS)

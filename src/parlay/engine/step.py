@@ -155,7 +155,8 @@ class Worker:
         After an error drafts are made when the host has the verdict, where an error has somebody to blame.
         """
         drafts, proposer = None, self._proposer
-        if draws is None or proposer is None or batch.states is not None or not self._launches:
+        waits = draws is None or batch.states is not None or any(span.scored for span in spans)
+        if waits or proposer is None or not self._launches:
             self._runner.start(batch, draws)
             return None
         try:

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -315,6 +316,35 @@ def test_growing(
     assert all(same_bits(one, whole[-wide:]) for one, whole in zip(last, expected, strict=True))
 
 
+@pytest.mark.parametrize("rows", [1, 7, 40, 64])
+@pytest.mark.parametrize("depth", [0, 1, 5])
+def test_accepting(
+    triton: TritonSampling, reference: ReferenceKernels, device: torch.device, rows: int, depth: int
+) -> None:
+    generator = torch.Generator().manual_seed(rows + depth)
+    drawn = torch.randint(3, (rows,), generator=generator)
+    roots = torch.randperm(rows, generator=generator)[: max(rows // 8, 1)].sort().values
+    parents = torch.full((rows,), -1, dtype=torch.int32)
+    tokens = torch.zeros(rows, dtype=torch.int64)
+    for begin, end in pairwise([*roots.tolist(), rows]):
+        taken = set[tuple[int, int]]()
+        for row in range(begin + 1, end):
+            parent = int(torch.randint(begin, row, (1,), generator=generator))
+            token = next(token for token in range(rows + 3) if (parent, token) not in taken)
+            taken.add((parent, token))
+            parents[row], tokens[row] = parent, token
+
+    def accepted(kernels: TritonSampling | ReferenceKernels, where: torch.device) -> list[Tensor]:
+        make = partial(torch.full, fill_value=-7, dtype=torch.int64, device=where)
+        path, emitted, count = make((len(roots), depth + 1)), make((len(roots), depth + 1)), make((len(roots),))
+        kernels.accept(*to(where, drawn, tokens, parents, roots), path, emitted, count, 99)
+        return [path.cpu(), emitted.cpu(), count.cpu()]
+
+    expected = accepted(reference, CPU)
+    assert all(map(torch.equal, accepted(triton, device), expected))
+    assert rows < 40 or not depth or 0 < int(expected[2].max()) <= depth
+
+
 def test_no_rows(triton: TritonSampling, device: torch.device) -> None:
     none = partial(torch.empty, device=device)
     whole = partial(none, dtype=torch.int64)
@@ -323,5 +353,6 @@ def test_no_rows(triton: TritonSampling, device: torch.device) -> None:
     triton.branch(scores, *noise, whole(0, 2), none(0, 2))
     triton.log_probs(scores, none(0), none(0, 9))
     triton.excess(scores, scores, none(0, dtype=torch.float64), none(0, dtype=torch.float64))
+    triton.accept(whole(0), whole(0), none(0, dtype=torch.int32), whole(0), whole(0, 2), whole(0, 2), whole(0))
     triton.grow(whole(0, 2), none(0, 2), none(0), whole(0), none(0), whole(0), whole(0), 0)
     assert math.prod(scores.shape) == 0
