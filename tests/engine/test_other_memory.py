@@ -228,9 +228,18 @@ def test_too_little_memory(weightless: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch computes on GPUs here")
-def test_every_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["verify", "tiny-code"], ["generate", "--model", "tiny-code", "x"]):
-        assert main([*command, "--device", "cuda"]) != 0
+def test_every_command_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("a text")
+    for command in (
+        "verify tiny-code",
+        "generate --model tiny-code x",
+        "bench methods tiny-code --methods ngram",
+        "bench latency tiny-code",
+        f"bench perplexity tiny-code --text {text}",
+        f"train eagle3 --target tiny-code --data {text} --output {tmp_path / 'head'}",
+    ):
+        assert main([*command.split(), "--device", "cuda"]) != 0
         assert "install its CUDA build" in capsys.readouterr().err
 
 

@@ -83,13 +83,13 @@ def test_what_is_planned_has_room_for_any_verdict() -> None:
 
 def starts(ahead: int = 0) -> list[Start]:
     """Requests whose first nodes stand so much further on, longest drafts first."""
-    blocks = [(3, 1, 7), (2, 5), (4, 6, 8, 9)]
+    blocks = [(3, 1, 7), (2, 5, 10), (4, 6, 8, 9)]
     return [
         replace(start(i, LEVELS - i, 5, 3 + 2 * i + (1 + i) * ahead, own), first=i) for i, own in enumerate(blocks)
     ]
 
 
-def shift(width: int = 1, limits: tuple[int, ...] = (12, 8, 16)) -> Shift:
+def shift(width: int = 1, limits: tuple[int, ...] = (12, 12, 16)) -> Shift:
     return Shift(torch.tensor([1, 2, 3]), torch.tensor([5, 5, 5]), torch.tensor(limits), LEVELS, width)
 
 
@@ -171,7 +171,7 @@ def test_nothing_is_stored_beyond_a_requests_blocks() -> None:
     """Where a draft would go on behind the last token that there can be; rows there read what they may."""
     slots = draft_slots()
     slots.prepare(starts())
-    slots.shift(shift(limits=(6, 8, 16)))
+    slots.shift(shift(limits=(6, 12, 16)))
     first = [slots.batch(level, 3) for level in range(1, LEVELS)]
     assert [int(one.slots[0]) for one in first] == [1 * BLOCK + 0, 1 * BLOCK + 1, -1]
     assert max(int(one.view.last[0]) for one in first) == 6

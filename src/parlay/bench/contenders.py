@@ -8,6 +8,7 @@ from typing import Any
 from parlay.bench.workloads import Prefix, has_embedded_vocabulary
 from parlay.checkpoints.find import find_model
 from parlay.config import SpeculativeConfig
+from parlay.config.engine import Device
 from parlay.config.speculative import AUTO, PLAIN, TreeShape, together
 from parlay.config.verification import COUPLED
 from parlay.errors import CapacityError, ConfigError, ModelError, nearest, shown
@@ -166,6 +167,7 @@ def engines(
     lengths: str = "fixed",
     tree: str | TreeShape = "auto",
     dequantize: bool = False,
+    device: Device = "cpu",
     max_model_len: int | None = None,
 ) -> dict[str, LLM]:
     """Return an engine for each contender, all at the same time.
@@ -178,6 +180,7 @@ def engines(
         lengths: see `SpeculativeConfig`; `AUTO` chooses them in any case.
         tree: see `SpeculativeConfig`; shapes are for contenders with weights.
         dequantize: see `EngineConfig`.
+        device: see `EngineConfig`.
         max_model_len: see `EngineConfig`.
 
     Raises:
@@ -197,6 +200,7 @@ def engines(
                 max_num_seqs=requests,
                 max_model_len=max_model_len,
                 dequantize=dequantize,
+                device=device,
                 use_tqdm_on_load=False,
             )
         except CapacityError as error:

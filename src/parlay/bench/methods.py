@@ -184,6 +184,7 @@ class _CaseRun:
                 lengths=self._options.lengths,
                 tree=self._options.tree,
                 dequantize=self._options.dequantize,
+                device=self._options.device,
                 max_model_len=self._case.workload.longest,
             )
             self._numerics = next(iter(llms.values())).numerics_id

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
+from parlay.config.engine import Device
 from parlay.config.speculative import LENGTHS, TreeShape
 from parlay.config.verification import COUPLED, VERIFICATIONS
 from parlay.errors import ConfigError, nearest, shown
@@ -31,6 +32,7 @@ class MethodsOptions:
         verifications: how drafts are verified: methods with weights take part once with each, the others with the
             first alone; only coupled keeps a seed's tokens.
         dequantize: see `EngineConfig`.
+        device: what computes: `cpu`, or `cuda` for an NVIDIA GPU.
         batch_sizes: numbers of prompts that run at once.
         temperatures: temperatures of sampling.
         max_tokens: most tokens after each prompt, by default 32 of a workload and 128 of a file; after those of a
@@ -53,6 +55,7 @@ class MethodsOptions:
         default=(COUPLED,), metadata={"flag": {"nargs": "+", "choices": VERIFICATIONS}}
     )
     dequantize: bool = False
+    device: Device = "cpu"
     batch_sizes: tuple[int, ...] = field(default=(1, 8), metadata=_SEVERAL)
     temperatures: tuple[float, ...] = field(default=(0.0, 0.8), metadata=_SEVERAL)
     max_tokens: int | None = None

@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 from time import perf_counter
 from typing import Any
 
+from parlay.config.engine import Device
 from parlay.errors import ConfigError, shown
 from parlay.llm import LLM
 from parlay.models.select import describe_model, resolve_dtype
@@ -36,6 +37,7 @@ class PerplexityOptions:
         kv_cache_dtypes: forms of keys and values, each with each of the storages.
         context: tokens of a window.
         windows: at most so many; None takes the whole text.
+        device: what computes: `cpu`, or `cuda` for an NVIDIA GPU.
     """
 
     model: str
@@ -44,6 +46,7 @@ class PerplexityOptions:
     kv_cache_dtypes: tuple[KVCacheDtype, ...] = ("auto",)
     context: int = 512
     windows: int | None = None
+    device: Device = "cpu"
 
     def __post_init__(self) -> None:
         if self.context < _LEAST_WINDOW:
@@ -99,6 +102,7 @@ def measure(options: PerplexityOptions, tick: Callable[[str], None]) -> list[dic
             use_tqdm_on_load=False,
             max_model_len=options.context + 1,
             kv_cache_dtype=cache,
+            device=options.device,
         )
         windows = _windows(llm.engine.codec.encode(text), options)
         began = perf_counter()

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from parlay.cli.flags import add_model, given
 from parlay.cli.report import Columns, count, progress, report
+from parlay.config.engine import Device
 from parlay.types.cache import KVCacheDtype
 from parlay.types.storage import Storage
 
@@ -46,6 +47,9 @@ def add_parser(kinds: Any) -> None:
     )
     parser.add_argument("--context", type=count, default=512, help="tokens of a window (default: 512)")
     parser.add_argument("--windows", type=count, help="at most so many (default: the whole text)")
+    parser.add_argument(
+        "--device", choices=get_args(Device), default="cpu", help="what computes (default: cpu; cuda is a GPU)"
+    )
     parser.set_defaults(run=_run)
 
 

@@ -11,6 +11,7 @@ from parlay.errors import ConfigError, shown
 from parlay.types.cache import KVCacheDtype
 from parlay.types.storage import MADE, LoadFormat, Storage
 
+Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal[
     "int8", "int4", "awq", "gptq", "gguf", "fp8", "fbgemm_fp8", "compressed-tensors", "bitsandbytes", "mlx"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
 
+from parlay.config.engine import Device
 from parlay.errors import ConfigError, shown
 
 
@@ -36,8 +37,8 @@ class TrainOptions:
         evaluate_every: steps between two measurements on a part of that, and between two checkpoints.
         autocast: multiply in bfloat16; weights and optimiser stay in float32. None does where the processor has
             instructions for it.
-        device: where the head is trained, `cpu` or `cuda`. Responses are written on the CPU, where the engine runs;
-            the target's states are computed on the device too, if transformers can load it.
+        device: where the head is trained and responses are written, `cpu` or `cuda`. The target's states are computed
+            there too, if transformers can load it. Models that run as a class of transformers write on the CPU.
         dtype: what the target computes in; `auto` takes the checkpoint's.
         seed: seed of the first weights, the order of texts, and the responses.
     """
@@ -60,7 +61,7 @@ class TrainOptions:
     held_out: float = 0.02
     evaluate_every: int = 100
     autocast: bool | None = None
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Device = "cpu"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     seed: int = 0
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from parlay.checkpoints.find import find_model
+from parlay.device import find_device
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
 from parlay.numerics.digests import digest_model
@@ -80,8 +81,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
         raise ConfigError(
             f"{output} lies within {data}, so the run would train on its own files; give another output"
         )
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device='cuda': torch finds no GPU here; leave it at 'cpu'")
+    find_device(options.device)
     if options.autocast is None:
         options = replace(options, autocast=options.device == "cuda" or _multiplies_bfloat16())
     path = find_model(options.target)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from parlay.errors import ConfigError
 from parlay.llm import LLM
+from parlay.models.select import describe_model
 from parlay.train.options import TrainOptions
 from parlay.types.output import CompletionOutput
 from parlay.types.params import SamplingParams
@@ -38,7 +39,8 @@ class WrittenFile:
         """
         self._file, self._what, self._options = file, what, options
         shaped = {name: value for name, value in asdict(options).items() if name in (*_SHAPING, *shaping)}
-        self._header = json.dumps({**shaped, **about}, sort_keys=True)
+        where = {} if options.device == "cpu" else {"device": options.device}
+        self._header = json.dumps({**shaped, **where, **about}, sort_keys=True)
 
     @contextmanager
     def io_errors(self) -> Iterator[None]:
@@ -104,6 +106,7 @@ class WrittenFile:
             max_num_seqs=AT_ONCE,
             speculative_config=None,
             use_tqdm_on_load=False,
+            device="cpu" if describe_model(options.target).library_model is not None else options.device,
         )
 
         def answers(prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[CompletionOutput]:
