@@ -1,15 +1,17 @@
 """An engine on a device whose memory is not the host's: every method's tokens, and where tensors lie."""
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
-from asking import accepted, assert_same, run, with_params
+from asking import accepted, assert_same, random_seed, run, with_params
 from checkpoints import write_llama
 from conftest import MakeLLM, Pair, guesses_on_random_texts, proposer_options
 from families import write_family
 from mtp_layers import write_mtp
+from random_requests import compare_random_requests
 from recurrent import asks
 from tagged_device import CROSSINGS, TaggedKernels
 from towers import TOWERS, write_tower
@@ -91,6 +93,31 @@ def test_every_method(
     steps = llm.engine.stats.steps - steps + runner.recordings - recordings  # a check sends a batch again
     assert CROSSINGS.up - up <= steps + 1  # and once the rows of the prompts that decide
     assert CROSSINGS.down - down <= steps + LOOKS
+
+
+@pytest.mark.parametrize(
+    ("method", "shape", "count"),
+    [
+        ("draft_model", TREE, 40),
+        ("eagle3", CHAIN, 40),
+        ("pard", CHAIN, 40),
+        *(pytest.param(*row, 10_000, marks=pytest.mark.soak) for row in [*EVERY, *BRANCHING]),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_random_requests(
+    make_llm: MakeLLM,
+    models: dict[str, Pair],
+    on_device: dict[str, Any],
+    method: str,
+    shape: dict[str, Any],
+    count: int,
+) -> None:
+    config = {"method": method, **proposer_options(method, models["float32"]), **shape}
+    options: dict[str, Any] = {"max_model_len": 128, "block_size": 8, "num_blocks": 60}
+    llm = make_llm(speculative_config=config, **options, **on_device)
+    compare_random_requests(make_llm(None, **options), llm, Random(f"{random_seed()} {method}"), count)
+    assert llm.engine._worker._launches
 
 
 @pytest.mark.parametrize("way", ["intersection", "text"])

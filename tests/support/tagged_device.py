@@ -8,6 +8,7 @@ could not read it.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from traceback import extract_stack
 from typing import Any
@@ -92,11 +93,11 @@ def place(tensor: Tensor) -> Tensor:
 
 
 class TaggedKernels(NativeKernels):
-    """The native kernels, which take tensors of the device alone."""
+    """The native kernels, or others of this machine's memory, which take tensors of the device alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Kernels | None = None) -> None:
         super().__init__()
-        self._host = NativeKernels()
+        self._host, self._others = NativeKernels(), others
         self.name = "tagged"
         for name in (*vars(Kernels), *vars(SamplingKernels)):
             if not name.startswith("_") and name not in _OTHERS:
@@ -118,18 +119,25 @@ class TaggedKernels(NativeKernels):
     def record(self, work: Callable[[], object]) -> Callable[[], None]:
         CROSSINGS.recording = True
         try:
-            return super().record(work)
+            if self._others is None:
+                return super().record(work)
+            work()
         finally:
             CROSSINGS.recording = False
+        return partial(self._replay, work)
+
+    def _replay(self, work: Callable[[], object]) -> None:
+        with self.device_context():
+            work()
 
     def pack_linear(self, weight: Tensor | Weight) -> LinearWeight:
         weight = Weight.of(weight)
         with torch._C.DisableTorchFunctionSubclass():
             parts = tuple(type(part)(part.kind, part.data.as_subclass(Tensor)) for part in weight.parts)
-        return super().pack_linear(Weight(parts))
+        return super().pack_linear(Weight(parts)) if self._others is None else self._others.pack_linear(Weight(parts))
 
     def _tagged(self, name: str) -> Callable[..., None]:
-        operation = getattr(self._host, name)
+        operation = getattr(self._others or self._host, name)
 
         def run(*args: Any, **named: Any) -> None:
             for one in _tensors((args, named)):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from checkpoints import write_llama
 from conftest import MakeLLM
+from tagged_device import TaggedKernels
 
 from parlay import LLM, SamplingParams
 from parlay.engine import load, resolve
@@ -51,6 +52,21 @@ def test_briefly(make_llm: MakeLLM, on_triton: dict[str, Any]) -> None:
     """With a head, which reads states and drafts on the GPU; a text's end has no draft any more."""
     params = [SamplingParams(temperature=0.8, seed=3, max_tokens=3)]
     check(make_llm, on_triton, "eagle3", 2, [PROMPTS[1][:5]], params)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: rows that pad a pass see no keys, and divide 0 by 0
+@pytest.mark.parametrize(
+    "method", ["medusa", *(pytest.param(name, marks=LONG) for name in ("eagle3", "draft_model"))]
+)
+def test_drafts_behind_a_verdict_on_the_device(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, on_triton: dict[str, Any], method: str
+) -> None:
+    """As on a GPU, where the host's memory is another: one copy there and one back, and Triton's kernels between."""
+    host = select_kernels("cpu")
+    tagged = TaggedKernels(TritonKernels(torch.device("cpu"), host, 128))
+    monkeypatch.setattr(load, "select_kernels", lambda name, longest: tagged if name == "cuda" else host)
+    params = [SamplingParams(temperature=0.8, seed=3, max_tokens=4)]
+    check(make_llm, on_triton, method, 2, [PROMPTS[1][:5]], params)
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("int8", marks=LONG)])
