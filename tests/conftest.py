@@ -23,12 +23,14 @@ from families import write_family
 from fitting import FITTED, fitted, fitting
 from forked_ranks import forking
 from hypothesis import HealthCheck, settings
+from tagged_device import LONGEST, TaggedKernels
 
 from parlay import LLM, CompletionOutput
 from parlay.cli import serve
-from parlay.engine import local_ranks, speculation
+from parlay.engine import load, local_ranks, resolve, speculation
 from parlay.garbage_collection import raise_threshold
 from parlay.kernels import tuning
+from parlay.kernels.base import Kernels
 from parlay.kernels.select import instruction_sets, select_kernels
 from parlay.numerics import digests
 from parlay.proposers.base import HostProposer
@@ -301,3 +303,17 @@ def decoding_plainly(models: dict[str, Pair], **options: Any) -> Plain:
         return [completion for ask in asks for completion in known[dtype, ask]]
 
     return complete
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the options of an engine on a device that is the CPU under another name, see `tagged_device`."""
+
+    def select(device: str, longest: int) -> Kernels:
+        LONGEST.append(longest)
+        return TaggedKernels() if device == "cuda" else select_kernels(device, longest=longest)
+
+    monkeypatch.setattr(load, "select_kernels", select)
+    monkeypatch.setattr(resolve, "find_device", lambda name: None)
+    monkeypatch.setattr(resolve, "available_memory", lambda name: 1 << 33)
+    return {"device": "cuda"}

@@ -13,7 +13,7 @@ from families import write_family
 from mtp_layers import write_mtp
 from random_requests import compare_random_requests
 from recurrent import asks
-from tagged_device import CROSSINGS, TaggedKernels
+from tagged_device import CROSSINGS, LONGEST
 from towers import TOWERS, write_tower
 from vocabularies import permuted
 
@@ -21,13 +21,9 @@ from parlay import LLM, SamplingParams
 from parlay.cli.main import main
 from parlay.config import EngineConfig
 from parlay.device import find_device
-from parlay.engine import load, resolve
 from parlay.errors import CapacityError, ConfigError
-from parlay.kernels.base import Kernels
-from parlay.kernels.select import select_kernels
 from parlay.proposers.select import proposers
 
-LONGEST: list[int] = []  # sequences that kernels were chosen for
 LOOKS = 3  # whether logits are numbers: the first ones, and those of the token 0; and which inputs are in doubt
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [20, 21, 22, 20, 21, 22, 20, 21]]
 LONGER = [[5, *prompt] for prompt in PROMPTS]
@@ -43,18 +39,6 @@ def plainly(models: dict[str, Pair]) -> list[Any]:
     """The tokens of plain decoding on the host."""
     llm = LLM(str(models["float32"].target), max_model_len=128, speculative_config=None)
     return [one.outputs[0].token_ids for one in llm.generate(PROMPTS, PARAMS)]
-
-
-@pytest.fixture
-def on_device(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    def select(device: str, longest: int) -> Kernels:
-        LONGEST.append(longest)
-        return TaggedKernels() if device == "cuda" else select_kernels(device, longest=longest)
-
-    monkeypatch.setattr(load, "select_kernels", select)
-    monkeypatch.setattr(resolve, "find_device", lambda name: None)
-    monkeypatch.setattr(resolve, "available_memory", lambda name: 1 << 33)
-    return {"device": "cuda"}
 
 
 TREE = {"tree": {"width": 3, "depth": 3}, "num_speculative_tokens": 9}
@@ -88,7 +72,7 @@ def test_every_method(
         llm.generate(prompts, PARAMS)
     up, down, steps, runner = CROSSINGS.up, CROSSINGS.down, llm.engine.stats.steps, llm.engine._worker._runner
     recordings = runner.recordings
-    assert llm.engine._worker._launches
+    assert llm.engine._worker._failed_launches == 0
     llm.generate(PROMPTS, PARAMS)
     steps = llm.engine.stats.steps - steps + runner.recordings - recordings  # a check sends a batch again
     assert CROSSINGS.up - up <= steps + 1  # and once the rows of the prompts that decide
@@ -117,7 +101,7 @@ def test_random_requests(
     options: dict[str, Any] = {"max_model_len": 128, "block_size": 8, "num_blocks": 60}
     llm = make_llm(speculative_config=config, **options, **on_device)
     compare_random_requests(make_llm(None, **options), llm, Random(f"{random_seed()} {method}"), count)
-    assert llm.engine._worker._launches
+    assert llm.engine._worker._failed_launches == 0
 
 
 @pytest.mark.parametrize("way", ["intersection", "text"])

@@ -42,6 +42,7 @@ class Crossings:
 
 
 CROSSINGS = Crossings()
+LONGEST: list[int] = []  # lengths of sequences that kernels were chosen for
 
 
 class OnDevice(Tensor):

@@ -18,6 +18,7 @@ from parlay.kernels.base import Kernels, StateMetadata
 from parlay.log import logger
 from parlay.proposers.base import DeviceProposer
 from parlay.runner.batch import Batch, Segment, flatten, placed_states
+from parlay.runner.graphs import MOST_ROWS
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.bound_processor import NO_PROCESSORS, Processors
 from parlay.sampling.distribution import Distribution, separate
@@ -38,7 +39,9 @@ from parlay.verification.coupled import sampling_metadata
 from parlay.verification.overflow import refuse_overflow
 from parlay.verification.verifier import COUPLED_VERIFIER, Verifier
 
-_PATIENT = 3  # drafting steps in a row that may fail with no request to blame, until their requests lose the proposer
+# Drafting steps in a row that may fail with no request to blame, until their requests lose the proposer; and those in
+# all that may fail before a verdict is known, until drafts wait for it.
+_PATIENT = 3
 _SCORED_AT_ONCE = 64  # rows of a prompt: logits of a whole prompt might not fit into memory
 
 
@@ -93,7 +96,7 @@ class Worker:
         self._proposer = proposer
         self._stale = False  # whether passes may be under way whose plans were dropped
         self._processing = False  # whether requests' processors are at work, or were when a step ended half-way
-        self._launches = True  # whether drafts may be started before the verdict is known
+        self._failed_launches = 0  # steps whose drafts could not be made before the verdict was known
         self._failed = 0  # steps in a row in which drafting failed with no request to blame
         self._idle_steps = NO_TIMES.idle_steps  # steps since the proposer ran
         if proposer is not None:
@@ -156,23 +159,23 @@ class Worker:
         """
         drafts, proposer = None, self._proposer
         waits = draws is None or batch.states is not None or any(span.scored for span in spans)
-        if waits or proposer is None or not self._launches:
+        if waits or proposer is None or self._failed_launches == _PATIENT:
             self._runner.start(batch, draws)
             return None
         try:
             drafts = LaunchedDrafts.place(proposer, spans, batch, self._runner.block_size)
         except Exception as error:
-            self._launch_later(error)
+            self._note(error)
         self._runner.start(batch, draws, () if drafts is None else drafts.arrays)
-        try:
-            return drafts if drafts is not None and drafts.launch(self._runner) else None
-        except Exception as error:
-            self._launch_later(error)
+        if drafts is None or not drafts.launch(self._runner):
             return None
+        if drafts.error is not None:
+            self._note(drafts.error)
+        return drafts
 
-    def _launch_later(self, error: Exception) -> None:
-        self._launches = False
-        logger.warning("drafts cannot be started before the verdict is known, and take longer: %s", error)
+    def _note(self, error: Exception) -> None:
+        self._failed_launches += 1
+        logger.warning("drafts are made after the verdict is known, which takes longer", exc_info=error)
 
     def finish(self) -> StepOutput:
         """Verify the drafts of the plan that was started first, keep accepted nodes, draft for the next one."""
@@ -212,7 +215,7 @@ class Worker:
             if span.scored:
                 scores = tuple(self._score_prompt(span, offsets[i], hidden))
                 verdicts[i] = replace(verdicts[i], prompt_logprobs=scores)
-        if drafts is None:
+        if drafts is None or not drafts.moved:
             self._runner.move_accepted(spans, verdicts)
         verified = perf_counter()
         proposals = [NO_PROPOSAL] * len(spans)
@@ -243,10 +246,14 @@ class Worker:
 
     def _draws_in_pass(self, spans: Sequence[Span], batch: Batch) -> bool:
         """Whether a step's tokens may be drawn in its pass."""
-        if not self._runner.draws:
+        rows = len(batch.tokens)
+        if not self._runner.draws(rows):
             return False
-        rows = sum(len(span.tokens) + len(span.draft) for span in spans)
-        return rows == len(batch.tokens) and self._alone_decide(spans)
+        known, nodes = sum(len(span.tokens) for span in spans), sum(len(span.draft) for span in spans)
+        chosen = nodes + sum(span.sample for span in spans)
+        # All rows get logits then: of many, most should need them.
+        worth = rows <= MOST_ROWS or 2 * chosen >= rows
+        return worth and rows == known + nodes and self._alone_decide(spans)
 
     def _alone_decide(self, spans: Sequence[Span]) -> bool:
         """Whether kernels alone decide a step's tokens."""
@@ -272,7 +279,7 @@ class Worker:
                     proposer.save_states(placed_states(step.states, self._kernels), hidden, self._runner.tapped)
                 if not any(drafts):
                     return [NO_PROPOSAL] * len(spans)
-                if step.drafts is not None:
+                if step.drafts is not None and step.drafts.error is None:
                     proposals = step.drafts.proposals(spans, verdicts)
                 else:
                     proposals = proposer.propose(spans, verdicts, hidden, self._runner.tapped)

@@ -46,7 +46,7 @@ def timed_passes(
         segment = Segment(tuple(islice(tokens, rows)), next(starts), blocks, states=states[rows])
         batch = flatten([segment], runner.block_size, recurrent=runner.recurrent)
         began = clock()
-        hidden = runner.forward(batch, SamplingMetadata.greedy(rows) if runner.draws else None)
+        hidden = runner.forward(batch, SamplingMetadata.greedy(rows) if runner.draws(rows) else None)
         if runner.drawn(range(rows)) is None:
             runner.logits(hidden, range(rows))[:1, :1].tolist()  # a GPU is done then
         return clock() - began

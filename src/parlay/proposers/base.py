@@ -281,10 +281,7 @@ class DeviceProposer(Proposer):
         """
 
     def place_drafts(self, spans: Sequence[Span], block_size: int) -> PlacedDrafts | None:
-        """Plan drafts that follow from a verdict on these spans, whatever it is; None where that is not possible.
-
-        What they read is written by what the upload of `PlacedDrafts.arrays` brings.
-        """
+        """Plan drafts that follow from a verdict on these spans, whatever it is; None where that is not possible."""
         return None
 
     def launch(

@@ -58,7 +58,8 @@ class Shift:
     Attributes:
         ahead: int64 `[requests]`, the number of nodes.
         newest: int64 `[requests]`, the newest known token.
-        limits: int64 `[requests]`, number of places that each request's blocks have; a node beyond is not stored.
+        limits: int64 `[requests]`, places that each request may come to: those of its blocks, and no more than its
+            longest text has. A node beyond is not stored in its place, and stands at the last one.
         levels: levels of the longest draft.
         width: number of rows that each request has from level 1 on.
     """

@@ -5,12 +5,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from parlay.proposers.base import DeviceProposer
 from parlay.proposers.device_verdict import Shift
-from parlay.runner.batch import Batch
+from parlay.runner.batch import Segment
 from parlay.types.plan import Proposal, Span
 
 
@@ -54,17 +53,17 @@ class DraftWork:
     Attributes:
         proposals: one per span, with how far the head's layers will have come and without drafts.
         starts: where the requests start that draft.
-        batch: known tokens that the head's layers run first; None where there are none.
-        sources: int64 `[rows of batch]`, rows of the target's states that these need; empty where they need none.
-        emitted: span, first row and number of the tokens in `batch` that the step has emitted, of each request.
+        segments: known tokens that the head's layers run first.
+        sources: rows of the target's states that these need, one each; empty where they need none.
+        emitted: span, first row and number of the tokens among them that the step has emitted, of each request.
         previous: whether sources count rows before those of the step too.
         whole: whether no row was left out for lack of room.
     """
 
     proposals: list[Proposal]
     starts: list[Start]
-    batch: Batch | None = None
-    sources: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64, device="cpu"))
+    segments: list[Segment] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
     emitted: list[tuple[int, int, int]] = field(default_factory=list)
     previous: bool = False
     whole: bool = True

@@ -91,6 +91,10 @@ class Expander:
         self._draws = Draws(levels, MOST_ROWS, runtime.uploads)
         self._branching = Branching(head, runtime.kernels, self.tokens, runtime.uploads)
 
+    def most(self, width: int) -> int:
+        """Return how many requests of such a width one group has at most."""
+        return MOST_ROWS // max(width, self._head.rows)
+
     def groups(self, starts: Sequence[Start]) -> list[DraftGroup]:
         """Return the groups of requests that draft together; starts may come in any order."""
         alike: dict[tuple[int, bool], list[Start]] = {}  # by width, and by whether distributions are kept
@@ -102,7 +106,7 @@ class Expander:
         return [
             DraftGroup(own[first : first + most], *kind)
             for kind, own in alike.items()
-            for most in [MOST_ROWS // max(kind[0], self._head.rows)]
+            for most in [self.most(kind[0])]
             for first in range(0, len(own), most)
         ]
 
@@ -166,10 +170,8 @@ class Expander:
         """
         if group.width > 1:
             return self._branching.drafts(starts, group.width, made)
-        head, lengths = (
-            self._head,
-            [*map(min, group.lengths, (0 if start is None else start.length for start in starts))],
-        )
+        head, wanted = self._head, [0 if start is None else start.length for start in starts]
+        lengths = [*map(min, group.lengths, wanted)]
         tokens, *rest = (one.tolist() for one in made)
         if group.private:  # a node's own probability may decide nothing, so it is left out
             return [

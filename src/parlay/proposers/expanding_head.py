@@ -5,12 +5,14 @@ to where kernels read in one upload, and the draft tokens come back together.
 
 On a GPU a draft can follow from a verdict that the host does not know yet: it is planned as if the whole draft before
 it were accepted (`device_verdict.undecided`), and what differs is set on the GPU (`launch`). Once the host has the
-verdict it plans again, and takes of the draft what that plan wants (`conclude`).
+verdict it plans again, and takes of the draft what that plan wants (`conclude`). Whatever the verdict, such a plan
+never runs a row or drafts a token that the first one has not.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ from parlay.proposers.base import PlacedDrafts
 from parlay.proposers.device_verdict import DeviceVerdict, Shift, depth_of, undecided
 from parlay.proposers.draft_head import DraftHead, DraftWork, Start
 from parlay.proposers.expander import DraftGroup, Expander
-from parlay.runner.batch import Batch, arrays_of, trimmed, with_arrays
+from parlay.runner.batch import Batch, Segment, arrays_of, trimmed, with_arrays
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, Span, Verdict
 
@@ -32,17 +34,41 @@ class _Placed(PlacedDrafts):
 
     Attributes:
         work: their plan.
+        batch: known tokens that the layers run first, if there are any.
         group: the requests that draft, if any do.
-        upload: what it reads.
+        upload: what all of it reads.
     """
 
     work: DraftWork
+    batch: Batch | None
     group: DraftGroup | None
     upload: Upload
 
     @property
     def arrays(self) -> Sequence[Tensor]:
         return self.upload.arrays
+
+
+class _Places(NamedTuple):
+    """What a verdict is applied to, where kernels read.
+
+    Attributes:
+        sources: int64 `[rows of the batch]`, rows of the target's states; none where the layers need none.
+        starts: int64 `[requests]`, rows of the states that requests start from if no node is accepted.
+        owners: int64 `[requests]`, their spans.
+        limits: int64 `[requests]`, see `Shift`.
+        rows: int64 `[n]`, rows of the batch whose tokens the step emits.
+        spans: int64 `[n]`, their spans.
+        order: int64 `[n]`, which of the emitted tokens each is.
+    """
+
+    sources: Tensor
+    starts: Tensor
+    owners: Tensor
+    limits: Tensor
+    rows: Tensor
+    spans: Tensor
+    order: Tensor
 
 
 class ExpandingHead(DraftHead):
@@ -76,6 +102,14 @@ class ExpandingHead(DraftHead):
         """Return what is proposed where a draft was made."""
         return replace(work.proposals[start.index], draft=draft)
 
+    def flatten(self, segments: Sequence[Segment]) -> Batch:
+        """Return the rows of the known tokens that the layers run first."""
+        raise NotImplementedError
+
+    def readable(self, tokens: Tensor) -> Tensor:
+        """Return tokens `[n]` of the target's with another in place of each one that the layers cannot run."""
+        return tokens
+
     def propose(
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
     ) -> list[Proposal]:
@@ -83,13 +117,15 @@ class ExpandingHead(DraftHead):
         self.observe(spans, verdicts)
         work = self.plan(spans, verdicts)
         groups = self._expander.groups(work.starts)
-        if work.batch is None and not groups:
+        if not (work.segments or groups):
             return work.proposals
         if groups:
             self._expander.place(groups[0])
-        own = [] if work.batch is None else arrays_of(work.batch)
-        *own, sources, rows = self._uploads.send([*own, work.sources, groups[0].rows if groups else work.sources[:0]])
-        batch = None if work.batch is None else with_arrays(work.batch, own)
+        batch = self.flatten(work.segments) if work.segments else None
+        starts = groups[0].rows if groups else _whole(())
+        *own, sources, rows = self._uploads.send([*_arrays(batch), _whole(work.sources), starts])
+        if batch is not None:
+            batch = with_arrays(batch, own)
         states = self.run_known(work, batch, sources, hidden, tapped)
         for start, draft in self._expander.expand(groups, states, rows):
             work.proposals[start.index] = self.proposal(work, start, draft)
@@ -105,23 +141,25 @@ class ExpandingHead(DraftHead):
     # -------------------------------------------------------------------- drafts that follow from a device's verdict
 
     def place_drafts(self, spans: Sequence[Span], block_size: int) -> PlacedDrafts | None:  # noqa: D102
-        if not self.follows_verdict:
+        asked = [span.catch_up for span in spans if span.sample and span.catch_up.budget]
+        widths = {ask.width for ask in asked}
+        if not self.follows_verdict or len(widths) > 1 or len(asked) > self._expander.most(*widths or (1,)):
             return None
         work = self.plan(*undecided(spans, self.filler))
-        groups = self._expander.groups([_at_root(start, spans[start.index]) for start in work.starts])
-        if not work.whole or len(groups) > 1 or (work.batch is None and not groups):
+        if not work.whole or not (work.segments or work.starts):
             return None
-        if groups:
-            self._expander.place(groups[0])
-        group = groups[0] if groups else None
-        starts = groups[0].starts if groups else []
+        group = None
+        if work.starts:
+            (group,) = self._expander.groups([_at_root(start, spans[start.index]) for start in work.starts])
+            self._expander.place(group)
+        starts = [] if group is None else group.starts
         own = [spans[start.index] for start in starts]
         limits = [min(span.end + span.remaining, len(span.blocks) * block_size) for span in own]
         emitted = [(row + i, index, i) for index, row, count in work.emitted for i in range(count)]
-        numbers = [_whole([start.row for start in starts]), _whole([start.index for start in starts]), _whole(limits)]
-        numbers += [_whole([one[i] for one in emitted]) for i in range(3)]
-        batch = [] if work.batch is None else arrays_of(work.batch)
-        return _Placed(work, group, self._uploads.take([*batch, work.sources, *numbers]))
+        numbers = work.sources, [start.row for start in starts], [start.index for start in starts], limits
+        columns = ([one[i] for one in emitted] for i in range(3))
+        batch = self.flatten(work.segments) if work.segments else None
+        return _Placed(work, batch, group, self._uploads.take([*_arrays(batch), *map(_whole, (*numbers, *columns))]))
 
     def launch(  # noqa: D102
         self,
@@ -132,31 +170,31 @@ class ExpandingHead(DraftHead):
         tapped: Tensor | None = None,
     ) -> list[Tensor]:
         assert isinstance(placed, _Placed)
-        work, group = placed.work, placed.group
-        *own, sources, rows, index, limits, row, span, place = placed.upload.unpack(arrays)
-        batch = None
-        if work.batch is not None:
-            batch = with_arrays(work.batch, own)
-            batch.tokens[row] = verdict.emitted[span, place]
-            if len(sources):
-                sources[row] = verdict.path[span, place]
-        states = self.run_known(work, batch, sources, hidden, tapped)
+        batch, group, given = placed.batch, placed.group, placed.upload.unpack(arrays)
+        count = len(_Places._fields)
+        places = _Places(*given[-count:])
+        if batch is not None:
+            batch = with_arrays(batch, given[:-count])
+            batch.tokens[places.rows] = self.readable(verdict.emitted[places.spans, places.order])
+            if len(places.sources):
+                places.sources[places.rows] = verdict.path[places.spans, places.order]
+        states = self.run_known(placed.work, batch, places.sources, hidden, tapped)
         if group is None:
             return []
-        ahead = verdict.accepted[index]
-        newest = verdict.emitted[index, ahead]
-        self._expander.shift(Shift(ahead, newest, limits, group.starts[0].length, group.width))
-        return self._expander.run(group, states, self.rows_behind(rows, index, verdict))
+        ahead = verdict.accepted[places.owners]
+        newest = verdict.emitted[places.owners, ahead]
+        self._expander.shift(Shift(ahead, newest, places.limits, group.starts[0].length, group.width))
+        return self._expander.run(group, states, self.rows_behind(places.starts, places.owners, verdict))
 
-    def rows_behind(self, rows: Tensor, index: Tensor, verdict: DeviceVerdict) -> Tensor:
+    def rows_behind(self, rows: Tensor, owners: Tensor, verdict: DeviceVerdict) -> Tensor:
         """Return the rows of the states that requests start from, int64 `[requests]`.
 
         Args:
             rows: int64 `[requests]`, these rows if no node were accepted.
-            index: int64 `[requests]`, their spans.
+            owners: int64 `[requests]`, their spans.
             verdict: the verdict.
         """
-        return rows + verdict.accepted[index]
+        return rows + verdict.accepted[owners]
 
     def conclude(  # noqa: D102
         self, placed: PlacedDrafts, spans: Sequence[Span], verdicts: Sequence[Verdict], made: Sequence[Tensor]
@@ -180,6 +218,10 @@ def _at_root(start: Start, span: Span) -> Start:
     depth = depth_of(span)
     place = None if start.place is None else start.place - depth
     return replace(start, row=start.row - depth, position=start.position - depth, place=place)
+
+
+def _arrays(batch: Batch | None) -> list[Tensor]:
+    return [] if batch is None else arrays_of(batch)
 
 
 def _whole(values: Sequence[int]) -> Tensor:

@@ -54,14 +54,12 @@ class _PairRun:
     """Pairs of one request with the target's states.
 
     Attributes:
-        index: index of its span in the plan.
         segment: the pairs' tokens, slots and blocks.
         rows: rows of the target's states.
         length: number of tokens to draft after them; 0 where none are wanted, or some pairs are still missing.
         since: first token that the head has seen, see `ProposerState`.
     """
 
-    index: int
     segment: Segment
     rows: Sequence[int]
     length: int
@@ -239,23 +237,24 @@ class FeatureHead(CheckpointHead):
         """Keep the pairs that the step has made known, and draft for each request that lacks none."""
         work, held = DraftWork([NO_PROPOSAL] * len(spans), []), self._before is not None
         work.previous = held and any(map(_lacks_one, spans))
-        fresh = _fresh(spans, verdicts, held=held)
-        found = [_run(i, spans[i], verdicts[i], rows, ready=ready) for i, rows, ready in fresh]
-        runs = [run for run in found if run is not None]
-        if not runs:
-            return work
-        work.sources = torch.tensor([row for run in runs for row in run.rows], dtype=torch.int64, device="cpu")
-        work.batch = batch = flatten([run.segment for run in runs], self._block_size)
-        for run, end in zip(runs, batch.offsets[1:], strict=True):
-            work.proposals[run.index] = Proposal(state=run.state)
-            emitted = verdicts[run.index].tokens
-            if emitted:
-                work.emitted.append((run.index, end - len(emitted), len(emitted)))
+        for i, rows, ready in _fresh(spans, verdicts, held=held):
+            span, emitted = spans[i], verdicts[i].tokens
+            run = _run(span, verdicts[i], rows, ready=ready)
+            if run is None:
+                continue
+            work.segments.append(run.segment)
+            work.sources += run.rows
+            work.proposals[i] = Proposal(state=run.state)
+            end = len(work.sources)
+            if ready and emitted:
+                work.emitted.append((i, end - len(emitted), len(emitted)))
             if run.length and run.known >= run.segment.first + self.depth - 1:
-                span = spans[run.index]
                 shape = shape_of(span.catch_up, run.length)
-                work.starts.append(Start(run.index, span, end - 1, emitted, run.known, *shape, run.segment.first))
+                work.starts.append(Start(i, span, end - 1, emitted, run.known, *shape, run.segment.first))
         return work
+
+    def flatten(self, segments: Sequence[Segment]) -> Batch:  # noqa: D102
+        return flatten(segments, self._block_size)
 
     def run_known(  # noqa: D102
         self, work: DraftWork, batch: Batch | None, sources: Tensor, hidden: Tensor, tapped: Tensor | None
@@ -382,7 +381,7 @@ def _lacks_one(span: Span) -> bool:
     return span.catch_up.follow and span.catch_up.rerun_start == span.start - 1
 
 
-def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int], *, ready: bool) -> _PairRun | None:
+def _run(span: Span, verdict: Verdict, rows: Sequence[int], *, ready: bool) -> _PairRun | None:
     """Return the pairs of rows; `ready`: whether no others are missing."""
     state = span.catch_up.state
     tokens = (span.catch_up.unseen + verdict.tokens)[state.next_pair - state.computed :][: len(rows)]
@@ -391,7 +390,7 @@ def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int], *, ready
     assert len(tokens) == len(rows)
     length = min(max(draft_length(span, verdict), 0), MOST_LEVELS) if ready else 0
     first = max(state.since, 1)
-    return _PairRun(index, Segment(tokens, state.next_pair, span.blocks, first=first), rows, length, state.since)
+    return _PairRun(Segment(tokens, state.next_pair, span.blocks, first=first), rows, length, state.since)
 
 
 def _shifted(batch: Batch) -> Batch:

@@ -177,5 +177,5 @@ class HeadProposer(CheckpointHead):
     def plan(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> DraftWork:  # noqa: D102
         return work_from_states(spans, verdicts, self._most)
 
-    def rows_behind(self, rows: Tensor, index: Tensor, verdict: DeviceVerdict) -> Tensor:  # noqa: D102
-        return verdict.path[index, verdict.accepted[index]]
+    def rows_behind(self, rows: Tensor, owners: Tensor, verdict: DeviceVerdict) -> Tensor:  # noqa: D102
+        return verdict.path[owners, verdict.accepted[owners]]

@@ -89,6 +89,9 @@ class ModelHead(ExpandingHead):
         most = len(self._all) - 1
         return tuple(min(token, most) for token in tokens)
 
+    def readable(self, tokens: Tensor) -> Tensor:  # noqa: D102
+        return tokens if self._all is None else tokens.clamp(max=len(self._all) - 1)
+
     @shared
     def run(self, batch: Batch) -> Tensor:
         """Run any tokens through the layers; return hidden states `[rows, hidden]`, valid until the next pass."""

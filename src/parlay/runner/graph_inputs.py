@@ -13,6 +13,8 @@ from parlay.kernels.uploads import aligned, sent
 from parlay.runner.batch import Batch, copy_batch, first_rows
 from parlay.sampling.sampler import SamplingMetadata
 
+_FURTHER = 1 << 22  # bytes for further arrays, such as the block tables of 64 drafts of long texts
+
 _Array = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -44,7 +46,7 @@ class GraphInputBuffers:
         """
         self._blocks, self._places = blocks, places
         whole = sum(aligned(_bytes(array)) for array in self._arrays(rows))
-        self._kernels, self._staging = kernels, kernels.staging(2 * whole)  # as much for what else is sent
+        self._kernels, self._staging = kernels, kernels.staging(whole + _FURTHER)
         self._here: dict[int, GraphInputs] = {}  # by rows
 
     def inputs(self, rows: int) -> GraphInputs:

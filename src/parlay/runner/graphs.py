@@ -12,7 +12,7 @@ rows, many of them run once, and a check takes as long as a pass.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,7 +27,8 @@ from parlay.runner.graph_inputs import GraphInputBuffers
 from parlay.sampling.sampler import SamplingMetadata
 
 MOST_ROWS = 64  # of a recorded pass; with more, arithmetic outweighs calls
-_MOST_ON_GPU = 512  # the same on a GPU; passes of more than `MOST_ROWS` do not sample
+_MOST_ON_GPU = 512  # the same on a GPU
+_MOST_SAMPLED = 256  # of those that sample, on a GPU: all of their rows have logits
 _SLOTS = 2  # index of the slots among a batch's inputs
 _NEAR = 2  # factor in rows within which checks of other recordings suffice for one
 
@@ -131,10 +132,10 @@ class Graphs:
         self.sampled: SampledPass | None = None
         self.further: list[Tensor] = []
 
-    @property
-    def draws(self) -> bool:
-        """Whether passes can draw: where memory is not the host's, a step is then one copy there and one back."""
-        return self._apart and self._alone and self.usable and records_logits(self._model)
+    def draws(self, rows: int) -> bool:
+        """Whether passes of so many rows can draw, where that saves copies between two memories."""
+        able = self._apart and self._alone and self.usable and records_logits(self._model)
+        return able and rows <= _MOST_SAMPLED
 
     def forward(
         self,
@@ -155,7 +156,7 @@ class Graphs:
         if rows > self._most or not self.usable:
             with self._kernels.device_context():
                 return self._eager(placed(batch, self._kernels)[0], received)
-        if rows > MOST_ROWS or not self.draws:
+        if not self.draws(rows):
             draws = None
         here = not self._apart or self._kernels.is_on_device(batch.tokens)
         size = rows if here else padded_rows(rows)
@@ -293,7 +294,7 @@ class Graphs:
     def _sampling_memory(self, rows: int) -> SampledPass:
         """Return where a pass leaves its logits, which all passes share, and its tokens."""
         if not self._logits.numel():
-            self._logits = torch.empty((MOST_ROWS, self._model.config.tokens), dtype=torch.float32)
+            self._logits = torch.empty((_MOST_SAMPLED, self._model.config.tokens), dtype=torch.float32)
         return SampledPass(self._logits[:rows], torch.empty(rows, dtype=torch.int64))
 
 
@@ -301,6 +302,29 @@ def padded_rows(rows: int) -> int:
     """Return the rows of the recording that runs so many on a GPU: a power of two, or half as many more."""
     power = 1 << (rows - 1).bit_length()
     return 3 * power // 4 if rows <= 3 * power // 4 else power
+
+
+def padded(batch: Batch) -> Batch:
+    """Return a batch of the host with as many rows as the recording that runs it on a GPU.
+
+    Further rows see no keys, and what they leave goes nowhere.
+    """
+    rows, view, states = len(batch.tokens), batch.view, batch.states
+    more = padded_rows(rows) - rows
+    if not more or rows > _MOST_ON_GPU:
+        return batch
+
+    def pad(tensor: Tensor, value: int = 0) -> Tensor:
+        return torch.cat((tensor, tensor.new_full((more, *tensor.shape[1:]), value)))
+
+    owner, first, last = pad(view.row_request), pad(view.first), pad(view.last)
+    offsets = pad(view.extra_offsets, int(view.extra_offsets[-1]))
+    view = AttentionMetadata(view.tables, owner, first, last, offsets, view.extra_slots)
+    states = states and StateMetadata(states.sequences, pad(states.rows, -1), states.replayed)
+    return replace(
+        batch, tokens=pad(batch.tokens), positions=pad(batch.positions), slots=pad(batch.slots, -1), view=view,
+        states=states,
+    )  # fmt: skip
 
 
 def _inputs(kernels: Kernels, batch: Batch) -> list[list[int]]:

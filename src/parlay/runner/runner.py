@@ -177,10 +177,9 @@ class ModelRunner:
         """Have every pass from now on return the residual stream after so many layers; before the first pass."""
         self._graphs.taps = layers
 
-    @property
-    def draws(self) -> bool:
-        """Whether passes of few rows can sample tokens too, see `start`."""
-        return self._graphs.draws
+    def draws(self, rows: int) -> bool:
+        """Whether passes of so many rows can sample tokens too, see `start`."""
+        return self._graphs.draws(rows)
 
     @property
     def sampled(self) -> tuple[Tensor, list[Tensor]] | None:

@@ -45,6 +45,7 @@ from parlay.proposers.methods.draft_model.translation import Translator
 from parlay.proposers.model_head import ModelHead
 from parlay.runner.batch import Batch, Segment, flatten
 from parlay.runner.footprint import weight_bytes
+from parlay.runner.graphs import padded
 from parlay.types.cache import StateCapacity
 from parlay.types.draft import Draft
 from parlay.types.plan import NO_PROPOSAL, Proposal, Span, StateUse, Verdict
@@ -143,6 +144,8 @@ class Proposer(ModelHead):
             self.load_model(self._config, blocks, target, own, room)
             if self.output is not None:
                 self.output.load(runtime, self._own_logits)
+                if not runtime.group.rank:  # the others do not draft
+                    self._choose_ids(self.output)
             return
         pool = BlockPool(own.num_blocks, runtime.block_size)
         self._other = OtherVocabulary(translator, pool, longest)
@@ -172,12 +175,14 @@ class Proposer(ModelHead):
             self._other.begin_step()
         if self.output is not None:
             self.output.observe(spans, verdicts)
-            self.ids = self._all if self.output.ids is None else self.output.ids
+            self._choose_ids(self.output)
+
+    def _choose_ids(self, output: DraftOutput) -> None:
+        self.ids = self._all if output.ids is None else output.ids
 
     def plan(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> DraftWork:
         """Close each request's gap as far as the row limit allows, and draft where it is closed."""
         work = _GapWork([NO_PROPOSAL] * len(spans), [])
-        segments: list[Segment] = []
         rows_left = self._max_rows
         for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
             if not span.catch_up.budget:
@@ -200,7 +205,7 @@ class Proposer(ModelHead):
             rows_left -= len(masks)
             work.whole &= len(run) == len(gap.tokens) and rows_left > 0
             end = self._max_rows - rows_left - len(masks)  # of the rows of the gap
-            segments.append(
+            work.segments.append(
                 Segment((*self._readable(run), *masks), gap.begin, gap.blocks, states=gap.states(len(run)))
             )
             if drafts:
@@ -210,9 +215,12 @@ class Proposer(ModelHead):
                 work.starts.append(
                     Start(i, span, end - 1, emitted, position, levels, width, nodes, place=place, blocks=gap.blocks)
                 )
-        if segments:
-            work.batch = flatten(segments, self._runner.block_size, recurrent=self.recurrent)
         return work
+
+    def flatten(self, segments: Sequence[Segment]) -> Batch:
+        """Return the rows, as many as a recorded pass has where these are padded."""
+        batch = flatten(segments, self._runner.block_size, recurrent=self.recurrent)
+        return padded(batch) if self._uploads.apart else batch
 
     def run_known(  # noqa: D102
         self, work: DraftWork, batch: Batch | None, sources: Tensor, hidden: Tensor, tapped: Tensor | None

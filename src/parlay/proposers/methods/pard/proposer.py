@@ -109,4 +109,6 @@ class Proposer(DraftModel):
 
     def score_at(self, places: Tensor) -> Tensor:  # noqa: D102
         rows = self._first[places % MOST_ROWS] + places // MOST_ROWS
+        # Behind a verdict on the device there may be no place for the last levels, which then nobody wants.
+        rows = rows.clamp(max=len(self._states_of_rows) - 1)
         return self.logits(self._states_of_rows.index_select(0, rows))
