@@ -357,8 +357,8 @@ FAULTS = [
         "rows of states, off by one where a draft follows from the verdict of a GPU",
         "tests/engine/test_other_memory.py",
         "src/parlay/proposers/expanding_head.py",
-        "numbers = [_whole([start.row for start in starts]), ",
-        "numbers = [_whole([start.row + 1 for start in starts]), ",
+        "numbers = work.sources, [start.row for start in starts],",
+        "numbers = work.sources, [start.row + 1 for start in starts],",
     ),
     Fault(
         "nodes of a draft, placed as if none of the draft before had been accepted",

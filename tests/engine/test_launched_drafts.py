@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 import torch
 from asking import Ask, random_seed, run
-from checkpoints import write_llama
+from checkpoints import VOCAB, write_llama
 from conftest import MakeLLM, Pair, proposer_options
+from families import write_family
+from mtp_layers import write_mtp
+from random_requests import compare_random_requests
+from recurrent import write_random_head
 from tagged_device import CROSSINGS
 
 from parlay import LLM, SamplingParams
@@ -157,6 +161,50 @@ def test_many_requests(
     run(llm, asked)
     assert all(launches)
     assert len(launches) >= llm.engine.stats.steps - steps - 2  # the last ones have no draft
+
+
+def recurrent(name: str, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+    """Return a target with recurrent layers, and what drafts for it."""
+    shape = {"lengths": "fixed", "num_speculative_tokens": 3}
+    if name == "mtp":
+        return str(write_mtp(tmp_path / "model", "qwen3_5", calm=0.3)), {"method": name, **shape}
+    target = write_family(tmp_path / "model", "qwen3_5", seed=2, calm=0.3)
+    if name == "draft_model":
+        draft = write_llama(tmp_path / "draft", vocab_size=VOCAB, seed=3, scale=7.0, calm=0.2)
+        return str(target), {"method": name, "model": str(draft), "vocabulary": "same", **shape}
+    return str(target), {"method": name, "model": str(write_random_head(tmp_path / "head", name)), **shape}
+
+
+@pytest.mark.parametrize("name", ["mtp", "eagle3", "dflash", "draft_model"])
+def test_behind_recurrent_layers(
+    make_llm: MakeLLM, on_device: dict[str, Any], launches: list[bool], tmp_path: Path, name: str
+) -> None:
+    """States before rows are kept by what came with these: drafts are the host's, copies as many as ever."""
+    target, config = recurrent(name, tmp_path)
+    sizes: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "block_size": 8, "max_num_seqs": 4}
+    asked = [
+        Ask(tuple(range(2 + i, 4 + 3 * i)), SamplingParams(temperature=t, seed=i, max_tokens=14, ignore_eos=True))
+        for i, t in enumerate((0.0, 0.8, 0.0, 1.0))
+    ]
+    texts = [one.token_ids for one in run(LLM(target, speculative_config=None, **sizes), asked)]
+    here, there = (LLM(target, speculative_config=config, **sizes, **where) for where in ({}, on_device))
+    found = [[(one.token_ids, one.metrics.per_step) for one in run(llm, asked)] for llm in (here, there)]
+    assert found[0] == found[1]
+    assert [tokens for tokens, _ in found[1]] == texts
+    other = [Ask((7, *ask.prompt), ask.params) for ask in asked]
+    for some in (other, asked, other):  # which checks the recordings
+        run(there, some)
+    launches.clear()
+    up, down, steps, runner = CROSSINGS.up, CROSSINGS.down, there.engine.stats.steps, there.engine._worker._runner
+    recordings = runner.recordings
+    run(there, asked)
+    steps = there.engine.stats.steps - steps + runner.recordings - recordings
+    assert all(launches)
+    assert len(launches) > 5
+    assert CROSSINGS.up - up <= steps + 2
+    assert CROSSINGS.down - down <= steps + 3
+    compare_random_requests(LLM(target, speculative_config=None, **sizes), there, Random(name), 40)
+    assert there.engine._worker._failed_launches == 0
 
 
 def fails(times: int) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ class Slow:
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=1000))
 
     def __init__(self, seconds: float, burst: range = range(0)) -> None:
-        self.now, self.draws = 0.0, False
+        self.now = 0.0
         self._seconds, self._burst, self._passes = seconds, burst, 0
         self._known: dict[int, int] = {}  # by rows, where the recorded pass began
         self._checked: set[int] = set()
@@ -36,6 +36,9 @@ class Slow:
 
     def clock(self) -> float:
         return self.now
+
+    def draws(self, rows: int) -> bool:
+        return False
 
     def forward(self, batch: Any, draws: None) -> None:
         rows = len(batch.tokens)

@@ -15,9 +15,10 @@ from parlay.engine.launched_drafts import LaunchedDrafts
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.kernels.base import Kernels, StateMetadata
+from parlay.kernels.uploads import sent
 from parlay.log import logger
 from parlay.proposers.base import DeviceProposer
-from parlay.runner.batch import Batch, Segment, flatten, placed_states
+from parlay.runner.batch import Batch, Segment, flatten, state_arrays
 from parlay.runner.graphs import MOST_ROWS
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.bound_processor import NO_PROCESSORS, Processors
@@ -149,21 +150,21 @@ class Worker:
         ]
         batch = flatten(segments, self._runner.block_size, recurrent=self._runner.recurrent)
         draws = sampling_metadata(spans, whole=True) if self._draws_in_pass(spans, batch) else None
-        drafts = self._start(batch, spans, draws)
+        drafts = self._start(batch, plan, draws)
         self._under_way.append(_UnderWay(plan, batch.offsets, batch.states, perf_counter() - began, drafts))
 
-    def _start(self, batch: Batch, spans: Sequence[Span], draws: SamplingMetadata | None) -> LaunchedDrafts | None:
+    def _start(self, batch: Batch, plan: Plan, draws: SamplingMetadata | None) -> LaunchedDrafts | None:
         """Start a pass and, where they need not wait for the host, the drafts behind it.
 
         After an error drafts are made when the host has the verdict, where an error has somebody to blame.
         """
         drafts, proposer = None, self._proposer
-        waits = draws is None or batch.states is not None or any(span.scored for span in spans)
+        waits = draws is None or any(span.scored for span in plan.spans)
         if waits or proposer is None or self._failed_launches == _PATIENT:
             self._runner.start(batch, draws)
             return None
         try:
-            drafts = LaunchedDrafts.place(proposer, spans, batch, self._runner.block_size)
+            drafts = LaunchedDrafts.place(proposer, plan, batch, self._runner.block_size)
         except Exception as error:
             self._note(error)
         self._runner.start(batch, draws, () if drafts is None else drafts.arrays)
@@ -275,13 +276,14 @@ class Worker:
         self._idle_steps = 0 if any(drafts) else self._idle_steps + 1
         try:
             with self._kernels.device_context():
-                if step.states is not None and not step.plan.proposer_idle:
-                    proposer.save_states(placed_states(step.states, self._kernels), hidden, self._runner.tapped)
-                if not any(drafts):
-                    return [NO_PROPOSAL] * len(spans)
                 if step.drafts is not None and step.drafts.error is None:
                     proposals = step.drafts.proposals(spans, verdicts)
                 else:
+                    if step.states is not None and proposer.keeps_states and not step.plan.proposer_idle:
+                        states = StateMetadata(*sent(self._kernels, state_arrays(step.states)))
+                        proposer.save_states(states, hidden, self._runner.tapped)
+                    if not any(drafts):
+                        return [NO_PROPOSAL] * len(spans)
                     proposals = proposer.propose(spans, verdicts, hidden, self._runner.tapped)
             proposals = [
                 self._keep_distributions(span, proposal) for span, proposal in zip(spans, proposals, strict=True)

@@ -230,6 +230,7 @@ class DeviceProposer(Proposer):
         in_one_pass: whether it drafts all tokens from masks in one pass, as `parallel_drafting` asks for.
         own_blocks: whether its cache layers have blocks of their own, so that other requests find nothing of it in
             the target's.
+        keeps_states: whether `save_states` keeps anything.
         follows_verdict: whether its drafts can follow from a verdict that the host does not know yet.
         filler: token id that its layers run where the draft before has fewer accepted nodes than it could have.
         broadcast: function that sends the other ranks their calls; see `parlay.proposers.shared_passes`.
@@ -246,6 +247,7 @@ class DeviceProposer(Proposer):
     draws: bool = False
     in_one_pass: bool = False
     own_blocks: bool = False
+    keeps_states: bool = False
     follows_verdict: bool = False
     filler: int = 0
     broadcast: Broadcast = staticmethod(no_broadcast)
@@ -254,7 +256,8 @@ class DeviceProposer(Proposer):
         """Keep what later pairs need of the rows of a step, whether or not it drafts at the end of it.
 
         Args:
-            states: states that rows of recurrent layers continue from; only targets with such layers ask for this.
+            states: states that rows of recurrent layers continue from, where kernels read them; only targets with
+                such layers ask for this.
             hidden, tapped: the target's states of all rows, see `propose`.
         """
 

@@ -130,6 +130,7 @@ class FeatureHead(CheckpointHead):
     """
 
     pairs = True
+    follows_verdict = True
     records: ClassVar[bool] = True
     config: ModelConfig
     depth: int = 1
@@ -139,7 +140,7 @@ class FeatureHead(CheckpointHead):
         super().__init__(options, target)
         self.reruns = not target.config.recurrent
         self.cache = cache_spec(self.config, target.dtype)
-        self.follows_verdict = self.reruns
+        self.keeps_states = not self.reruns
         if not self.reruns:
             layers: list[CacheKind] = ["keys"] * self.config.num_layers
             kept: list[CacheKind] = ["states"] * max(len(self.taps), 1)

@@ -230,9 +230,9 @@ def with_arrays(batch: Batch, arrays: Sequence[Tensor]) -> Batch:
     return Batch(tokens, positions, slots, view, batch.offsets, states)
 
 
-def placed_states(states: StateMetadata, kernels: Kernels) -> StateMetadata:
-    """Return a view of states where kernels read it."""
-    return StateMetadata(*(kernels.to_device(getattr(states, field.name)) for field in fields(StateMetadata)))
+def state_arrays(states: StateMetadata) -> list[Tensor]:
+    """Return the arrays of a view of states, in the order of its fields."""
+    return [getattr(states, name) for name in _tensors(states)]
 
 
 def _tensors(owner: Batch | AttentionMetadata | StateMetadata) -> list[str]:
