@@ -44,6 +44,7 @@ struct Past {
 template <class T>
 PARLAY_INLINE void keep_row(const ConvArgs& a, int64_t row) {
   const int32_t* of = a.states.rows + 4 * row;
+  if (of[0] < 0) return;  // it pads a pass
   const int32_t* sequence = a.states.sequences + 5 * of[0];
   if (of[2] >= 0) Past<T>(a, row, sequence, sequence[2]).store(a, of[2]);
   if (of[3] >= 0) memcpy((void*)((T*)a.kept + of[3] * a.width), (const T*)a.x + row * a.width, a.width * sizeof(T));
@@ -87,7 +88,7 @@ void causal_conv_rows(const ConvArgs& a, int64_t begin, int64_t end) {
     for (int64_t r = 0; r < count; ++r) {
       const int32_t* of = a.states.rows + 4 * (row + r);
       const int32_t* sequence = a.states.sequences + 5 * of[0];
-      pasts[r] = Past<T>(a, of[1], sequence, sequence[2]);
+      pasts[r] = of[0] < 0 ? Past<T>() : Past<T>(a, of[1], sequence, sequence[2]);
     }
     count == kConvRows ? convolve<kConvRows>(a, row, pasts) : convolve<1>(a, row, pasts);
     for (const int64_t next = row + count; row < next; ++row) keep_row<T>(a, row);

@@ -368,6 +368,13 @@ FAULTS = [
         "places = self._positions[same, :rows] + self._pairs",
     ),
     Fault(
+        "the target's states before a step's rows, not kept where its drafts follow from the verdict of a GPU",
+        "tests/engine/test_launched_drafts.py",
+        "src/parlay/engine/launched_drafts.py",
+        "                if states:",
+        "                if len(states) > 3:",
+    ),
+    Fault(
         "tokens that were drawn, compared with any node's where a GPU verifies",
         "tests/kernels/triton/test_triton_sampling.py",
         "src/parlay/kernels/triton/sampling.py",

@@ -271,6 +271,20 @@ def test_company_does_not_matter(kernels: Kernels, name: str) -> None:
     assert same_bits(one.run(x, gates, both, own), torch.cat(alone))
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_that_pad_a_pass_leave_nothing(kernels: Kernels, name: str) -> None:
+    """Whatever lies in memory before the table of sequences, which ends with ones without rows."""
+    one, x, gates, own = made(name, kernels, torch.float32, 6)
+    alone = one.run(x[:4].contiguous(), gates[:4].contiguous(), chain(4, to=2), own)
+    kept = [own.tails.clone(), own.stored.clone(), own.rows.clone()]
+    own.tails[2], own.stored[2] = 0, 0
+    rows = [*chain(4, to=2).rows.tolist(), *[[-1, -1, -1, -1]] * 2]
+    states = view([[0, 0, 1, 4, 5], [-1, 0, 0, 0, 4], [0, 0, 0, 0, 0]], rows, [[0, 1]])
+    padded = StateMetadata(states.sequences[1:], states.rows, states.replayed)
+    assert same_bits(one.run(x, gates, padded, own)[:4], alone)
+    assert all(map(same_bits, (own.tails, own.stored, own.rows), kept))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", KINDS)
 def test_native_is_near_the_twin(native: Kernels, reference: ReferenceKernels, dtype: torch.dtype, name: str) -> None:

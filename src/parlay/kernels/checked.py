@@ -101,7 +101,7 @@ def _check_states(operation: str, states: StateMetadata, slots: int, places: int
     rows = len(states.rows)
     for column, size in enumerate((slots, len(states.replayed) + 1, len(states.replayed) + 1, rows + 1, rows + 1)):
         expect("sequences", column, -1 if column == 0 else 0, size)
-    expect("rows", 0, 0, len(states.sequences))
+    expect("rows", 0, -1, len(states.sequences))
     expect("rows", 1, -1, rows)
     expect("rows", 2, -1, slots)
     expect("rows", 3, -1, places)

@@ -45,9 +45,10 @@ class StateMetadata:
     Attributes:
         sequences: `[S, 5]`: slot, or -1 for zeros; begin and end of its part of `replayed`; begin and end of its
             rows. Those without rows are last.
-        rows: `[T, 4]`: sequence; the row before it on its path, or -1 for none; the slot that the state is stored to
-            behind it, or -1; the place that its inputs are kept at, or -1. A sequence's rows with a place are its
-            last; each of the others goes on from the one before.
+        rows: `[T, 4]`: sequence, or -1 of a row that pads a pass, of which nothing is kept; the row before it on its
+            path, or -1 for none; the slot that the state is stored to behind it, or -1; the place that its inputs are
+            kept at, or -1. A sequence's rows with a place are its last; each of the others goes on from the one
+            before.
         replayed: `[R, 2]`: place; the slot that the state is stored to behind it, or -1.
     """
 
