@@ -16,6 +16,7 @@ from mtp_layers import write_mtp
 from random_requests import compare_random_requests
 from recurrent import write_random_head
 from tagged_device import CROSSINGS
+from torch import Tensor
 
 from parlay import LLM, SamplingParams
 from parlay.engine.launched_drafts import LaunchedDrafts
@@ -23,6 +24,7 @@ from parlay.proposers import draft_output
 from parlay.proposers.draft_head import DraftWork, Start
 from parlay.proposers.expanding_head import ExpandingHead
 from parlay.proposers.select import proposers
+from parlay.runner.runner import ModelRunner
 from parlay.types.draft import Draft
 from parlay.types.draft_tree import paths
 from parlay.types.plan import Proposal
@@ -238,6 +240,19 @@ def fails(times: int) -> Callable[..., Any]:
     return launch
 
 
+def right_behind(monkeypatch: pytest.MonkeyPatch, ask: Ask, text: Sequence[int]) -> None:
+    """Have Medusa draft trees whose right path is the second."""
+
+    def proposal(self: Any, work: DraftWork, start: Start, draft: Draft) -> Proposal:
+        right = text[start.position - len(ask.prompt) :][:2]
+        if len(right) < 2:
+            return work.proposals[start.index]
+        tree = Draft(((right[0] + 1) % 250, *right), (-1, -1, 1), ("medusa",) * 3, (0.3,) * 3)
+        return replace(work.proposals[start.index], draft=tree)
+
+    monkeypatch.setattr(proposer_of("medusa"), "proposal", proposal)
+
+
 @pytest.mark.parametrize("times", [1, 99])
 def test_a_launch_that_fails(
     make_llm: MakeLLM,
@@ -252,14 +267,7 @@ def test_a_launch_that_fails(
     ask = Ask((1, 2, 3, 4), SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
     (text,) = [one.token_ids for one in run(make_llm(None), [ask])]
 
-    def proposal(self: Any, work: DraftWork, start: Start, draft: Draft) -> Proposal:
-        right = text[start.position - len(ask.prompt) :][:2]
-        if len(right) < 2:
-            return work.proposals[start.index]
-        tree = Draft(((right[0] + 1) % 250, *right), (-1, -1, 1), ("medusa",) * 3, (0.3,) * 3)
-        return replace(work.proposals[start.index], draft=tree)
-
-    monkeypatch.setattr(proposer_of("medusa"), "proposal", proposal)
+    right_behind(monkeypatch, ask, text)
     monkeypatch.setattr(ExpandingHead, "launch", fails(times))
     llm = make_llm(speculative_config=options(models, "medusa", **TREE), max_num_seqs=1, **on_device)
     (found,) = run(llm, [ask])
@@ -269,6 +277,38 @@ def test_a_launch_that_fails(
     assert sum("after the verdict is known" in record.message for record in caplog.records) == failed
     assert all(launches)
     assert len(launches) > 5 if times == 1 else len(launches) < 5
+
+
+def test_a_move_that_fails(
+    make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, on_device: dict[str, Any]
+) -> None:
+    """Between two layers: nodes may be in both of their slots, so the step's rows are run again."""
+    ask = Ask((1, 2, 3, 4), SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+    (text,) = [one.token_ids for one in run(make_llm(None), [ask])]
+    right_behind(monkeypatch, ask, text)
+    llm = make_llm(speculative_config=options(models, "medusa", **TREE), max_num_seqs=1, **on_device)
+    move, moved = ModelRunner.move_slots, [0]
+
+    def fail(self: ModelRunner, sources: Tensor, targets: Tensor) -> None:
+        moved[0] += 1
+        if moved[0] != 2:
+            return move(self, sources, targets)
+        with monkeypatch.context() as patch:
+            patch.setattr(self, "cache", self.cache[:1])
+            move(self, sources, targets)
+        raise torch.OutOfMemoryError("between two layers")
+
+    monkeypatch.setattr(ModelRunner, "move_slots", fail)
+    engine = llm.engine
+    (request,) = engine.add(ask.prompt, ask.params)
+    errors = 0
+    while request.finish_reason is None:
+        try:
+            engine.step()
+        except torch.OutOfMemoryError:
+            errors += 1
+    assert errors == 1
+    assert tuple(request.tokens[len(ask.prompt) :]) == tuple(text)
 
 
 def test_a_draft_model_with_fewer_tokens(

@@ -76,7 +76,11 @@ class LaunchedDrafts:
         return cls(proposer, placed, spans, batch, states, perf_counter() - began)
 
     def launch(self, runner: ModelRunner) -> bool:
-        """Verify on the device and draft, behind the pass that was just started; return whether it drew tokens."""
+        """Verify on the device and draft, behind the pass that was just started; return whether it drew tokens.
+
+        Raises:
+            Exception: nodes could not be moved, perhaps in some layers alone; the step is to be run again.
+        """
         if runner.sampled is None:
             return False
         drawn, arrays = runner.sampled
@@ -85,15 +89,17 @@ class LaunchedDrafts:
         states, *parts = (arrays[end - size : end] for size, end in zip(self._sizes, ends, strict=True))
         self._begin = self._kernels.mark()
         with self._kernels.device_context():
+            verdict = None
+            if self._placed is not None:
+                tree, moves, given = parts
+                verdict = DeviceVerdict.of(self._kernels, drawn, tree, self._most, self._proposer.filler)
+                if moves:
+                    self._move(runner, [tree[2], *moves], verdict)
+                self.moved = True
             try:
                 if states:
                     self._proposer.save_states(StateMetadata(*states), hidden, runner.tapped)
-                if self._placed is not None:
-                    tree, moves, given = parts
-                    verdict = DeviceVerdict.of(self._kernels, drawn, tree, self._most, self._proposer.filler)
-                    if moves:
-                        self._move(runner, [tree[2], *moves], verdict)
-                    self.moved = True
+                if self._placed is not None and verdict is not None:
                     self._made += self._proposer.launch(self._placed, given, verdict, hidden, runner.tapped)
             except Exception as error:
                 self.error = error

@@ -305,7 +305,8 @@ class Worker:
                 else NO_PROPOSAL
                 for span, own in zip(spans, drafts, strict=True)
             ]
-        self._failed = 0
+        if any(drafts):
+            self._failed = 0
         return proposals
 
     def _keep_distributions(self, span: Span, proposal: Proposal) -> Proposal:

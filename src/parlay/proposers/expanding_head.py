@@ -96,7 +96,7 @@ class ExpandingHead(DraftHead):
         return hidden
 
     def observe(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> None:
-        """See how texts go on."""
+        """See how texts go on: before a draft or, where that follows from a verdict on a device, behind it."""
 
     def proposal(self, work: DraftWork, start: Start, draft: Draft) -> Proposal:
         """Return what is proposed where a draft was made."""

@@ -120,7 +120,7 @@ class Graphs:
         self._most = _MOST_ON_GPU if self._apart else MOST_ROWS
         self._sizes = self._most, max(blocks, 1), places
         self._inbox: GraphInputBuffers | None = None
-        self._logits = torch.empty(0)
+        self._logits: dict[int, Tensor] = {}  # by rows
         if not self._apart:
             self._inputs = empty_batch(*self._sizes)
         self._buffers = Buffers(self._most, model.dtype)
@@ -292,10 +292,11 @@ class Graphs:
         return self._result(graph, len(batch.tokens))
 
     def _sampling_memory(self, rows: int) -> SampledPass:
-        """Return where a pass leaves its logits, which all passes share, and its tokens."""
-        if not self._logits.numel():
-            self._logits = torch.empty((_MOST_SAMPLED, self._model.config.tokens), dtype=torch.float32)
-        return SampledPass(self._logits[:rows], torch.empty(rows, dtype=torch.int64))
+        """Return where a pass leaves its logits, which passes of so few or so many rows share, and its tokens."""
+        most = MOST_ROWS if rows <= MOST_ROWS else _MOST_SAMPLED
+        if most not in self._logits:
+            self._logits[most] = torch.empty((most, self._model.config.tokens), dtype=torch.float32)
+        return SampledPass(self._logits[most][:rows], torch.empty(rows, dtype=torch.int64))
 
 
 def padded_rows(rows: int) -> int:
