@@ -65,7 +65,7 @@ class Branching:
             tokens: int64 `[levels + 1, MOST_ROWS]`, what each level's rows run; written from level 1 on.
             uploads: writer of host values into this memory.
         """
-        self._head, self._kernels, self._tokens = head, kernels, tokens
+        self._head, self._kernels, self._tokens, self._apart = head, kernels, tokens, uploads.apart
         levels = min(MOST_DEPTH, len(tokens) - 1)
         self._children = torch.zeros((levels, MOST_ROWS * MOST_WIDTH), dtype=torch.int64)
         self._likely = torch.zeros((levels, MOST_ROWS * MOST_WIDTH))
@@ -145,7 +145,7 @@ class Branching:
 
     def choose_at_once(self, counts: Sequence[int], width: int) -> None:
         """Choose the children at all levels, for a head that computes the logits of all of them at once."""
-        made = torch.cat([level * MOST_ROWS + torch.arange(count) for level, count in enumerate(counts)])
+        made = node_places(counts, apart=self._apart)
         tokens, likely = (
             kept[:, : MOST_ROWS * width].view(-1, MOST_ROWS, width) for kept in (self._children, self._likely)
         )
@@ -219,6 +219,18 @@ class Branching:
         if self._first.private:
             likely = self._ranks(width) if read else self._unused
         return self._children[level, :size].view(rows, width), likely[:size].view(rows, width)
+
+
+def node_places(counts: Sequence[int], *, apart: bool) -> Tensor:
+    """Return of all nodes their level times `MOST_ROWS`, plus their request's row: int64, where kernels read.
+
+    Args:
+        counts: number of requests that each level has nodes of.
+        apart: whether that is not the host's memory, to which numbers would have to be sent.
+    """
+    if apart:
+        return torch.cat([level * MOST_ROWS + torch.arange(count) for level, count in enumerate(counts)])
+    return torch.tensor([level * MOST_ROWS + row for level, count in enumerate(counts) for row in range(count)])
 
 
 def _trusted(likely: Tensor, trust: Tensor) -> None:

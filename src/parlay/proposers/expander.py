@@ -23,7 +23,7 @@ from torch import Tensor
 
 from parlay.kernels.uploads import fetched
 from parlay.proposers.base import Runtime
-from parlay.proposers.branching import Branching
+from parlay.proposers.branching import Branching, node_places
 from parlay.proposers.device_verdict import Shift
 from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.draws import Draws
@@ -170,8 +170,9 @@ class Expander:
         """
         if group.width > 1:
             return self._branching.drafts(starts, group.width, made)
-        head, wanted = self._head, [0 if start is None else start.length for start in starts]
-        lengths = [*map(min, group.lengths, wanted)]
+        head, lengths = self._head, group.lengths
+        if starts is not group.starts:
+            lengths = [*map(min, lengths, (0 if start is None else start.length for start in starts))]
         tokens, *rest = (one.tolist() for one in made)
         if group.private:  # a node's own probability may decide nothing, so it is left out
             return [
@@ -241,7 +242,7 @@ class Expander:
 
     def _draw_at_once(self, counts: Sequence[int]) -> None:
         """Draw the nodes of all levels, of which the i-th has `counts[i]`."""
-        made = torch.cat([i * MOST_ROWS + torch.arange(count) for i, count in enumerate(counts)])
+        made = node_places(counts, apart=self._uploads.apart)
         tokens, likely = self.tokens[1:].view(-1), self.likely.view(-1)
         for places in torch.split(made, MOST_ROWS):
             logits = self._head.score_at(places)

@@ -49,6 +49,9 @@ class _Placed(PlacedDrafts):
         return self.upload.arrays
 
 
+_NONE = torch.empty(0, dtype=torch.int64, device="cpu")
+
+
 class _Places(NamedTuple):
     """What a verdict is applied to, where kernels read.
 
@@ -100,7 +103,7 @@ class ExpandingHead(DraftHead):
 
     def proposal(self, work: DraftWork, start: Start, draft: Draft) -> Proposal:
         """Return what is proposed where a draft was made."""
-        return replace(work.proposals[start.index], draft=draft)
+        return Proposal(draft, work.proposals[start.index].state)
 
     def flatten(self, segments: Sequence[Segment]) -> Batch:
         """Return the rows of the known tokens that the layers run first."""
@@ -122,10 +125,10 @@ class ExpandingHead(DraftHead):
         if groups:
             self._expander.place(groups[0])
         batch = self.flatten(work.segments) if work.segments else None
-        starts = groups[0].rows if groups else _whole(())
-        *own, sources, rows = self._uploads.send([*_arrays(batch), _whole(work.sources), starts])
-        if batch is not None:
-            batch = with_arrays(batch, own)
+        sources, rows = _whole(work.sources), groups[0].rows if groups else _whole(())
+        if self._uploads.apart:
+            *own, sources, rows = self._uploads.send([*_arrays(batch), sources, rows])
+            batch = None if batch is None else with_arrays(batch, own)
         states = self.run_known(work, batch, sources, hidden, tapped)
         for start, draft in self._expander.expand(groups, states, rows):
             work.proposals[start.index] = self.proposal(work, start, draft)
@@ -225,4 +228,4 @@ def _arrays(batch: Batch | None) -> list[Tensor]:
 
 
 def _whole(values: Sequence[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device="cpu")
+    return torch.tensor(values, dtype=torch.int64, device="cpu") if values else _NONE
