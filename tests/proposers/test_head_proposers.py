@@ -173,7 +173,7 @@ def test_more_requests_than_a_turn_takes(
     make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     own = (f"methods.{method}.proposer" for method in EVERY if method != "eagle")
-    for module in ("expander", "heads", "feature_head", "draft_output", *own):
+    for module in ("expander", "branching", "heads", "feature_head", "draft_output", *own):
         monkeypatch.setattr(f"parlay.proposers.{module}.MOST_ROWS", 2)
     if name.startswith("medusa with"):
         path = write_medusa(tmp_path, random_medusa(outputs=False))
