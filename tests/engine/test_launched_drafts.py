@@ -21,6 +21,7 @@ from torch import Tensor
 from parlay import LLM, SamplingParams
 from parlay.engine.launched_drafts import LaunchedDrafts
 from parlay.proposers import draft_output
+from parlay.proposers.device_verdict import DeviceVerdict
 from parlay.proposers.draft_head import DraftWork, Start
 from parlay.proposers.expanding_head import ExpandingHead
 from parlay.proposers.select import proposers
@@ -279,6 +280,23 @@ def test_a_launch_that_fails(
     assert len(launches) > 5 if times == 1 else len(launches) < 5
 
 
+def test_a_verdict_that_fails(
+    make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, on_device: dict[str, Any]
+) -> None:
+    """Before anything was moved: drafts are made when the host has the verdict, and no request ends."""
+    ask = Ask((1, 2, 3, 4), SamplingParams(temperature=0.8, seed=1, max_tokens=30, ignore_eos=True))
+    here = make_llm(speculative_config=options(models, "eagle3", **TREE), max_num_seqs=1)
+    expected = [(one.token_ids, one.metrics.per_step) for one in run(here, [ask])]
+    llm = make_llm(speculative_config=options(models, "eagle3", **TREE), max_num_seqs=1, **on_device)
+
+    def fail(*of: Any) -> Any:
+        raise RuntimeError("the kernel cannot be compiled")
+
+    monkeypatch.setattr(DeviceVerdict, "of", fail)
+    assert [(one.token_ids, one.metrics.per_step) for one in run(llm, [ask])] == expected
+    assert llm.engine._worker._failed_launches == 3
+
+
 def test_a_move_that_fails(
     make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, on_device: dict[str, Any]
 ) -> None:
@@ -305,8 +323,8 @@ def test_a_move_that_fails(
     while request.finish_reason is None:
         try:
             engine.step()
-        except torch.OutOfMemoryError:
-            errors += 1
+        except Exception as error:
+            errors += isinstance(error.__cause__, torch.OutOfMemoryError)
     assert errors == 1
     assert tuple(request.tokens[len(ask.prompt) :]) == tuple(text)
 

@@ -21,6 +21,10 @@ from parlay.runner.runner import ModelRunner
 from parlay.types.plan import NO_PROPOSAL, Plan, Proposal, Span, Verdict
 
 
+class _MoveError(Exception):
+    """Accepted nodes may have been moved in some layers and not in others; its cause says why."""
+
+
 class LaunchedDrafts:
     """The drafts of one step, and the states that the proposer keeps of it.
 
@@ -79,7 +83,7 @@ class LaunchedDrafts:
         """Verify on the device and draft, behind the pass that was just started; return whether it drew tokens.
 
         Raises:
-            Exception: nodes could not be moved, perhaps in some layers alone; the step is to be run again.
+            _MoveError: nodes could not be moved, perhaps in some layers alone; the step is to be run again.
         """
         if runner.sampled is None:
             return False
@@ -89,18 +93,18 @@ class LaunchedDrafts:
         states, *parts = (arrays[end - size : end] for size, end in zip(self._sizes, ends, strict=True))
         self._begin = self._kernels.mark()
         with self._kernels.device_context():
-            verdict = None
-            if self._placed is not None:
-                tree, moves, given = parts
-                verdict = DeviceVerdict.of(self._kernels, drawn, tree, self._most, self._proposer.filler)
-                if moves:
-                    self._move(runner, [tree[2], *moves], verdict)
-                self.moved = True
             try:
                 if states:
                     self._proposer.save_states(StateMetadata(*states), hidden, runner.tapped)
-                if self._placed is not None and verdict is not None:
+                if self._placed is not None:
+                    tree, moves, given = parts
+                    verdict = DeviceVerdict.of(self._kernels, drawn, tree, self._most, self._proposer.filler)
+                    if moves:
+                        self._move(runner, [tree[2], *moves], verdict)
+                    self.moved = True
                     self._made += self._proposer.launch(self._placed, given, verdict, hidden, runner.tapped)
+            except _MoveError:
+                raise
             except Exception as error:
                 self.error = error
         self._end = self._kernels.mark()
@@ -119,7 +123,10 @@ class LaunchedDrafts:
         nodes, depth = verdict.path[branching, 1:], torch.arange(self._most)
         accepted = depth < verdict.accepted[branching, None]
         places = torch.where(accepted, roots[branching, None] + 1 + depth, nodes)
-        runner.move_slots(slots[nodes].flatten(), slots[places].flatten())
+        try:
+            runner.move_slots(slots[nodes].flatten(), slots[places].flatten())
+        except Exception as error:
+            raise _MoveError from error
 
     def fetch(self) -> list[int]:
         """Wait for the drafts; return the tokens that the pass has drawn in all of its rows."""
